@@ -1,0 +1,15 @@
+"""Buckeye: reinforcement learning for language-model agents that works the first time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load_environment"]
+
+
+def load_environment(env_id: str, **args: Any) -> Any:
+    """Load an installed environment by id; see `buckeye.envs.registry.load_environment`."""
+    from buckeye.envs.registry import load_environment as load
+
+    return load(env_id, **args)

@@ -1,0 +1,80 @@
+"""What an environment author implements, and what the author may call.
+
+An environment has tasks and plays one rollout of a task with a policy. It never sees tokens: `Policy.chat`
+records token ids, log-probs, masks and policy versions behind the author's back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+Message = Mapping[str, Any]
+"""One chat message in the OpenAI form: `role`, `content`, and `tool_calls` / `tool_call_id` where they
+apply."""
+
+Tool = Mapping[str, Any]
+"""One tool in the OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One problem of an environment. `data` is the environment's own and may hold the accepted answers."""
+
+    id: str
+    messages: tuple[Message, ...]
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What the policy said in one turn. `message` can be appended to the conversation as it is."""
+
+    text: str
+    finish_reason: FinishReason
+    message: Message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """The end of one rollout.
+
+    `reward` is None exactly when `error` is set: an errored rollout has no reward and is never scored 0.
+    `components` are logged and never paid. `stop_reason` is free text such as "answered" or "truncated".
+    """
+
+    reward: float | None
+    components: Mapping[str, float] = field(default_factory=dict)
+    stop_reason: str = "done"
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.reward is None) != (self.error is not None):
+            raise ValueError("an Outcome has either a reward or an error")
+
+
+class Policy(Protocol):
+    """The model being trained, as an environment sees it. One instance serves one rollout."""
+
+    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
+        """Sample the next assistant message. Raises `InferenceError` if no engine can answer."""
+        ...
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """Where the policy acts."""
+
+    name: str
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of a split, in a fixed order; may be generated lazily. Raises KeyError for an unknown
+        split."""
+        ...
+
+    async def rollout(self, task: Task, policy: Policy) -> Outcome:
+        """Play one rollout. Called concurrently; keeps no state between calls."""
+        ...

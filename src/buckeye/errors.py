@@ -1,0 +1,52 @@
+"""Every error Buckeye raises on purpose.
+
+    BuckeyeError              one short message for a person: what, where, what to do
+    ├── UsageError            the caller's input is wrong: flags, files, keys, values   (exit code 2)
+    │   ├── ConfigError       a configuration file or flag; carries every problem found
+    │   └── EnvironmentNotFoundError   an environment id that resolves to nothing
+    ├── InferenceError        an engine or its server answered wrongly, or not at all
+    ├── TransportError        a batch or a weights directory is missing, torn or foreign
+    ├── CheckpointError       nothing to resume from, or what is there cannot be trusted
+    └── RunError              a process of a run ended or stalled
+
+A bad rollout is data (`Outcome.error`), not an exception. Assertions are for programmers.
+All of them survive pickling, so they may cross a process border.
+"""
+
+from __future__ import annotations
+
+
+class BuckeyeError(Exception):
+    """Base of all errors meant to be read by a person. `exit_code` is what a command ends with."""
+
+    exit_code = 1
+
+
+class UsageError(BuckeyeError):
+    """The caller's input is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration that cannot be used. The message lists every problem found, one per paragraph."""
+
+
+class EnvironmentNotFoundError(UsageError):
+    """No installed environment answers to the id; the message holds the install command."""
+
+
+class InferenceError(BuckeyeError):
+    """An inference server refused a request, answered nonsense, or did not answer in time."""
+
+
+class TransportError(BuckeyeError):
+    """A batch or weights directory is missing, incomplete, corrupted, or from another run."""
+
+
+class CheckpointError(BuckeyeError):
+    """There is no usable checkpoint where one was asked for."""
+
+
+class RunError(BuckeyeError):
+    """A process of a run failed, stalled, or could not be started."""

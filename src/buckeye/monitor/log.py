@@ -1,0 +1,42 @@
+"""One set-up of logging for every process: `HH:MM:SS    LEVEL message`, to stdout and to a file."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+SUCCESS = 25
+"""Between INFO and WARNING: something the user waits for has happened."""
+
+_COLOURS = {"DEBUG": "\x1b[2m", "SUCCESS": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m"}
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__("%(asctime)s %(levelname)7s %(message)s", datefmt="%H:%M:%S")
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        code = _COLOURS.get(record.levelname) if self._colour else None
+        return f"{code}{line}\x1b[0m" if code else line
+
+
+def setup_logging(level: str = "info", log_file: Path | None = None) -> None:
+    """Send Buckeye's log lines to stdout (coloured on a terminal only) and, without colour, to `log_file`."""
+    logging.addLevelName(SUCCESS, "SUCCESS")
+    root = logging.getLogger("buckeye")
+    root.setLevel(level.upper())
+    root.propagate = False
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+        handler.close()
+    stream = logging.StreamHandler(sys.stdout)
+    stream.setFormatter(_Formatter(colour=sys.stdout.isatty()))
+    root.addHandler(stream)
+    if log_file is not None:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        to_file = logging.FileHandler(log_file, encoding="utf-8")
+        to_file.setFormatter(_Formatter(colour=False))
+        root.addHandler(to_file)

@@ -1,0 +1,84 @@
+"""What every Buckeye process does about being a process: identity, threads, stopping, dying with its parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from types import FrameType
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunIdentity:
+    """Which run a file belongs to. `attempt` counts the starts of the run, so a resumed run never reads the
+    leftovers of the one before."""
+
+    run_id: str
+    attempt: int
+
+
+def run_identity() -> RunIdentity:
+    """The identity handed down by the launcher; processes started by hand share the default one."""
+    return RunIdentity(
+        run_id=os.environ.get("BUCKEYE_RUN_ID", "local"), attempt=int(os.environ.get("BUCKEYE_ATTEMPT", "1"))
+    )
+
+
+def cpu_threads() -> int:
+    """How many compute threads this process may use on a CPU: the launcher's share, or every core."""
+    return int(os.environ.get("BUCKEYE_THREADS", "0")) or os.cpu_count() or 1
+
+
+class StopFlag:
+    """Turns SIGTERM and SIGINT into a flag that a loop looks at between two steps."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def install(self) -> StopFlag:
+        """Register for both signals; call from the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._request)
+        return self
+
+    def _request(self, _number: int, _frame: FrameType | None) -> None:
+        self.requested = True
+
+
+def die_with_parent() -> None:
+    """Make sure this process ends when its launcher does, even if the launcher is SIGKILLed.
+
+    On Linux the kernel sends SIGKILL (PR_SET_PDEATHSIG); elsewhere a thread watches the parent's pid. Does
+    nothing in a process that no launcher started.
+    """
+    launcher = int(os.environ.get("BUCKEYE_PARENT_PID", "0"))
+    if not launcher:
+        return
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+    parent = os.getppid()
+    if parent == 1 or not _alive(launcher):  # it died before the request took effect
+        os._exit(1)
+    if sys.platform != "linux":
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
