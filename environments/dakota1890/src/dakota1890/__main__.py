@@ -1,0 +1,66 @@
+"""`python -m dakota1890 demonstrations OUT.jsonl --count N`: chats to warm-start a model on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from buckeye.errors import BuckeyeError
+from buckeye.storage import write_file
+from dakota1890.environment import load_environment
+from dakota1890.tasks import FAMILIES
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    given = _parser().parse_args(arguments)
+    try:
+        written = write_demonstrations(given)
+    except (BuckeyeError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return getattr(error, "exit_code", 1)
+    sys.stdout.write(f"{written} demonstrations written to {given.out}\n")
+    return 0
+
+
+def write_demonstrations(given: argparse.Namespace) -> int:
+    """Write `{"messages": [...]}` rows of the train split, one JSON object a line; returns how many."""
+    environment = load_environment(
+        families=given.families.split(",") if given.families else None,
+        hints=given.hints,
+        invented=given.invented,
+        invented_fraction=given.invented_fraction,
+        seed=given.seed,
+        num_train=given.count,
+    )
+    rows = [{"messages": list(chat)} for chat in environment.demonstrations(given.split)]
+    write_file(given.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return len(rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dakota1890", description="Tools of the Dakota environment."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser(
+        "demonstrations", help="write train questions with their answers as chat JSONL"
+    )
+    command.add_argument("out", type=Path, metavar="OUT.jsonl")
+    command.add_argument("--count", type=int, required=True, help="how many rows")
+    command.add_argument("--seed", type=int, default=0, help="of the train sequence (default 0)")
+    command.add_argument("--families", help=f"comma-separated, of {','.join(FAMILIES)} (default: all)")
+    command.add_argument(
+        "--hints", choices=("rule", "none"), default="rule", help="state the rule (default) or not"
+    )
+    command.add_argument("--invented", action="store_true", help="mix in invented words")
+    command.add_argument("--invented-fraction", type=float, default=0.5, help="their share (default 0.5)")
+    command.add_argument("--split", default="train", help="only train is allowed: the rest must stay unseen")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,141 @@
+"""What a reply is worth. Deterministic, order-sensitive, and the same ceiling of 1.0 for every task.
+
+    exact       any accepted form, in any Unicode encoding or historical spelling          1.0
+    diacritics  an accepted form with marks missing or wrong (n for ŋ, s for š)            0.3
+    near        training only: how much closer than what the prompt already shows          at most 0.2
+    anything else: wrong, an echo, several answers, not Dakota letters, empty, too long    0.0
+
+The answer is what stands in the one `<answer>...</answer>` of the reply, after its reasoning. Reasoning is
+free.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from dakota1890.orthography import bare, canonical
+
+DIACRITIC_REWARD = 0.3
+SHAPING_CEILING = 0.2
+SHAPING_FLOOR = 0.6
+"""Similarity below which a near miss earns nothing."""
+
+_OPEN, _CLOSE = "<answer>", "</answer>"
+_END_OF_REASONING = "</think>"
+_SEVERAL = re.compile(r"[,;/|\n]|\s(?:or|and)\s")
+_NOT_DAKOTA = re.compile(r"[^a-z' ]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grade:
+    """A reward, its reason (exact, diacritics, near, wrong, echo, several, ...), and what is logged."""
+
+    reward: float
+    tier: str
+    components: Mapping[str, float]
+
+
+def grade(text: str, data: Mapping[str, Any], *, shaping: bool, truncated: bool = False) -> Grade:
+    """The grade of a reply `text` to a task with `data` (its `accept`, `prompt_forms` and `floor_forms`)."""
+    answer = extract_answer(text)
+    if answer is None:
+        return _graded("truncated" if truncated else "format", 0.0, 0.0, truncated)
+    accept: Sequence[str] = data["accept"]
+    tier, folded = _classify(answer, accept, data["prompt_forms"])
+    if tier == "exact":
+        return _graded(tier, 1.0, 1.0, truncated)
+    if folded is None:
+        return _graded(tier, 0.0, 0.0, truncated)
+    similarity = max(_similarity(folded, form) for form in accept)
+    if tier == "diacritics":
+        return _graded(tier, DIACRITIC_REWARD, similarity, truncated)
+    reward = near_reward(similarity, accept, data["floor_forms"]) if shaping and tier == "wrong" else 0.0
+    return _graded("near" if reward > 0 else tier, reward, similarity, truncated)
+
+
+def extract_answer(text: str) -> str | None:
+    """What the one answer tag after the reasoning holds, or None where there is not exactly one."""
+    said = text.rpartition(_END_OF_REASONING)[2]
+    if said.count(_OPEN) != 1 or said.count(_CLOSE) != 1:
+        return None
+    start, end = said.index(_OPEN) + len(_OPEN), said.index(_CLOSE)
+    return said[start:end].strip() if start <= end else None
+
+
+def near_reward(similarity: float, accept: Sequence[str], floor_forms: Sequence[str]) -> float:
+    """0.2 x (sim - b) / (1 - b), at least 0; b is what `floor_forms` already reach, and at least 0.6."""
+    floor = _floor(tuple(accept), tuple(floor_forms))
+    return SHAPING_CEILING * (similarity - floor) / (1.0 - floor) if similarity > floor else 0.0
+
+
+@lru_cache(maxsize=4_096)
+def _floor(accept: tuple[str, ...], floor_forms: tuple[str, ...]) -> float:
+    return max([SHAPING_FLOOR, *(_similarity(shown, form) for shown in floor_forms for form in accept)])
+
+
+def _classify(answer: str, accept: Sequence[str], prompt_forms: Sequence[str]) -> tuple[str, str | None]:
+    """The tier before shaping, and the folded answer where it can be compared with the accepted forms."""
+    if not answer:
+        return "empty", None
+    if len(unicodedata.normalize("NFC", answer)) > 2 * max(map(len, accept)) + 8:
+        return "long", None
+    folded = canonical(answer)
+    if not folded:
+        return "empty", None
+    if folded in accept:
+        return "exact", folded
+    if _SEVERAL.search(answer):
+        return "several", None
+    plain = bare(folded)
+    if _NOT_DAKOTA.search(plain):
+        return "script", None
+    if folded in prompt_forms:
+        return "echo", folded
+    if any(plain == bare(form) for form in accept):
+        return "diacritics", folded
+    if folded.count(" ") > max(form.count(" ") for form in accept):
+        return "several", folded
+    return "wrong", folded
+
+
+def _graded(tier: str, reward: float, similarity: float, truncated: bool) -> Grade:
+    components = {
+        "exact": float(tier == "exact"),
+        "ortho_miss": float(tier == "diacritics"),
+        "sim": similarity,
+        "format_ok": float(tier not in ("format", "truncated", "empty")),
+        "truncated": float(truncated),
+    }
+    return Grade(reward=reward, tier=tier, components=components)
+
+
+def _similarity(one: str, other: str) -> float:
+    """1 - Levenshtein distance / length of the longer."""
+    if one == other:
+        return 1.0
+    return 1.0 - levenshtein(one, other) / max(len(one), len(other))
+
+
+def levenshtein(one: str, other: str) -> int:
+    """The edit distance, a column of the matrix at a time as bits of an integer (Myers 1999, figure 8)."""
+    if not one:
+        return len(other)
+    places: dict[str, int] = {}
+    for i, char in enumerate(one):
+        places[char] = places.get(char, 0) | 1 << i
+    every, bottom = (1 << len(one)) - 1, 1 << (len(one) - 1)
+    rises, falls, distance = every, 0, len(one)
+    for char in other:
+        equal = places.get(char, 0)
+        across = equal | falls
+        along = (((equal & rises) + rises) ^ rises) | equal
+        up, down = falls | (every & ~(along | rises)), rises & along
+        distance += bool(up & bottom) - bool(down & bottom)
+        up, down = (up << 1) | 1, down << 1
+        rises, falls = (down | ~(across | up)) & every, up & across & every
+    return distance

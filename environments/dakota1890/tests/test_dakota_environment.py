@@ -1,0 +1,141 @@
+"""The environment behind Buckeye's protocol, its demonstrations, and its command."""
+
+import asyncio
+import json
+
+import pytest
+
+from buckeye.envs.base import Environment, Reply
+from buckeye.errors import UsageError
+from dakota1890 import environment as environment_module
+from dakota1890 import load_environment
+from dakota1890.__main__ import main
+from dakota1890.grading import grade
+
+
+class Saying:
+    """A policy that always says the same."""
+
+    def __init__(self, text, finish_reason="stop"):
+        self._reply = Reply(
+            text=text, finish_reason=finish_reason, message={"role": "assistant", "content": text}
+        )
+
+    async def chat(self, messages, *, tools=()):
+        return self._reply
+
+
+def play(environment, task, text, finish_reason="stop"):
+    return asyncio.run(environment.rollout(task, Saying(text, finish_reason)))
+
+
+@pytest.fixture(scope="module")
+def environment():
+    return load_environment(num_train=200)
+
+
+def test_it_is_an_environment(environment):
+    assert isinstance(environment, Environment)
+    assert environment.name == "dakota1890"
+    assert len(environment.tasks("train")) == 200
+    with pytest.raises(KeyError, match="train, eval"):
+        environment.tasks("test")
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_the_accepted_answer_is_paid(environment, split):
+    for task in environment.tasks(split)[:100]:
+        outcome = play(environment, task, f"<answer>{task.data['accept'][0]}</answer>")
+        assert (outcome.reward, outcome.error, outcome.stop_reason) == (1.0, None, "answered")
+        assert set(outcome.components) == {"exact", "ortho_miss", "sim", "format_ok", "truncated"}
+
+
+def test_shaping_is_for_training_only_and_can_be_turned_off(environment):
+    def near(env, split):
+        task = next(
+            t for t in env.tasks(split) if t.data["family"] == "possess" and len(t.data["accept"][0]) > 8
+        )
+        return play(env, task, f"<answer>{task.data['accept'][0]}k</answer>").reward
+
+    assert 0.0 < near(environment, "train") <= 0.2
+    assert near(environment, "eval") == 0.0
+    assert near(load_environment(num_train=200, shaping=False), "train") == 0.0
+
+
+def test_a_cut_reply_earns_nothing_and_says_so(environment):
+    outcome = play(environment, environment.tasks("train")[0], "Well, the", "length")
+    assert (outcome.reward, outcome.stop_reason, outcome.components["truncated"]) == (0.0, "truncated", 1.0)
+
+
+def test_an_aborted_reply_is_an_error_not_a_zero(environment):
+    outcome = play(environment, environment.tasks("train")[0], "", "abort")
+    assert outcome.reward is None
+    assert "aborted" in outcome.error
+
+
+def test_a_grade_the_second_grader_refuses_is_an_error_not_a_reward(environment, monkeypatch):
+    def generous(text, data, **options):
+        return grade(f"<answer>{data['accept'][0]}</answer>", data, **options)
+
+    monkeypatch.setattr(environment_module, "grade", generous)
+    outcome = play(environment, environment.tasks("train")[0], "<answer>kta</answer>")
+    assert outcome.reward is None
+    assert "recomputed as 0.0" in outcome.error
+
+
+def test_families_can_be_chosen(environment):
+    chosen = load_environment(families=["numerals"], num_train=50, num_eval=7)
+    assert {task.data["family"] for task in (*chosen.tasks("train"), *chosen.tasks("eval"))} == {"numerals"}
+    assert len(chosen.tasks("eval")) == 7
+    assert list(chosen.tasks("eval")) == list(load_environment(families=["numerals"]).tasks("eval"))[:7]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"families": ["conjugat"]}, "Did you mean 'conjugate'"),
+        ({"families": "numerals"}, "list"),
+        ({"families": []}, "at least one"),
+        ({"hints": "some"}, '"rule" or "none"'),
+        ({"invented_fraction": 1.5}, "between 0 and 1"),
+        ({"num_train": 0}, "at least 1"),
+        ({"num_eval": 0}, "at least 1"),
+    ],
+)
+def test_wrong_arguments_are_explained(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        load_environment(**arguments)
+
+
+def test_demonstrations_end_in_a_right_answer(environment):
+    chats = environment.demonstrations("train")
+    assert len(chats) == 200
+    for chat, task in zip(chats, environment.tasks("train"), strict=True):
+        assert [message["role"] for message in chat] == ["user", "assistant"]
+        assert grade(chat[-1]["content"], task.data, shaping=False).reward == 1.0
+
+
+def test_demonstrations_of_the_evaluation_are_refused(environment):
+    with pytest.raises(UsageError, match="train split only"):
+        environment.demonstrations("eval")
+
+
+def test_the_command_writes_chats(tmp_path, capsys):
+    out = tmp_path / "chats.jsonl"
+    command = ["demonstrations", str(out), "--count", "60", "--families", "conjugate,numerals"]
+    assert main([*command, "--seed", "3", "--invented", "--hints", "none"]) == 0
+    rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert len(rows) == 60
+    assert all(list(row) == ["messages"] for row in rows)
+    assert not any("Rule:" in row["messages"][0]["content"] for row in rows)
+    assert any("invented" in row["messages"][0]["content"] for row in rows)
+    assert "60 demonstrations" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "extra", [["--split", "eval"], ["--families", "verbs"], ["--invented-fraction", "2"]]
+)
+def test_the_command_explains_what_is_wrong(tmp_path, capsys, extra):
+    assert main(["demonstrations", str(tmp_path / "x.jsonl"), "--count", "5", *extra]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not (tmp_path / "x.jsonl").exists()

@@ -1,0 +1,244 @@
+"""Right answers in any spelling are paid, everything else is not, and two graders always agree."""
+
+import random
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dakota1890 import load_environment
+from dakota1890.audit import GradeMismatchError, audited_reward, check_reward, edits_between
+from dakota1890.corpus import load_corpus
+from dakota1890.grading import grade, levenshtein
+from dakota1890.morphology import numeral
+from dakota1890.tasks import lemma_tasks
+
+KASKA = {"accept": ("wakaška",), "prompt_forms": ("kaška",), "floor_forms": ("kaška",)}
+
+
+def tagged(answer):
+    return f"Let me think. <answer>{answer}</answer>"
+
+
+def graded(text, data=KASKA, *, shaping=True, truncated=False):
+    result = grade(text, data, shaping=shaping, truncated=truncated)
+    check_reward(result.reward, text, data, shaping=shaping)
+    return result
+
+
+RIGHT = {
+    "as printed": "wakaška",
+    "decomposed": unicodedata.normalize("NFD", "wakaška"),
+    "acute for caron": "wakaśka",
+    "dot for caron": "wakaṡka",
+    "stressed": "wakáška",
+    "capital and full stop": "Wakaška.",
+    "all capitals": "WAKAŠKA",
+    "zero width": "waka\u200bška",
+    "surrounding space": "\n  wakaška \n",
+    "syllable hyphens": "wa-kaška",
+    "quoted": "“wakaška”",
+}
+WRONG = {
+    "empty": tagged(""),
+    "white space": tagged(" \t\n "),
+    "only invisible": tagged("\u200b\u200d"),
+    "no tag": "wakaška",
+    "two tags": tagged("wakaška") + tagged("wakaška"),
+    "first wrong, then right": tagged("yakaška") + tagged("wakaška"),
+    "unclosed": "<answer>wakaška",
+    "only closed": "wakaška</answer>",
+    "closed before opened": "</answer>wakaška<answer>",
+    "nested": "<answer><answer>wakaška</answer></answer>",
+    "anagram": tagged("akšawak"),
+    "echo of the word": tagged("kaška"),
+    "echo of the prompt": tagged('Dakota verb "kaška" (to bind), class I'),
+    "several, comma": tagged("kaška, wakaška"),
+    "several, or": tagged("wakaška or yakaška"),
+    "several, slash": tagged("wakaška/yakaška"),
+    "several, lines": tagged("wakaška\nyakaška"),
+    "several, spaces": tagged("kaška yakaška wakaška"),
+    "paradigm": tagged("wakaška yakaška"),
+    "right in the reasoning, another in the tag": "It is wakaška. <answer>uŋkaškapi</answer>",
+    "Cyrillic homoglyph": tagged("wаkaška"),
+    "Greek homoglyph": tagged("wακaška"),
+    "trailing junk": tagged("wakaška zzz"),
+    "leading junk": tagged("is wakaška"),
+    "all affixes": tagged("wayauŋmanimi"),
+    "bag of letters": tagged("aeikaŋtonwy"),
+    "4,000 characters": tagged("wakaška" * 570),
+    "markup": tagged("<b>wakaška</b>"),
+    "digits": tagged("wakaška1"),
+}
+
+
+@pytest.mark.parametrize("answer", RIGHT.values(), ids=RIGHT)
+@pytest.mark.parametrize("shaping", [True, False])
+def test_right_answers_are_paid_in_full_in_any_spelling(answer, shaping):
+    result = graded(tagged(answer), shaping=shaping)
+    assert (result.reward, result.tier) == (1.0, "exact")
+
+
+@pytest.mark.parametrize("reply", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("shaping", [True, False])
+def test_hacks_earn_nothing(reply, shaping):
+    result = graded(reply, shaping=shaping)
+    assert result.reward == 0.0
+    assert result.components["exact"] == 0.0
+
+
+@pytest.mark.parametrize("answer", ["wakaska", "WAKASKA", "wakas\u0323ka", "wakaš\u030cka"])
+def test_lost_or_wrong_marks_are_paid_a_part(answer):
+    result = graded(tagged(answer), shaping=False)
+    assert (result.reward, result.tier, result.components["ortho_miss"]) == (0.3, "diacritics", 1.0)
+
+
+def test_n_for_eng_is_a_diacritic_miss():
+    data = {"accept": ("uŋštaŋpi", "uŋyuštaŋpi"), "prompt_forms": ("yuštaŋ",), "floor_forms": ("yuštaŋ",)}
+    assert graded(tagged("unstanpi"), data).reward == 0.3
+    assert graded(tagged("uŋštaŋpi"), data).reward == graded(tagged("uŋyuštaŋpi"), data).reward == 1.0
+
+
+def test_reasoning_is_free_and_may_mention_the_tags_inside_think():
+    assert graded("word " * 2_000 + tagged("wakaška")).reward == 1.0
+    assert (
+        graded("<think>Put it in <answer></answer>, maybe kaška.</think>" + tagged("wakaška")).reward == 1.0
+    )
+
+
+def test_a_near_miss_is_worth_a_little_in_training_and_nothing_in_evaluation():
+    # sim(wakašku, wakaška) = 6/7, the stem alone reaches sim(kaška, wakaška) = 5/7: 0.2 * (1/7) / (2/7) = 0.1
+    assert graded(tagged("wakašku")).reward == pytest.approx(0.1)
+    assert graded(tagged("wakašku"), shaping=False).reward == 0.0
+
+
+def test_a_cut_reply_without_an_answer_is_truncated_and_a_finished_answer_counts():
+    result = graded("Let me think about", truncated=True)
+    assert (result.reward, result.tier, result.components["truncated"]) == (0.0, "truncated", 1.0)
+    assert graded(tagged("wakaška") + " and furth", truncated=True).reward == 1.0
+
+
+def test_a_number_has_to_be_the_right_number():
+    data = {"accept": numeral(2_536), "prompt_forms": (), "floor_forms": ()}
+    assert graded(tagged(numeral(2_536)[-1]), data).reward == 1.0
+    assert graded(tagged(numeral(2_537)[0]), data, shaping=False).reward == 0.0
+    assert graded(tagged(" ".join(reversed(numeral(2_536)[0].split()))), data, shaping=False).reward == 0.0
+
+
+def test_components_never_pay():
+    result = graded(tagged("kaška"))
+    assert result.components["sim"] > 0.7
+    assert result.components["format_ok"] == 1.0
+    assert result.reward == 0.0
+
+
+def test_a_disagreement_of_the_graders_is_raised():
+    with pytest.raises(GradeMismatchError, match=r"recomputed as 1\.0"):
+        check_reward(0.9, tagged("wakaška"), KASKA, shaping=True)
+
+
+ENVIRONMENT = load_environment(invented=True)
+TASKS = [*ENVIRONMENT.tasks("train")[:300], *ENVIRONMENT.tasks("eval")[:300]]
+DAKOTA_NOISE = "abćdeġghḣikmnŋopsštuwyzžśǧáéčʼ'’ -.,;|\n\u030c\u0301\u0304\u200b\u0327аορ"
+replies = st.one_of(
+    st.text(max_size=60),
+    st.text(alphabet=DAKOTA_NOISE, max_size=40).map(tagged),
+    st.lists(
+        st.sampled_from(["<answer>", "</answer>", "</think>", "wakaška", "kaška", " ", "or"]), max_size=8
+    ).map("".join),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(TASKS), replies, st.booleans())
+def test_both_graders_agree_on_anything(task, reply, shaping):
+    result = graded(reply, task.data, shaping=shaping)
+    assert 0.0 <= result.reward <= 0.2 or result.reward in (0.3, 1.0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(TASKS), st.integers(0, 2**32), st.integers(1, 3), st.booleans())
+def test_both_graders_agree_on_spoilt_answers(task, seed, edits, shaping):
+    rng = random.Random(seed)
+    letters = list(rng.choice(task.data["accept"]))
+    for _ in range(edits):
+        at = rng.randrange(len(letters) + 1)
+        letters[at : at + rng.randrange(2)] = rng.choice(DAKOTA_NOISE)
+    reply = tagged("".join(letters))
+    result = graded(reply, task.data, shaping=shaping)
+    assert audited_reward(reply, task.data, shaping=shaping) == pytest.approx(result.reward, abs=1e-12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(TASKS), st.data(), st.sampled_from(["NFC", "NFD", "NFKD"]))
+def test_every_accepted_answer_is_right_in_every_encoding(task, data, encoding):
+    answer = unicodedata.normalize(encoding, data.draw(st.sampled_from(task.data["accept"])))
+    assert graded(tagged(answer), task.data).reward == 1.0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(TASKS))
+def test_two_answers_at_once_are_never_right(task):
+    first, prompt = task.data["accept"][0], task.messages[0]["content"]
+    for reply in (f"{first}, {first}", f"{first} {first}", f"{first} or {first}", prompt):
+        assert graded(tagged(reply), task.data).reward == 0.0
+    assert graded(tagged(f"{first} zzz"), task.data).reward <= 0.2
+    assert graded(tagged(f"{first} zzz"), task.data, shaping=False).reward == 0.0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="abŋ ", max_size=12), st.text(alphabet="abŋ ", max_size=12))
+def test_both_edit_distances_are_the_textbook_one(one, other):
+    table = [[i + j for j in range(len(other) + 1)] for i in range(len(one) + 1)]
+    for i, a in enumerate(one):
+        for j, b in enumerate(other):
+            table[i + 1][j + 1] = min(table[i][j] + (a != b), table[i][j + 1] + 1, table[i + 1][j] + 1)
+    assert levenshtein(one, other) == edits_between(one, other) == table[-1][-1]
+
+
+def mean_by_family(tasks, answer, *, shaping):
+    totals = {}
+    for task in tasks:
+        reply = tagged(answer(task))
+        totals.setdefault(task.data["family"], []).append(graded(reply, task.data, shaping=shaping).reward)
+    return {family: sum(rewards) / len(rewards) for family, rewards in totals.items()}
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_policies_without_content_earn_next_to_nothing(split):
+    rng = random.Random(0)
+    tasks = load_environment().tasks(split)[:800]
+    answers = {}
+    for task in tasks:
+        answers.setdefault(task.data["family"], []).append(task.data["accept"][0])
+    words = [word for entry in load_corpus().entries for word in entry.form.split()]
+    policies = {
+        "empty": lambda task: "",
+        "echo of the word": lambda task: (task.data["prompt_forms"] or ("",))[0],
+        "echo of the prompt": lambda task: task.messages[0]["content"],
+        "affix dump": lambda task: "wayauŋmanimipikta",
+        "random lexicon word": lambda task: rng.choice(words),
+        "another task's answer": lambda task: rng.choice(answers[task.data["family"]]),
+        "letters": lambda task: "aeotnsrihkpŋš",
+    }
+    for name, policy in policies.items():
+        means = mean_by_family(tasks, policy, shaping=split == "train")
+        assert max(means.values()) <= 0.03, (name, means)
+
+
+@pytest.mark.parametrize("family", ["conjugate", "possess", "dictionary"])
+def test_the_best_constant_answer_earns_next_to_nothing(family):
+    tasks = lemma_tasks(family, "train", True)
+    constants = sorted({task.data["accept"][0] for task in tasks[::10]})
+    assert max(constant_reward(constant, tasks) for constant in constants) <= 0.03
+
+
+def test_the_best_constant_number_earns_next_to_nothing():
+    tasks = load_environment(families=["numerals"]).tasks("train")[:200]
+    constants = [numeral(number)[0] for number in (7, 20, 25, 200, 222, 999, 1_111, 2_222, 7_777)]
+    assert max(constant_reward(constant, tasks) for constant in constants) <= 0.03
+
+
+def constant_reward(constant, tasks):
+    return sum(grade(tagged(constant), task.data, shaping=True).reward for task in tasks) / len(tasks)

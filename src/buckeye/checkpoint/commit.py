@@ -1,0 +1,85 @@
+"""Writing a checkpoint and trusting it again.
+
+`step_<N>/{trainer/..., orchestrator/state.json, COMMITTED}`: the state after N optimizer steps. `COMMITTED`
+names every file with its SHA-256 and is written last; the directory then takes its name in one step.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from buckeye import storage
+from buckeye.checkpoint.find import COMMITTED, CheckpointInfo, read_commit
+from buckeye.errors import CheckpointError
+from buckeye.process import RunIdentity
+
+_ORCHESTRATOR_STATE = Path("orchestrator", "state.json")
+
+
+def save_checkpoint(
+    root: Path,
+    step: int,
+    fill_trainer: Callable[[Path], None],
+    *,
+    orchestrator_state: Mapping[str, Any],
+    identity: RunIdentity,
+) -> Path:
+    """Commit the state after `step` optimizer steps; `fill_trainer(directory)` writes the trainer's part.
+
+    A checkpoint of the same step (of an earlier attempt) is replaced.
+    """
+
+    def fill(directory: Path) -> None:
+        (directory / "trainer").mkdir()
+        fill_trainer(directory / "trainer")
+        (directory / _ORCHESTRATOR_STATE).parent.mkdir()
+        (directory / _ORCHESTRATOR_STATE).write_text(json.dumps(orchestrator_state), encoding="utf-8")
+        commit = {
+            "run_id": identity.run_id,
+            "attempt": identity.attempt,
+            "step": step,
+            "time": time.time(),
+            "files": _hashes(directory),
+        }
+        (directory / COMMITTED).write_text(json.dumps(commit, indent=1), encoding="utf-8")
+
+    final = storage.step_directory(root, step)
+    storage.write_directory(final, fill, replace=True)
+    return final
+
+
+def verify_checkpoint(info: CheckpointInfo) -> None:
+    """Raise `CheckpointError` unless every file is there with the content that was committed."""
+    committed = read_commit(info.path)["files"]
+    for name, digest in committed.items():
+        path = info.path / name
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing. Resume from another step, or delete {info.path}.")
+        if storage.sha256_file(path) != digest:
+            raise CheckpointError(
+                f"{path} is not the file that was committed (SHA-256 differs). "
+                f"Resume from another step, or delete {info.path}."
+            )
+
+
+def trainer_state(info: CheckpointInfo) -> Path:
+    """The directory that `fill_trainer` had filled."""
+    return info.path / "trainer"
+
+
+def read_orchestrator_state(info: CheckpointInfo) -> dict[str, Any]:
+    """The orchestrator's state at that step."""
+    path = info.path / _ORCHESTRATOR_STATE
+    try:
+        return storage.read_json(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}). Resume from another step.") from error
+
+
+def _hashes(directory: Path) -> dict[str, str]:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): storage.sha256_file(path) for path in files}

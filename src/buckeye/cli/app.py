@@ -1,0 +1,109 @@
+"""The typer application: small commands with a few options each, and the list that `buckeye --help` shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from buckeye import __version__
+from buckeye.cli.launch import COMMANDS
+
+app = typer.Typer(
+    name="buckeye",
+    help="Reinforcement learning for language-model agents that works the first time.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+model_app = typer.Typer(help="Make and inspect models.", no_args_is_help=True)
+app.add_typer(model_app, name="model")
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"buckeye {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+def _listed(name: str) -> None:
+    """Make a launch command appear in `--help`; `main` dispatches it before typer sees it."""
+
+    def command() -> None:
+        COMMANDS[name]()
+
+    app.command(name=name, help=COMMANDS[name].__doc__, rich_help_panel="Train and serve")(command)
+
+
+for _name in COMMANDS:
+    _listed(_name)
+
+
+@model_app.command("tiny")
+def model_tiny(
+    directory: Annotated[Path, typer.Argument(help="Where to write the model; must not exist yet.")],
+    env: Annotated[str, typer.Option(help="Environment whose train prompts shape the tokenizer.")] = (
+        "harleycooper/dakota1890"
+    ),
+    corpus: Annotated[
+        Path | None, typer.Option(help="A text file to train the tokenizer on, instead of an environment.")
+    ] = None,
+    vocab_size: Annotated[int, typer.Option(min=300, help="Size of the vocabulary.")] = 1024,
+    layers: Annotated[int, typer.Option(min=1, help="Decoder layers.")] = 4,
+    hidden: Annotated[int, typer.Option(min=32, help="Hidden size; a multiple of 64.")] = 256,
+    max_length: Annotated[int, typer.Option(min=64, help="Context length in tokens.")] = 2048,
+    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
+) -> None:
+    """Make a small Qwen3-architecture model with random weights and a byte-level BPE tokenizer."""
+    from buckeye.trainer.tiny import TinySize, make_tiny_model
+
+    size = TinySize(vocab_size=vocab_size, layers=layers, hidden=hidden, max_length=max_length)
+    parameters = make_tiny_model(directory, texts=_texts(env, corpus), size=size, seed=seed)
+    typer.echo(f"{directory}: Qwen3, {parameters:,} parameters, random weights")
+
+
+def _texts(env: str, corpus: Path | None) -> list[str]:
+    from buckeye.envs.registry import load_environment
+    from buckeye.errors import UsageError
+
+    if corpus is not None:
+        try:
+            return corpus.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--corpus: {corpus} cannot be read: {error}") from None
+    tasks = load_environment(env).tasks("train")
+    return [str(m["content"]) for i in range(min(len(tasks), 2000)) for m in tasks[i].messages]
+
+
+@app.command()
+def chat(
+    path: Annotated[str, typer.Argument(help="A model directory, or a Hugging Face id.")],
+    prompt: Annotated[str | None, typer.Argument(help="Ask this one question and leave.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 256,
+) -> None:
+    """Talk to a model in the terminal."""
+    from buckeye.cli.chat import talk
+
+    talk(path, prompt, temperature=temperature, max_tokens=max_tokens)
+
+
+@app.command()
+def demo(
+    output_dir: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("outputs/demo"),
+    seed: Annotated[int, typer.Option(help="Seed of model, data and sampling.")] = 0,
+) -> None:
+    """Train a small model on Dakota grammar from nothing, and show that it got better."""
+    from buckeye.demo.main import run_demo
+
+    run_demo(output_dir, seed=seed, show=typer.echo)

@@ -1,0 +1,176 @@
+"""`rl`, `trainer`, `orchestrator`, `inference`, `sft`, `evals`: commands whose flags are their
+configuration."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from buckeye.cli.errors import run_command, take_debug_flag
+
+if TYPE_CHECKING:
+    from buckeye.config.base import BaseConfig
+
+    T = TypeVar("T", bound=BaseConfig)
+
+
+def rl() -> None:
+    """Train a policy: starts inference, orchestrator and trainer."""
+    run_command(lambda: _rl(take_debug_flag(sys.argv[1:])))
+
+
+def trainer() -> None:
+    """The trainer process alone."""
+    run_command(lambda: _trainer(take_debug_flag(sys.argv[1:])))
+
+
+def orchestrator() -> None:
+    """The orchestrator process alone."""
+    run_command(lambda: _orchestrator(take_debug_flag(sys.argv[1:])))
+
+
+def inference() -> None:
+    """Serve a model to OpenAI clients."""
+    run_command(lambda: _inference(take_debug_flag(sys.argv[1:])))
+
+
+def sft() -> None:
+    """Fine-tune on chat data."""
+    run_command(lambda: _sft(take_debug_flag(sys.argv[1:])))
+
+
+def evals() -> None:
+    """Evaluate a model on environments."""
+    run_command(lambda: _evals(take_debug_flag(sys.argv[1:])))
+
+
+COMMANDS: dict[str, Callable[[], None]] = {
+    "rl": rl,
+    "trainer": trainer,
+    "orchestrator": orchestrator,
+    "inference": inference,
+    "sft": sft,
+    "evals": evals,
+}
+
+
+def _rl(argv: list[str]) -> int:
+    from buckeye.config.rl import RLConfig
+
+    if argv[:1] == ["schema"]:
+        return _schema(argv[1:])
+    config = _load(RLConfig, argv, "rl")
+    command = [Path(sys.argv[0]).name, *argv] if sys.argv[0].endswith("rl") else ["buckeye", "rl", *argv]
+    if config.dry_run:
+        from buckeye.run.dry_run import describe
+
+        text, warnings = describe(config, command)
+        print(text)
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        return 0
+    from buckeye.run.rl import run_rl
+
+    return run_rl(config, command)
+
+
+def _trainer(argv: list[str]) -> None:
+    from buckeye.config.trainer import TrainerConfig
+
+    config = _with_local_model(_load(TrainerConfig, argv, "trainer"))
+    from buckeye.trainer.rl import run_trainer
+
+    run_trainer(config)
+
+
+def _orchestrator(argv: list[str]) -> None:
+    from buckeye.config.orchestrator import OrchestratorConfig
+
+    config = _with_local_model(_load(OrchestratorConfig, argv, "orchestrator"))
+    from buckeye.orchestrator.loop import run_orchestrator
+
+    run_orchestrator(config)
+
+
+def _inference(argv: list[str]) -> None:
+    from buckeye.config.inference import InferenceConfig
+
+    config = _with_local_model(_load(InferenceConfig, argv, "inference"))
+    from buckeye.inference.server import run_inference
+
+    run_inference(config)
+
+
+def _sft(argv: list[str]) -> None:
+    from buckeye.config.sft import SFTConfig
+
+    config = _with_local_model(_load(SFTConfig, argv, "sft"))
+    from buckeye.trainer.sft import run_sft
+
+    run_sft(config)
+
+
+def _evals(argv: list[str]) -> int:
+    from buckeye.config.evals import EvalsConfig
+
+    config = _with_local_model(_load(EvalsConfig, argv, "evals"))
+    from buckeye.run.evals import run_evals
+
+    return run_evals(config)
+
+
+def _load(model: type[T], argv: list[str], program: str) -> T:
+    if "--help" in argv or "-h" in argv:
+        from buckeye.config.load import help_text
+
+        print(help_text(model, program))
+        sys.exit(0)
+    from buckeye.config.load import load_config
+
+    return load_config(model, argv)
+
+
+def _with_local_model(config: T) -> T:
+    """Replace `model.name` by the local directory of the model, fetching it if need be."""
+    from buckeye.run.model_files import fetch_model
+
+    model = config.model  # type: ignore[attr-defined]
+    local = model.model_copy(update={"name": str(fetch_model(model.name))})
+    return config.model_copy(update={"model": local})
+
+
+def _schema(argv: list[str]) -> int:
+    """`rl schema [DIR]`: print the JSON Schemas of all configuration files, or write one file each."""
+    from buckeye.config.evals import EvalsConfig
+    from buckeye.config.inference import InferenceConfig
+    from buckeye.config.orchestrator import OrchestratorConfig
+    from buckeye.config.rl import RLConfig
+    from buckeye.config.schema import json_schema
+    from buckeye.config.sft import SFTConfig
+    from buckeye.config.trainer import TrainerConfig
+    from buckeye.errors import UsageError
+    from buckeye.storage import write_file
+
+    schemas = {
+        "rl": json_schema(RLConfig),
+        "trainer": json_schema(TrainerConfig),
+        "orchestrator": json_schema(OrchestratorConfig),
+        "inference": json_schema(InferenceConfig),
+        "sft": json_schema(SFTConfig),
+        "evals": json_schema(EvalsConfig),
+    }
+    if not argv:
+        print(json.dumps(schemas, indent=1))
+        return 0
+    if len(argv) > 1 or argv[0].startswith("-"):
+        raise UsageError(f"rl schema takes one directory, not {' '.join(argv)}")
+    directory = Path(argv[0])
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, schema in schemas.items():
+        path = directory / f"{name}.schema.json"
+        write_file(path, json.dumps(schema, indent=1) + "\n")
+        print(path)
+    return 0

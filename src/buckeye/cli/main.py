@@ -1,0 +1,24 @@
+"""The `buckeye` command. Launch commands are dispatched by hand: their flags are configuration keys."""
+
+from __future__ import annotations
+
+import sys
+
+from buckeye.cli.errors import run_command, take_debug_flag
+from buckeye.cli.launch import COMMANDS
+
+
+def main() -> None:
+    """Entry point of `buckeye` and of `python -m buckeye`."""
+    if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
+        name = sys.argv.pop(1)
+        COMMANDS[name]()
+        return
+    sys.argv[1:] = take_debug_flag(sys.argv[1:])
+    run_command(_typer_main)
+
+
+def _typer_main() -> int:
+    from buckeye.cli.app import app
+
+    return app(standalone_mode=True, prog_name="buckeye") or 0

@@ -1,0 +1,162 @@
+"""The demonstration as the commands a user would type. Each is done once; an interrupted one goes on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from buckeye.checkpoint import list_checkpoints
+from buckeye.errors import RunError
+from buckeye.run.directory import files_of_a_run
+from buckeye.run.rl import INTERRUPTED
+from buckeye.storage import read_json
+
+ENVIRONMENT = "harleycooper/dakota1890"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoPaths:
+    """Where the demonstration puts things."""
+
+    root: Path
+
+    @property
+    def base(self) -> Path:
+        return self.root / "base"
+
+    @property
+    def chats(self) -> Path:
+        return self.root / "demonstrations.jsonl"
+
+    @property
+    def sft(self) -> Path:
+        return self.root / "sft"
+
+    @property
+    def rl(self) -> Path:
+        return self.root / "rl"
+
+    def evals(self, name: str) -> Path:
+        return self.root / f"evals-{name}"
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+
+def config_file(name: str) -> Path:
+    """A configuration file that comes with the package."""
+    return Path(str(files("buckeye.demo").joinpath("configs", name)))
+
+
+def max_steps(name: str) -> int:
+    """The number of steps in one of those files."""
+    import tomllib
+
+    return int(tomllib.loads(config_file(name).read_text(encoding="utf-8"))["max_steps"])
+
+
+def run_stages(paths: DemoPaths, *, seed: int) -> None:
+    """Base model, demonstrations, warm start, evaluation, reinforcement learning, evaluation."""
+    paths.root.mkdir(parents=True, exist_ok=True)
+    _make_base_model(paths, seed)
+    _write_demonstrations(paths, seed)
+    _warm_start(paths, seed)
+    _evaluate(paths, "before", weights(paths.sft, "sft.toml"), seed)
+    _reinforce(paths, seed)
+    _evaluate(paths, "after", weights(paths.rl, "train.toml"), seed)
+
+
+def weights(run: Path, config: str) -> Path:
+    """The final weights of a run."""
+    return run / "weights" / f"step_{max_steps(config)}"
+
+
+def _make_base_model(paths: DemoPaths, seed: int) -> None:
+    if not paths.base.exists():
+        _command("buckeye", "model", "tiny", str(paths.base), "--env", ENVIRONMENT, "--seed", str(seed))
+
+
+def _write_demonstrations(paths: DemoPaths, seed: int) -> None:
+    if not paths.chats.exists():
+        arguments = read_json(config_file("demonstrations.json"))
+        words = [word for key, value in arguments.items() for word in _option(key, value)]
+        _command(
+            "python", "-m", "dakota1890", "demonstrations", str(paths.chats), *words, "--seed", str(seed)
+        )
+
+
+def _option(key: str, value: object) -> list[str]:
+    return [f"--{key}"] if value is True else [f"--{key}", str(value)]
+
+
+def _warm_start(paths: DemoPaths, seed: int) -> None:
+    if weights(paths.sft, "sft.toml").exists():
+        return
+    resume = ["--ckpt.resume-step", "-1"] if list_checkpoints(paths.sft / "checkpoints") else []
+    _command(
+        "sft",
+        "@",
+        str(config_file("sft.toml")),
+        *("--model.name", str(paths.base), "--data.path", str(paths.chats)),
+        *("--output-dir", str(paths.sft), "--seed", str(seed)),
+        *resume,
+    )
+
+
+def _reinforce(paths: DemoPaths, seed: int) -> None:
+    if weights(paths.rl, "train.toml").exists():
+        return
+    model = str(weights(paths.sft, "sft.toml"))
+    begun = bool(files_of_a_run(paths.rl))
+    resume = ["--resume"] if begun and list_checkpoints(paths.rl / "checkpoints") else ["--clean"] * begun
+    _command(
+        "rl",
+        *("--trainer", "@", str(config_file("train.toml"))),
+        *("--orchestrator", "@", str(config_file("orch.toml"))),
+        *("--inference", "@", str(config_file("infer.toml"))),
+        *("--model.name", model, "--orchestrator.seed", str(seed)),
+        *("--output-dir", str(paths.rl)),
+        *resume,
+    )
+
+
+def _evaluate(paths: DemoPaths, name: str, model: Path, seed: int) -> None:
+    if (paths.evals(name) / "evals").exists():
+        return
+    _command(
+        "evals",
+        "@",
+        str(config_file("evals.toml")),
+        *("--model.name", str(model), "--output-dir", str(paths.evals(name)), "--seed", str(seed)),
+    )
+
+
+def _command(program: str, *words: str) -> None:
+    """Print a command and run it. Raises RunError if it fails, KeyboardInterrupt if it was interrupted."""
+    started = time.monotonic()
+    print(f"\n$ {shlex.join([program, *words])}", flush=True)
+    status = subprocess.run(_argv(program, words), check=False).returncode
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    if status:
+        raise RunError(f"`{program}` ended with exit code {status}; its messages are above")
+    print(f"  ({time.monotonic() - started:.0f} s)", flush=True)
+
+
+def _argv(program: str, words: Sequence[str]) -> list[str]:
+    """The command in this very environment, also if its `bin` is not on the PATH."""
+    if program == "python":
+        return [sys.executable, *words]
+    script = Path(sys.executable).with_name(program)
+    if os.access(script, os.X_OK):
+        return [str(script), *words]
+    module = [] if program == "buckeye" else [program]
+    return [sys.executable, "-m", "buckeye", *module, *words]

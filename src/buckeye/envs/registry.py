@@ -1,0 +1,276 @@
+"""`load_environment("owner/name@version")`: find an installed environment and build it.
+
+An environment is a package with a function `load_environment(**args) -> Environment`. It is found, in this
+order, by the entry-point group `buckeye.environments`, by importing the module of its name, or as a path to a
+project folder or a Python file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import logging
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from buckeye.envs.base import Environment
+from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
+
+ENTRY_POINT_GROUP = "buckeye.environments"
+_HUB_INDEX = "https://hub.primeintellect.ai/{owner}/simple/"
+_ID = re.compile(
+    r"(?:(?P<owner>[A-Za-z0-9][\w.-]*)/)?(?P<name>[A-Za-z0-9][\w.-]*)(?:@(?P<version>[^@/]+))?", re.ASCII
+)
+_PROTOCOL = ("name", "tasks", "rollout")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentId:
+    """The parts of `owner/name@version`; owner and version may be absent."""
+
+    owner: str | None
+    name: str
+    version: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> EnvironmentId:
+        """Raises UsageError for anything that is not an id."""
+        match = _ID.fullmatch(text)
+        if match is None:
+            raise UsageError(
+                f"{text!r} is not an environment id. Write NAME, OWNER/NAME, OWNER/NAME@VERSION, "
+                f"or the path of a project folder or a .py file."
+            )
+        return cls(match["owner"], match["name"], match["version"])
+
+    @property
+    def module(self) -> str:
+        """The module the name stands for."""
+        return self.name.replace("-", "_").replace(".", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A loader and the version of the distribution it comes from, if that is known."""
+
+    loader: Callable[..., Any]
+    version: str | None
+
+
+def load_environment(env_id: str, **args: Any) -> Environment:
+    """The environment `env_id` names, built with `args`.
+
+    Raises EnvironmentNotFoundError, with the install commands, if nothing installed answers to the id, and
+    UsageError for a version that was not asked for, wrong arguments, or a result that is no environment.
+    """
+    loader = _resolve(env_id)
+    _check_arguments(env_id, loader, args)
+    try:
+        environment = loader(**args)
+    except BuckeyeError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"environment {env_id!r} could not be built with {args or 'no arguments'}: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    missing = [member for member in _PROTOCOL if not hasattr(environment, member)]
+    if missing:
+        raise UsageError(
+            f"load_environment of {env_id!r} returned a {type(environment).__name__}, which is no Buckeye "
+            f"environment: it has no {', '.join(missing)}. See buckeye.envs.base.Environment."
+        )
+    return environment  # type: ignore[no-any-return]
+
+
+def installed_environments() -> list[str]:
+    """The names of the environments that announce themselves, sorted."""
+    return sorted({entry.name for entry in metadata.entry_points(group=ENTRY_POINT_GROUP)})
+
+
+def _resolve(env_id: str) -> Callable[..., Any]:
+    path = Path(env_id).expanduser()
+    if env_id.startswith((".", "/", "~")) or env_id.endswith(".py"):
+        return _from_path(path)
+    wanted = EnvironmentId.parse(env_id)
+    found = _from_entry_point(wanted) or _from_module(wanted)
+    if found is not None:
+        _check_version(wanted, found.version)
+        return found.loader
+    if path.is_dir():
+        return _from_path(path)
+    raise EnvironmentNotFoundError(_not_found(wanted, env_id))
+
+
+def _from_entry_point(wanted: EnvironmentId) -> _Found | None:
+    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if canonicalize_name(entry.name) == canonicalize_name(wanted.name):
+            with _ImportProblems(f"the installed environment {entry.name!r}"):
+                return _Found(entry.load(), entry.dist.version if entry.dist else None)
+    return None
+
+
+def _from_module(wanted: EnvironmentId) -> _Found | None:
+    if importlib.util.find_spec(wanted.module) is None:
+        return None
+    with _ImportProblems(f"the module {wanted.module!r}"):
+        module = importlib.import_module(wanted.module)
+    loader = getattr(module, "load_environment", None)
+    if loader is None:
+        return None
+    try:
+        return _Found(loader, metadata.version(wanted.name))
+    except metadata.PackageNotFoundError:
+        return _Found(loader, getattr(module, "__version__", None))
+
+
+def _check_version(wanted: EnvironmentId, installed: str | None) -> None:
+    """Accept the version asked for, or a newer release of the same x.y series."""
+    if wanted.version in (None, "latest"):
+        return
+    try:
+        asked = Version(str(wanted.version))
+    except InvalidVersion:
+        raise UsageError(
+            f"{wanted.version!r} in {wanted.name}@{wanted.version} is not a version. "
+            f"Write {wanted.name}@1.2.3 or {wanted.name}@latest."
+        ) from None
+    here = Version(installed) if installed else None
+    if here == asked:
+        return
+    if here and here > asked and here.release[:2] == asked.release[:2]:
+        log.info("%s %s is installed and serves for %s", wanted.name, here, asked)
+        return
+    have = f"{wanted.name} {here} is installed" if here else f"the version of {wanted.name} is not known"
+    raise UsageError(f"{wanted.name}@{asked} is asked for, but {have}.\n{_install_commands(wanted)}")
+
+
+def _not_found(wanted: EnvironmentId, env_id: str) -> str:
+    installed = installed_environments()
+    close = difflib.get_close_matches(wanted.name, installed, 3, cutoff=0.5)
+    hint = (
+        f" Did you mean {' or '.join(close)}?" if close else f" Installed: {', '.join(installed) or 'none'}."
+    )
+    return f"environment {env_id!r} is not installed.{hint}\n{_install_commands(wanted)}"
+
+
+def _install_commands(wanted: EnvironmentId) -> str:
+    pinned = wanted.name if wanted.version in (None, "latest") else f"{wanted.name}=={wanted.version}"
+    index = f" --extra-index-url {_HUB_INDEX.format(owner=wanted.owner)}" if wanted.owner else ""
+    return (
+        f"Install it with:\n"
+        f"  uv pip install {pinned}{index}\n"
+        f"or:\n"
+        f"  prime env install {wanted.owner or 'OWNER'}/{wanted.name}"
+    )
+
+
+def _check_arguments(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> None:
+    """Raise UsageError for an argument the loader does not take, or one it needs and did not get."""
+    parameters = inspect.signature(loader).parameters.values()
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    accepted = ", ".join(named) or "none"
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for name in args:
+            if name not in named:
+                close = difflib.get_close_matches(name, named, 1)
+                meant = f" Did you mean {close[0]!r}?" if close else ""
+                raise UsageError(
+                    f"environment {env_id!r} takes no argument {name!r}.{meant} It takes: {accepted}."
+                )
+    needed = [name for name, p in named.items() if p.default is p.empty and name not in args]
+    if needed:
+        raise UsageError(f"environment {env_id!r} needs the argument {needed[0]!r}. It takes: {accepted}.")
+
+
+def _from_path(path: Path) -> Callable[..., Any]:
+    if not path.exists():
+        raise EnvironmentNotFoundError(f"there is no environment at {path}: the path does not exist.")
+    with _ImportProblems(f"the environment at {path}"):
+        if path.is_file():
+            return _loader_of(_import_file(path), "load_environment", path)
+        module, attribute = _entry_of_project(path)
+        return _loader_of(_import_from_project(path, module), attribute, path)
+
+
+def _import_file(path: Path) -> ModuleType:
+    name = f"buckeye_local_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file. Give a .py file or a project folder.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _entry_of_project(folder: Path) -> tuple[str, str]:
+    """The module and the attribute a project announces, or its own name and `load_environment`."""
+    project_file = folder / "pyproject.toml"
+    if not project_file.is_file():
+        return folder.resolve().name.replace("-", "_"), "load_environment"
+    try:
+        project = tomllib.loads(project_file.read_text("utf-8")).get("project", {})
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{project_file} is not valid TOML: {error}.") from None
+    announced = project.get("entry-points", {}).get(ENTRY_POINT_GROUP, {})
+    if announced:
+        module, _, attribute = next(iter(announced.values())).partition(":")
+        return module, attribute or "load_environment"
+    return str(project.get("name", folder.resolve().name)).replace("-", "_"), "load_environment"
+
+
+def _import_from_project(folder: Path, module: str) -> ModuleType:
+    """Import `module` from `folder/src` or `folder`, whichever holds it."""
+    top = module.partition(".")[0]
+    for root in (folder / "src", folder):
+        if (root / top).is_dir() or (root / f"{top}.py").is_file():
+            sys.path.insert(0, str(root.resolve()))
+            imported = importlib.import_module(module)
+            if root.resolve() not in Path(str(imported.__file__)).resolve().parents:
+                raise UsageError(
+                    f"{module} at {folder} is hidden by the one already imported from {imported.__file__}."
+                )
+            return imported
+    raise UsageError(f"{folder} has no module {top!r}: looked for {top}/ and {top}.py there and in src/.")
+
+
+def _loader_of(module: ModuleType, attribute: str, path: Path) -> Callable[..., Any]:
+    loader = getattr(module, attribute, None)
+    if not callable(loader):
+        raise UsageError(f"{path} defines no function {attribute}(**args) that returns an environment.")
+    return loader  # type: ignore[no-any-return]
+
+
+class _ImportProblems:
+    """Turns whatever importing foreign code raises into one message for a person."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, ModuleNotFoundError):
+            raise UsageError(
+                f"{self._what} needs the module {error.name!r}, which is not installed. Install it first."
+            ) from error
+        if isinstance(error, Exception) and not isinstance(error, BuckeyeError):
+            raise UsageError(
+                f"{self._what} could not be imported: {type(error).__name__}: {error}."
+            ) from error

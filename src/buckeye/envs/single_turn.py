@@ -1,0 +1,33 @@
+"""The simplest environment: one question, one reply, one grade."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from buckeye.envs.base import Outcome, Policy, Reply, Task
+
+
+class SingleTurnEnvironment(ABC):
+    """Asks each task once and grades the reply. Subclasses say how in `grade`."""
+
+    def __init__(self, name: str, splits: Mapping[str, Sequence[Task]]) -> None:
+        self.name = name
+        self._splits = splits
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of a split. Raises KeyError naming the splits there are."""
+        if split not in self._splits:
+            raise KeyError(f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}")
+        return self._splits[split]
+
+    @abstractmethod
+    def grade(self, task: Task, reply: Reply) -> Outcome:
+        """What a finished reply is worth. Must be deterministic and keep no state."""
+
+    async def rollout(self, task: Task, policy: Policy) -> Outcome:
+        """Ask once and grade. A reply the engine aborted has no reward."""
+        reply = await policy.chat(task.messages)
+        if reply.finish_reason == "abort":
+            return Outcome(reward=None, error="the engine aborted the reply", stop_reason="aborted")
+        return self.grade(task, reply)

@@ -1,0 +1,115 @@
+"""From groups of rollouts to the batch the trainer reads, and to the human-readable record of it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.orchestrator.advantages import batch_advantages, has_spread
+from buckeye.orchestrator.rollout import Group, Rollout
+from buckeye.storage import write_file
+from buckeye.transport.batches import Batch, Sample
+
+
+def make_batch(
+    step: int, groups: Sequence[Group], config: OrchestratorConfig, *, state: Mapping[str, Any]
+) -> Batch:
+    """Turn groups into training samples: every segment of a rollout carries the rollout's advantage."""
+    advantages = batch_advantages(
+        [(g.rewards, [r.completion_tokens for r in g.scored]) for g in groups], config.advantage
+    )
+    samples = [
+        sample
+        for group, group_advantages in zip(groups, advantages, strict=True)
+        for rollout, advantage in zip(group.scored, group_advantages, strict=True)
+        for sample in _samples(rollout, advantage, config)
+    ]
+    return Batch(step=step, samples=tuple(samples), orchestrator_state=state)
+
+
+def _samples(rollout: Rollout, advantage: float, config: OrchestratorConfig) -> Iterable[Sample]:
+    masked = config.mask_truncated_completions and rollout.truncated
+    for segment in rollout.segments:
+        mask = np.array(segment.loss_mask, dtype=bool)
+        if masked:
+            mask[:] = False
+        yield Sample(
+            token_ids=np.array(segment.token_ids, dtype=np.int32),
+            loss_mask=mask,
+            logprobs=np.where(mask, np.array(segment.logprobs, dtype=np.float32), np.float32(0.0)),
+            versions=np.where(mask, np.array(segment.versions, dtype=np.int32), np.int32(-1)),
+            advantages=np.where(mask, np.float32(advantage), np.float32(0.0)),
+            temperature=config.sampling.temperature,
+        )
+
+
+def batch_metrics(step: int, groups: Sequence[Group]) -> dict[str, float]:
+    """The numbers of one batch: reward, lengths, truncation, spread, age."""
+    rollouts = [r for g in groups for r in g.scored]
+    rewards = [r for g in groups for r in g.rewards]
+    metrics = {
+        "reward/mean": statistics.fmean(rewards),
+        "reward/std": statistics.pstdev(rewards),
+        **_spread("seq_len", [r.total_tokens for r in rollouts]),
+        **_spread("completion_len", [r.completion_tokens for r in rollouts]),
+        "is_truncated/mean": statistics.fmean(float(r.truncated) for r in rollouts),
+        "batch/solve_none": _share(groups, lambda g: max(g.rewards) <= 0.0),
+        "batch/solve_all": _share(groups, lambda g: min(g.rewards) >= 1.0),
+        "batch/with_spread": _share(groups, lambda g: has_spread(g.rewards)),
+        "batch/off_policy_level/max": max(step - g.oldest_version for g in groups),
+        "batch/off_policy_level/mean": statistics.fmean(step - g.oldest_version for g in groups),
+        "batch/segments_per_rollout": statistics.fmean(len(r.segments) for r in rollouts),
+        "time/rollout/mean": statistics.fmean(r.seconds for r in rollouts),
+    }
+    by_env: dict[str, list[float]] = defaultdict(list)
+    components: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        assert rollout.reward is not None
+        by_env[rollout.env_name].append(rollout.reward)
+        for name, value in rollout.outcome.components.items():
+            components[name].append(value)
+    metrics |= {f"reward/{name}": statistics.fmean(values) for name, values in by_env.items()}
+    metrics |= {f"metrics/{name}": statistics.fmean(values) for name, values in components.items()}
+    return metrics
+
+
+def _spread(name: str, values: Sequence[int]) -> dict[str, float]:
+    return {f"{name}/mean": statistics.fmean(values), f"{name}/max": max(values), f"{name}/min": min(values)}
+
+
+def _share(groups: Sequence[Group], holds: Any) -> float:
+    return sum(bool(holds(g)) for g in groups) / len(groups)
+
+
+def write_rollouts(path: Path, groups: Iterable[Group], decode: Any) -> None:
+    """Write one JSON line per rollout, errored ones included: task, reward, components, text, counts."""
+    lines = [
+        json.dumps(
+            {
+                "group": group.index,
+                "env": rollout.env_name,
+                "task_id": rollout.task.id,
+                "reward": rollout.reward,
+                "components": dict(rollout.outcome.components),
+                "stop_reason": rollout.outcome.stop_reason,
+                "error": rollout.outcome.error,
+                "truncated": rollout.truncated,
+                "turns": rollout.turns,
+                "completion_tokens": rollout.completion_tokens,
+                "oldest_version": rollout.oldest_version,
+                "text": [decode(segment.token_ids) for segment in rollout.segments],
+            },
+            ensure_ascii=False,
+        )
+        for group in groups
+        for rollout in group.rollouts
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, "\n".join(lines) + "\n")

@@ -1,0 +1,209 @@
+"""From tasks to batches of groups: what is in flight, what may start, what is used, what is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from buckeye.errors import RunError
+from buckeye.orchestrator.advantages import has_spread
+from buckeye.orchestrator.rollout import Group, RolloutPlayer
+from buckeye.orchestrator.task_sampler import TaskSampler
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectorSettings:
+    """`groups_per_batch` groups of `group_size` rollouts make a batch. The rest bounds age and waste.
+
+    `max_async_level`: batch N may hold tokens of policy versions >= N - max_async_level; 0 is synchronous.
+    `max_off_policy_steps`: a group during which more weight updates than this happened is dropped.
+    `max_steps`: no group is started for a batch that will not be trained.
+    `weights_timeout`: seconds to wait for a new policy version when nothing else is going on.
+    `drop_group(rewards)` says whether a scored group is not worth training on.
+    """
+
+    groups_per_batch: int
+    group_size: int
+    max_async_level: int
+    max_off_policy_steps: int
+    oversampling_factor: float
+    max_empty_batches: int
+    max_steps: int | None
+    weights_timeout: float
+    drop_group: Callable[[list[float]], bool]
+
+
+@dataclass(slots=True)
+class Collected:
+    """The groups of one batch and what was dropped while gathering them, by reason."""
+
+    groups: list[Group]
+    dropped: Counter[str] = field(default_factory=Counter)
+    errored_rollouts: int = 0
+
+
+class GroupCollector:
+    """Keeps groups in flight and hands out batches of them.
+
+    The rule of capacity (as in AReaL, Fu et al. 2025, eq. 3): with policy version v, groups may be started as
+    long as all that are started and unused still fit into the batches up to v + max_async_level. So a group
+    is bounded in age by construction; only stragglers that were overtaken can still turn out stale, and they
+    are dropped, counted, and their tasks played again.
+    """
+
+    def __init__(
+        self,
+        sampler: TaskSampler,
+        player: RolloutPlayer,
+        settings: CollectorSettings,
+        *,
+        state: dict[str, Any],
+    ) -> None:
+        self._sampler = sampler
+        self._player = player
+        self._settings = settings
+        self._next_group = int(state.get("next_group", 0))
+        self._again = deque(int(i) for i in state.get("pending", []))
+        self._playing: dict[asyncio.Task[Group], int] = {}
+        self._finished: list[Group] = []
+        self._news = asyncio.Event()
+        self.version = 0
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs: the next group, and the groups that were started but not used."""
+        pending = [*self._again, *self._playing.values(), *(g.index for g in self._finished)]
+        return {"next_group": self._next_group, "pending": sorted(pending)}
+
+    def set_version(self, version: int) -> None:
+        """The engines now sample with policy `version`."""
+        self.version = version
+        self._news.set()
+
+    @property
+    def in_flight(self) -> int:
+        """Groups being played."""
+        return len(self._playing)
+
+    @property
+    def buffered(self) -> int:
+        """Groups played and not used yet."""
+        return len(self._finished)
+
+    async def collect(self, step: int, on_wait: Callable[[int], None]) -> Collected:
+        """Gather the batch of `step`. `on_wait(version)` is called when nothing goes on before that version.
+
+        Raises RunError when `max_empty_batches` batches' worth of groups in a row was dropped.
+        """
+        settings, collected = self._settings, Collected(groups=[])
+        dropped_in_a_row = 0
+        while True:
+            dropped_in_a_row = self._accept(step, collected, dropped_in_a_row)
+            if len(collected.groups) == settings.groups_per_batch:
+                return collected
+            if dropped_in_a_row >= settings.max_empty_batches * settings.groups_per_batch:
+                raise RunError(self._all_dropped_message(collected))
+            self._start_groups(step, len(collected.groups))
+            if self._playing:
+                await self._wait_for_news(None)
+            else:
+                on_wait(step - settings.max_async_level)
+                await self._wait_for_news(settings.weights_timeout)
+
+    def _start_groups(self, step: int, accepted: int) -> None:
+        settings = self._settings
+        last = self.version + settings.max_async_level
+        if settings.max_steps is not None:
+            last = min(last, settings.max_steps - 1)
+        batches = last + 1 - step
+        capacity = math.ceil(settings.oversampling_factor * settings.groups_per_batch * batches)
+        if settings.max_async_level == 0 and self._playing:
+            return  # synchronous: whole waves only, so that every run makes the same ones
+        for _ in range(capacity - accepted - len(self._playing) - len(self._finished)):
+            index = self._again.popleft() if self._again else self._next_group
+            self._next_group = max(self._next_group, index + 1)
+            playing = self._player.start_group(self._sampler[index], settings.group_size)
+            self._playing[playing] = index
+            playing.add_done_callback(self._finish)
+
+    def _finish(self, playing: asyncio.Task[Group]) -> None:
+        del self._playing[playing]
+        if not playing.cancelled():
+            self._finished.append(playing.result())
+        self._news.set()
+
+    async def _wait_for_news(self, timeout: float | None) -> None:
+        """Until a group ends (each rollout has its own deadline) or the policy version changes."""
+        try:
+            await asyncio.wait_for(self._news.wait(), timeout)
+        except TimeoutError:
+            raise RunError(
+                f"no weights newer than version {self.version} appeared within {timeout:g} s "
+                "(orchestrator.weights_timeout): is the trainer running?"
+            ) from None
+        self._news.clear()
+
+    def _accept(self, step: int, collected: Collected, dropped_in_a_row: int) -> int:
+        """Move finished groups into the batch; returns how many were dropped since the last accepted one."""
+        if self._settings.max_async_level == 0:
+            if self._playing:
+                return dropped_in_a_row
+            self._finished.sort(key=lambda g: g.index)
+        while self._finished and len(collected.groups) < self._settings.groups_per_batch:
+            group = self._finished.pop(0)
+            collected.errored_rollouts += len(group.rollouts) - len(group.scored)
+            reason = self._reason_to_drop(group, step)
+            if reason is None:
+                collected.groups.append(group)
+                dropped_in_a_row = 0
+                continue
+            collected.dropped[reason] += 1
+            dropped_in_a_row += 1
+            if reason in ("stale", "off_policy"):
+                self._again.append(group.index)
+        return dropped_in_a_row
+
+    def _reason_to_drop(self, group: Group, step: int) -> str | None:
+        settings = self._settings
+        if len(group.scored) < min(2, settings.group_size):
+            return "errored"
+        if step - group.oldest_version > settings.max_async_level:
+            return "stale"
+        if self.version - group.oldest_version > settings.max_off_policy_steps:
+            return "off_policy"
+        if settings.drop_group(group.rewards):
+            return "no_spread"
+        return None
+
+    def _all_dropped_message(self, collected: Collected) -> str:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in collected.dropped.items())
+        return (
+            f"{self._settings.max_empty_batches} batches' worth of groups in a row gave nothing to train on "
+            f"({reasons}; {collected.errored_rollouts} rollouts errored). Look at rollouts/ for the errors; "
+            "raise orchestrator.max_empty_batches to try for longer"
+        )
+
+    async def close(self) -> None:
+        """Cancel what is in flight."""
+        for playing in list(self._playing):
+            playing.cancel()
+        await asyncio.gather(*self._playing, return_exceptions=True)
+
+
+def group_filter(*, drop_zero_spread: bool, drop_solved_and_unsolved: bool) -> Callable[[list[float]], bool]:
+    """The `drop_group` of the settings: groups without spread, and (online difficulty filtering) groups whose
+    mean reward is exactly 0 or 1."""
+
+    def drop(rewards: list[float]) -> bool:
+        mean = sum(rewards) / len(rewards)
+        if drop_solved_and_unsolved and (mean <= 0.0 or mean >= 1.0):
+            return True
+        return drop_zero_spread and not has_spread(rewards)
+
+    return drop

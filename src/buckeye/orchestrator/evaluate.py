@@ -1,0 +1,128 @@
+"""Evaluation: the same rollouts, on held-out tasks, with one fixed policy version."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from buckeye.orchestrator.rollout import Rollout, RolloutPlayer
+from buckeye.orchestrator.task_sampler import NamedEnvironment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalResult:
+    """The rollouts of one environment: task -> its rollouts, in task order. Errored ones are only counted."""
+
+    env_name: str
+    by_task: Mapping[str, Sequence[Rollout]]
+    rollouts_per_example: int
+    errored: int
+    seconds: float
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [r for rollouts in self.by_task.values() for r in rollouts]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [r.reward for r in self.rollouts if r.reward is not None]
+
+    @property
+    def mean_reward(self) -> float:
+        return statistics.fmean(self.rewards) if self.rewards else math.nan
+
+    def pass_at(self, k: int) -> float | None:
+        """The unbiased estimate of pass@k (Chen et al. 2021, eq. 1), a reward >= 1 counting as a pass.
+
+        None unless every task has at least k scored rollouts.
+        """
+        estimates = []
+        for rollouts in self.by_task.values():
+            n, c = len(rollouts), sum(r.reward is not None and r.reward >= 1.0 for r in rollouts)
+            if n < k:
+                return None
+            estimates.append(1.0 - math.comb(n - c, k) / math.comb(n, k))
+        return statistics.fmean(estimates) if estimates else None
+
+    def summary(self) -> str:
+        """The era's log line."""
+        lengths = [r.completion_tokens for r in self.rollouts] or [0]
+        n = self.rollouts_per_example
+        parts = [f"Avg@{n}={self.mean_reward:.4f}"]
+        if n > 1 and (passed := self.pass_at(max(n // 2, 1))) is not None:
+            parts.append(f"Pass@{max(n // 2, 1)}: {passed:.4f}")
+        parts.append(
+            f"Completion Length: {statistics.fmean(lengths):.2f} "
+            f"(±{statistics.pstdev(lengths):.2f}, ∈[{min(lengths):.2f}, {max(lengths):.2f}])"
+        )
+        truncated = statistics.fmean(float(r.truncated) for r in self.rollouts) if self.rollouts else 0.0
+        parts.append(f"Truncated: {truncated:.1%}")
+        if self.errored:
+            parts.append(f"Errored: {self.errored}")
+        return f"Evaluated {self.env_name} in {self.seconds:.1f}s ({', '.join(parts)})"
+
+    def metrics(self, prefix: str = "eval") -> dict[str, float]:
+        """The era's metric names, plus the mean of every logged component."""
+        key = f"{prefix}/{self.env_name}"
+        values = {
+            f"{key}/avg@{self.rollouts_per_example}": self.mean_reward,
+            f"{key}/num": len(self.rewards),
+            f"{key}/errored": self.errored,
+            f"{key}/time": round(self.seconds, 3),
+        }
+        components: dict[str, list[float]] = defaultdict(list)
+        for rollout in self.rollouts:
+            for name, value in rollout.outcome.components.items():
+                components[name].append(value)
+        return values | {f"{key}/{name}": statistics.fmean(v) for name, v in components.items()}
+
+
+async def evaluate(
+    env: NamedEnvironment,
+    player: RolloutPlayer,
+    *,
+    split: str,
+    num_examples: int,
+    rollouts_per_example: int,
+) -> EvalResult:
+    """Play the first `num_examples` tasks of a split (-1: all of them), each `rollouts_per_example` times."""
+    tasks = env.environment.tasks(split)
+    count = len(tasks) if num_examples < 0 else min(num_examples, len(tasks))
+    started = time.monotonic()
+    playing = [
+        player.start(env, tasks[index], index, member)
+        for index in range(count)
+        for member in range(rollouts_per_example)
+    ]
+    try:
+        rollouts = await asyncio.gather(*playing)
+    except asyncio.CancelledError:
+        for rollout in playing:
+            rollout.cancel()
+        raise
+    by_task: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            by_task[rollout.task.id].append(rollout)
+    return EvalResult(
+        env_name=env.name,
+        by_task=by_task,
+        rollouts_per_example=rollouts_per_example,
+        errored=sum(r.reward is None for r in rollouts),
+        seconds=time.monotonic() - started,
+    )
+
+
+def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """The Wilson score interval of a proportion (Wilson 1927); 95 % by default. (0, 1) for n = 0."""
+    if n == 0:
+        return 0.0, 1.0
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,370 @@
+"""The orchestrator: collect a batch, hand it to the trainer, follow the weights, evaluate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import statistics
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
+
+from buckeye.checkpoint import read_orchestrator_state, resolve_checkpoint
+from buckeye.config.orchestrator import EnvConfig, EvalConfig, OrchestratorConfig
+from buckeye.envs.registry import load_environment
+from buckeye.inference.client import InferenceClient, SamplingParams
+from buckeye.inference.render import ChatRenderer
+from buckeye.monitor.log import SUCCESS, setup_logging
+from buckeye.monitor.metrics import MetricsLog
+from buckeye.orchestrator.batch import batch_metrics, make_batch, write_rollouts
+from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector, group_filter
+from buckeye.orchestrator.evaluate import EvalResult, evaluate
+from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.policy import derive_seed
+from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.orchestrator.task_sampler import NamedEnvironment, TaskSampler
+from buckeye.orchestrator.weights_watcher import WeightsWatcher
+from buckeye.process import die_with_parent, run_identity
+from buckeye.transport.batches import write_batch
+
+log = logging.getLogger(__name__)
+
+_STARTUP_TIMEOUT = 1800.0
+
+
+def run_orchestrator(config: OrchestratorConfig) -> None:
+    """Run until `max_steps` batches are written, or until SIGTERM / SIGINT."""
+    die_with_parent()
+    setup_logging(config.log.level, config.output_dir / "logs" / "orchestrator.log")
+    asyncio.run(_until_stopped(Orchestrator(config)))
+
+
+async def _until_stopped(orchestrator: Orchestrator) -> None:
+    running = asyncio.create_task(orchestrator.run())
+    loop = asyncio.get_running_loop()
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        running.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await running
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+        log.info("Orchestrator stopped.")
+
+
+class Orchestrator:
+    """One run's orchestrator. `run` reads like the design."""
+
+    def __init__(self, config: OrchestratorConfig) -> None:
+        self.config = config
+        self.identity = run_identity()
+        self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
+        self.renderer = ChatRenderer(config.model.name)
+        self.client = InferenceClient(
+            config.client.base_url,
+            api_key=os.environ.get(config.client.api_key_var),
+            timeout=config.client.timeout,
+            model=config.model.name,
+        )
+        self.state = self._initial_state()
+        self.start_step = int(self.state["step"])
+        self.seed = config.seed if config.sampling.seed is None else config.sampling.seed
+        self.lockstep = Lockstep(self.client) if config.max_async_level == 0 else None
+
+    async def run(self) -> None:
+        """Start up, collect a batch per step, finish with an evaluation."""
+        config = self.config
+        log.info("Starting orchestrator")
+        environments = load_environments(config.env)
+        async with self.client:
+            log.info("Waiting for inference pool to be ready")
+            await self.client.wait_ready(_STARTUP_TIMEOUT)
+            log.log(SUCCESS, "Inference pool ready")
+            self._log_start()
+            collector = self._collector(environments)
+            watcher = WeightsWatcher(
+                config.output_dir / "weights",
+                self.client,
+                self.identity,
+                first_version=self.start_step,
+                on_update=collector.set_version,
+            )
+            try:
+                await _first_to_end(self._steps(collector, watcher), watcher.run())
+            finally:
+                await collector.close()
+        log.log(SUCCESS, "Orchestrator finished.")
+
+    def _initial_state(self) -> dict[str, Any]:
+        ckpt = self.config.ckpt
+        fresh = {"step": 0, "next_group": 0, "pending": [], "tokens": 0, "samples": 0, "problems": 0}
+        if ckpt is None or ckpt.resume_step is None:
+            return fresh
+        info = resolve_checkpoint(self.config.output_dir / "checkpoints", ckpt.resume_step)
+        if ckpt.skip_progress:
+            return {**fresh, "step": info.step}
+        return {**fresh, **read_orchestrator_state(info), "step": info.step}
+
+    def _log_start(self) -> None:
+        if self.start_step:
+            log.info("Resuming training from checkpoint step `%d`", self.start_step)
+        else:
+            log.info("Training from scratch. Resetting weights to base model")
+        log.info("Starting orchestrator loop (max_steps=%s)", self.config.max_steps or "infinite")
+
+    def _collector(self, environments: Sequence[NamedEnvironment]) -> GroupCollector:
+        config = self.config
+        settings = CollectorSettings(
+            groups_per_batch=config.batch_size // config.rollouts_per_example,
+            group_size=config.rollouts_per_example,
+            max_async_level=config.max_async_level,
+            max_off_policy_steps=config.max_off_policy_steps,
+            oversampling_factor=config.oversampling_factor,
+            max_empty_batches=config.max_empty_batches,
+            max_steps=config.max_steps,
+            weights_timeout=config.weights_timeout,
+            drop_group=group_filter(
+                drop_zero_spread=config.zero_spread == "drop",
+                drop_solved_and_unsolved=config.buffer.online_difficulty_filtering,
+            ),
+        )
+        sampler = TaskSampler(environments, seed=config.seed)
+        player = self._player(derive_seed(self.seed, "rollouts"), self._params())
+        return GroupCollector(sampler, player, settings, state=self.state)
+
+    def _params(self) -> SamplingParams:
+        sampling = self.config.sampling
+        return SamplingParams(
+            max_tokens=sampling.max_tokens or self.config.seq_len,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_tokens=sampling.min_tokens,
+        )
+
+    def _player(self, seed: int, params: SamplingParams) -> RolloutPlayer:
+        config = self.config
+        return RolloutPlayer(
+            sampler=self.lockstep or self.client,
+            renderer=self.renderer,
+            params=params,
+            seq_len=config.seq_len,
+            seed=seed,
+            timeout=config.rollout_timeout,
+            retries=config.max_rollout_retries,
+            max_concurrent=config.max_concurrent,
+            zero_truncated=config.zero_truncated_completions,
+        )
+
+    async def _steps(self, collector: GroupCollector, watcher: WeightsWatcher) -> None:
+        config = self.config
+        step = self.start_step
+        while config.max_steps is None or step < config.max_steps:
+            started = time.monotonic()
+            log.info("Starting orchestrator step %d", step)
+            await self._evaluate_if_due(step, watcher)
+            val_reward = await self._validate_if_due(step, watcher)
+            if self.lockstep is not None:
+                self.lockstep.begin(derive_seed(self.seed, "step", step))
+            waiting = _WaitLog()
+            collected = await collector.collect(step, waiting.on_wait)
+            self._hand_over(step, collected, collector)
+            self._report(
+                step, collected, collector, time.monotonic() - started, waiting.seconds(), val_reward
+            )
+            step += 1
+        await self._final_evaluation(step, watcher)
+
+    def _hand_over(self, step: int, collected: Collected, collector: GroupCollector) -> None:
+        groups = collected.groups
+        self.state = {
+            **self.state,
+            **collector.state(),
+            "step": step + 1,
+            "tokens": self.state["tokens"] + sum(r.total_tokens for g in groups for r in g.scored),
+            "samples": self.state["samples"] + sum(len(g.scored) for g in groups),
+            "problems": self.state["problems"] + len(groups),
+        }
+        output_dir = self.config.output_dir
+        write_rollouts(output_dir / "rollouts" / f"step_{step}.jsonl", groups, self.renderer.decode)
+        batch = make_batch(step, groups, self.config, state=self.state)
+        write_batch(output_dir / "batches", batch, identity=self.identity)
+
+    def _report(
+        self,
+        step: int,
+        collected: Collected,
+        collector: GroupCollector,
+        seconds: float,
+        waited: float,
+        val_reward: float | None,
+    ) -> None:
+        metrics = batch_metrics(step, collected.groups)
+        tokens = sum(r.total_tokens for g in collected.groups for r in g.scored)
+        metrics |= {
+            "perf/throughput": tokens / seconds,
+            "time/step": seconds,
+            "time/wait_for_weights": waited,
+            "progress/total_tokens": self.state["tokens"],
+            "progress/total_samples": self.state["samples"],
+            "progress/total_problems": self.state["problems"],
+            "policy_version": collector.version,
+            "groups/in_flight": collector.in_flight,
+            "groups/buffered": collector.buffered,
+            "rollouts/errored": collected.errored_rollouts,
+            **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
+        }
+        val = ""
+        if val_reward is not None:
+            metrics["val_reward/mean"] = val_reward
+            val = f" | Val. Reward: {val_reward:.4f}"
+        self.metrics.write("orchestrator", step, metrics)
+        log.log(
+            SUCCESS,
+            "Step %d | Time: %.2fs | Reward: %.4f%s | Throughput: %.1f tokens/s"
+            " | Seq. Length: %.1f tokens/sample",
+            step,
+            seconds,
+            metrics["reward/mean"],
+            val,
+            metrics["perf/throughput"],
+            metrics["seq_len/mean"],
+        )
+        if collected.dropped or collected.errored_rollouts:
+            reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(collected.dropped.items())) or "none"
+            log.warning(
+                "Step %d: groups dropped: %s; rollouts errored: %d", step, reasons, collected.errored_rollouts
+            )
+
+    async def _evaluate_if_due(self, step: int, watcher: WeightsWatcher) -> None:
+        settings = self.config.eval
+        if settings is None or step % settings.interval or (step == 0 and not settings.eval_base_model):
+            return
+        if step == self.start_step and step > 0:
+            return  # a resumed run has evaluated this checkpoint already
+        await self._evaluate(settings, step, watcher)
+
+    async def _final_evaluation(self, step: int, watcher: WeightsWatcher) -> None:
+        if self.config.eval is not None and step > self.start_step:
+            await self._evaluate(self.config.eval, step, watcher)
+
+    async def _evaluate(self, settings: EvalConfig, step: int, watcher: WeightsWatcher) -> None:
+        async with _fixed_version(watcher, self._version_to_measure(step)) as version:
+            if self.lockstep is not None:
+                self.lockstep.begin(derive_seed(self.seed, "eval", version))
+            log.info("Running evals for checkpoint step %d", version)
+            player = self._player(derive_seed(self.seed, "eval", version), self._eval_params(settings))
+            for env_config, env in zip(settings.env, load_environments(settings.env), strict=True):
+                result = await evaluate(
+                    env,
+                    player,
+                    split="eval",
+                    num_examples=_first(env_config.num_examples, settings.num_examples),
+                    rollouts_per_example=_first(
+                        env_config.rollouts_per_example, settings.rollouts_per_example
+                    ),
+                )
+                log.log(SUCCESS, result.summary())
+                self.metrics.write("eval", version, result.metrics())
+
+    def _version_to_measure(self, step: int) -> int:
+        """The oldest policy version that an evaluation at `step` may measure."""
+        if step == self.config.max_steps:
+            return step
+        return max(self.start_step, step - self.config.max_async_level)
+
+    def _eval_params(self, settings: EvalConfig) -> SamplingParams:
+        base, sampling = self._params(), settings.sampling
+        return SamplingParams(
+            max_tokens=_first(sampling.max_tokens, base.max_tokens),
+            temperature=_first(sampling.temperature, base.temperature),
+            top_p=_first(sampling.top_p, 1.0),
+            top_k=_first(sampling.top_k, -1),
+            min_tokens=_first(sampling.min_tokens, base.min_tokens),
+        )
+
+    async def _validate_if_due(self, step: int, watcher: WeightsWatcher) -> float | None:
+        settings = self.config.val
+        if settings is None or step % settings.interval:
+            return None
+        log.info("Running validation for step %d", step)
+        async with _fixed_version(watcher, self._version_to_measure(step)) as version:
+            if self.lockstep is not None:
+                self.lockstep.begin(derive_seed(self.seed, "val", version))
+            player = self._player(derive_seed(self.seed, "val", version), self._params())
+            results: list[EvalResult] = [
+                await evaluate(
+                    env,
+                    player,
+                    split="eval",
+                    num_examples=settings.num_examples,
+                    rollouts_per_example=settings.rollouts_per_example,
+                )
+                for env in load_environments(self.config.env)
+            ]
+        rewards = [reward for result in results for reward in result.rewards]
+        return statistics.fmean(rewards) if rewards else None
+
+
+class _WaitLog:
+    """Says once per step that it waits for weights, and counts for how long."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def on_wait(self, version: int) -> None:
+        if self._since is None:
+            log.info("Waiting for weight checkpoint %d", max(version, 0))
+            self._since = time.monotonic()
+
+    def seconds(self) -> float:
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
+
+def load_environments(configs: Sequence[EnvConfig]) -> list[NamedEnvironment]:
+    """Load the environments of a configuration under distinct names."""
+    return [
+        NamedEnvironment(
+            name=c.name or c.id.partition("@")[0].rpartition("/")[2],
+            environment=load_environment(c.id, **c.args),
+            ratio=getattr(c, "ratio", 1.0),
+        )
+        for c in configs
+    ]
+
+
+@contextlib.asynccontextmanager
+async def _fixed_version(watcher: WeightsWatcher, at_least: int) -> AsyncIterator[int]:
+    """Wait for a policy version, then keep the engines at it (or a newer one) for the length of the block."""
+    while watcher.version < at_least:
+        await asyncio.sleep(0.02)
+    async with watcher.held:
+        yield watcher.version
+
+
+async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run side by side until one ends, or fails; then cancel the others."""
+    tasks = [asyncio.create_task(c) for c in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _first(*values: Any) -> Any:
+    """The first value that is set."""
+    return next((v for v in values if v is not None), None)

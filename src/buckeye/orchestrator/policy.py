@@ -1,0 +1,130 @@
+"""The policy an environment talks to: it samples through the engines and records every token."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from buckeye.envs.base import FinishReason, Message, Reply, Tool
+from buckeye.errors import InferenceError
+from buckeye.inference.client import Generation, SamplingParams
+from buckeye.inference.render import ChatRenderer, Conversation
+
+
+class Sampler(Protocol):
+    """Something that samples token ids: the client itself, or the lockstep that makes waves of it."""
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation: ...
+
+
+@dataclass(slots=True)
+class Segment:
+    """One training sample in the making: aligned lists, one entry a token. `versions` is -1 and `logprobs` is
+    0.0 where `loss_mask` is False (prompt and environment tokens)."""
+
+    token_ids: list[int] = field(default_factory=list)
+    loss_mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def add_context(self, ids: Sequence[int]) -> None:
+        """Append tokens that the policy did not sample."""
+        self.token_ids += ids
+        self.loss_mask += [False] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+        self.versions += [-1] * len(ids)
+
+    def add_sampled(self, generation: Generation) -> None:
+        """Append sampled tokens verbatim, with the log-probs and versions they were sampled under."""
+        self.token_ids += generation.token_ids
+        self.loss_mask += [True] * len(generation.token_ids)
+        self.logprobs += generation.logprobs
+        self.versions += generation.versions
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed that depends on all parts and on nothing else."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class RecordingPolicy:
+    """`Policy` for one rollout. Each turn extends the earlier token ids verbatim; where the chat template
+    rewrites earlier turns instead, a new segment is opened."""
+
+    def __init__(
+        self,
+        *,
+        sampler: Sampler,
+        renderer: ChatRenderer,
+        params: SamplingParams,
+        seq_len: int,
+        seed: int,
+    ) -> None:
+        self._sampler = sampler
+        self._renderer = renderer
+        self._params = params
+        self._seq_len = seq_len
+        self._seed = seed
+        self._conversation: Conversation | None = None
+        self._last: Generation | None = None
+        self.segments: list[Segment] = []
+        self.turns = 0
+        self.finish_reason: FinishReason = "stop"
+
+    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
+        """Sample the next assistant message.
+
+        A conversation that has filled `seq_len` gets an empty reply with finish reason "length". Raises
+        InferenceError if no engine answers, or if the very first prompt does not fit.
+        """
+        conversation = self._next_conversation(messages, tools)
+        room = self._seq_len - len(conversation.ids)
+        if room <= 0:
+            return self._out_of_room(len(conversation.ids))
+        params = replace(
+            self._params,
+            max_tokens=min(self._params.max_tokens, room),
+            seed=derive_seed(self._seed, self.turns),
+            stop_token_ids=self._renderer.stop_token_ids,
+        )
+        generation = await self._sampler.generate(conversation.ids, params)
+        self.segments[-1].add_sampled(generation)
+        self._conversation, self._last = conversation, generation
+        self.turns += 1
+        return self._reply(generation)
+
+    def _next_conversation(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+        if self._conversation is not None and self._last is not None:
+            extended = self._renderer.extend(self._conversation, self._last.token_ids, messages, tools)
+            if extended is not None:
+                known = len(self.segments[-1].token_ids)
+                self.segments[-1].add_context(extended.ids[known:])
+                return extended
+        fresh = self._renderer.render(messages, tools)
+        self.segments.append(Segment())
+        self.segments[-1].add_context(fresh.ids)
+        return fresh
+
+    def _out_of_room(self, prompt_tokens: int) -> Reply:
+        if self.turns == 0:
+            raise InferenceError(
+                f"the prompt has {prompt_tokens} tokens and seq_len is {self._seq_len}: "
+                "raise orchestrator.seq_len"
+            )
+        self.finish_reason = "length"
+        return Reply(text="", finish_reason="length", message={"role": "assistant", "content": ""})
+
+    def _reply(self, generation: Generation) -> Reply:
+        self.finish_reason = generation.finish_reason
+        ids = generation.token_ids
+        if ids and ids[-1] in self._renderer.stop_token_ids:
+            ids = ids[:-1]
+        text = self._renderer.decode(ids)
+        return Reply(
+            text=text,
+            finish_reason=generation.finish_reason,
+            message={"role": "assistant", "content": text},
+        )

@@ -1,0 +1,179 @@
+"""Playing rollouts. A bad rollout is data: retried, then counted as errored; it never gets a reward of 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from buckeye.envs.base import Outcome, Task
+from buckeye.inference.client import SamplingParams
+from buckeye.inference.render import ChatRenderer
+from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.policy import RecordingPolicy, Sampler, Segment, derive_seed
+from buckeye.orchestrator.task_sampler import GroupTask, NamedEnvironment
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollout:
+    """One played rollout. `reward` is None exactly when `outcome.error` is set."""
+
+    env_name: str
+    task: Task
+    outcome: Outcome
+    segments: tuple[Segment, ...]
+    truncated: bool
+    turns: int
+    seconds: float
+
+    @property
+    def reward(self) -> float | None:
+        return self.outcome.reward
+
+    @property
+    def completion_tokens(self) -> int:
+        """How many tokens the policy sampled."""
+        return sum(sum(s.loss_mask) for s in self.segments)
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt, environment and sampled tokens."""
+        return sum(len(s.token_ids) for s in self.segments)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version that sampled a token, None if nothing was sampled."""
+        versions = [v for s in self.segments for v in s.versions if v >= 0]
+        return min(versions, default=None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """All rollouts of one task that may be compared with each other. Errored ones are kept for the count."""
+
+    index: int
+    rollouts: tuple[Rollout, ...]
+    finished_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def scored(self) -> list[Rollout]:
+        """The rollouts that have a reward."""
+        return [r for r in self.rollouts if r.reward is not None]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [r.reward for r in self.rollouts if r.reward is not None]
+
+    @property
+    def oldest_version(self) -> int:
+        versions = [r.oldest_version for r in self.scored if r.oldest_version is not None]
+        return min(versions, default=0)
+
+
+class RolloutPlayer:
+    """Plays tasks with the current policy. `sampler` is the inference client, or a lockstep over it, which
+    sends whole waves and therefore ignores `max_concurrent`."""
+
+    def __init__(
+        self,
+        *,
+        sampler: Sampler | Lockstep,
+        renderer: ChatRenderer,
+        params: SamplingParams,
+        seq_len: int,
+        seed: int,
+        timeout: float,
+        retries: int,
+        max_concurrent: int | None = None,
+        zero_truncated: bool = False,
+    ) -> None:
+        self._sampler = sampler
+        self._renderer = renderer
+        self._params = params
+        self._seq_len = seq_len
+        self._seed = seed
+        self._timeout = timeout
+        self._retries = retries
+        self._zero_truncated = zero_truncated
+        self._slots = asyncio.Semaphore(max_concurrent) if max_concurrent else contextlib.nullcontext()
+
+    def start_group(self, group: GroupTask, size: int) -> asyncio.Task[Group]:
+        """Start `size` rollouts of one task. Their seats in a lockstep are taken at once."""
+        members = [self.start(group.env, group.task, group.index, member) for member in range(size)]
+        return asyncio.create_task(_gather_group(group.index, members))
+
+    def start(self, env: NamedEnvironment, task: Task, *order: int) -> asyncio.Task[Rollout]:
+        """Start one rollout, again after an error up to the number of retries. `order` seeds its sampling."""
+        if isinstance(self._sampler, Lockstep):
+            seat = self._sampler.seat(*order)
+            playing = asyncio.create_task(self._play(env, task, seat, order))
+            playing.add_done_callback(lambda _: seat.leave())
+            return playing
+        return asyncio.create_task(self._play_in_slot(env, task, self._sampler, order))
+
+    async def _play_in_slot(
+        self, env: NamedEnvironment, task: Task, sampler: Sampler, order: tuple[int, ...]
+    ) -> Rollout:
+        async with self._slots:
+            return await self._play(env, task, sampler, order)
+
+    async def _play(
+        self, env: NamedEnvironment, task: Task, sampler: Sampler, order: tuple[int, ...]
+    ) -> Rollout:
+        for attempt in range(self._retries + 1):
+            rollout = await self._play_once(env, task, sampler, derive_seed(self._seed, *order, attempt))
+            if rollout.outcome.error is None:
+                break
+            log.debug("rollout of %s failed: %s", task.id, rollout.outcome.error)
+        return rollout
+
+    async def _play_once(self, env: NamedEnvironment, task: Task, sampler: Sampler, seed: int) -> Rollout:
+        policy = RecordingPolicy(
+            sampler=sampler, renderer=self._renderer, params=self._params, seq_len=self._seq_len, seed=seed
+        )
+        started = time.monotonic()
+        outcome = await self._outcome(lambda: env.environment.rollout(task, policy))
+        truncated = policy.finish_reason == "length"
+        if truncated and self._zero_truncated and outcome.error is None:
+            outcome = replace(outcome, reward=0.0)
+        return Rollout(
+            env_name=env.name,
+            task=task,
+            outcome=outcome,
+            segments=tuple(policy.segments),
+            truncated=truncated,
+            turns=policy.turns,
+            seconds=time.monotonic() - started,
+        )
+
+    async def _outcome(self, rollout: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        try:
+            async with asyncio.timeout(self._timeout):
+                outcome = await rollout()
+        except TimeoutError:
+            return Outcome(reward=None, stop_reason="timeout", error=f"no outcome within {self._timeout:g} s")
+        except (
+            Exception
+        ) as error:  # the environment's code is not ours: whatever it raises is this rollout's end
+            return Outcome(reward=None, stop_reason="error", error=f"{type(error).__name__}: {error}")
+        if not isinstance(outcome, Outcome):
+            return Outcome(
+                reward=None,
+                stop_reason="error",
+                error=f"rollout() returned {type(outcome).__name__}, not an Outcome",
+            )
+        return outcome
+
+
+async def _gather_group(index: int, members: Sequence[asyncio.Task[Rollout]]) -> Group:
+    try:
+        return Group(index=index, rollouts=tuple(await asyncio.gather(*members)))
+    except asyncio.CancelledError:
+        for member in members:
+            member.cancel()
+        raise

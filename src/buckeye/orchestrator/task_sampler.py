@@ -1,0 +1,74 @@
+"""Which task is played next: a pure function of (seed, group index), so a resumed run goes on exactly."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from buckeye.envs.base import Environment, Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedEnvironment:
+    """An environment of the run under its display name. `ratio` is its share of the groups, relatively."""
+
+    name: str
+    environment: Environment
+    ratio: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupTask:
+    """The task of one group. `index` counts groups from the start of the run."""
+
+    index: int
+    env: NamedEnvironment
+    task: Task
+
+
+class TaskSampler:
+    """Deals tasks to groups: environments by their ratios, their tasks in a seeded order per epoch.
+
+    Environments are interleaved by largest deficit, so any stretch of groups is as close to the ratios as
+    whole numbers allow. Every task of an epoch is dealt once before any is dealt again.
+    """
+
+    def __init__(self, environments: Sequence[NamedEnvironment], *, seed: int, split: str = "train") -> None:
+        if not environments:
+            raise ValueError("a TaskSampler needs at least one environment")
+        self._environments = tuple(environments)
+        self._tasks: Mapping[str, Sequence[Task]] = {e.name: e.environment.tasks(split) for e in environments}
+        self._seed = seed
+        self._dealt: list[int] = []  # group index -> position in self._environments
+        self._counts = [0] * len(environments)
+        self._nth: list[int] = []  # group index -> how many groups its environment had before it
+
+    def __getitem__(self, index: int) -> GroupTask:
+        """The task of group `index` (from 0)."""
+        while len(self._dealt) <= index:
+            self._deal_next()
+        env = self._environments[self._dealt[index]]
+        tasks = self._tasks[env.name]
+        epoch, position = divmod(self._nth[index], len(tasks))
+        order = _epoch_order(f"{self._seed}/{env.name}/{epoch}", len(tasks))
+        return GroupTask(index=index, env=env, task=tasks[order[position]])
+
+    def _deal_next(self) -> None:
+        total = sum(e.ratio for e in self._environments)
+        dealt = len(self._dealt) + 1
+        deficits = [
+            e.ratio / total * dealt - n for e, n in zip(self._environments, self._counts, strict=True)
+        ]
+        chosen = deficits.index(max(deficits))
+        self._dealt.append(chosen)
+        self._nth.append(self._counts[chosen])
+        self._counts[chosen] += 1
+
+
+@lru_cache(maxsize=64)
+def _epoch_order(seed: str, size: int) -> list[int]:
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return order

@@ -1,0 +1,59 @@
+"""Brings new weights to the engines as soon as the trainer has published them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from buckeye.inference.client import InferenceClient
+from buckeye.process import RunIdentity
+from buckeye.transport.weights import newest_weights, read_weights_manifest
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.02
+
+
+class WeightsWatcher:
+    """Watches `weights/` and updates every engine to the newest version, in flight.
+
+    `held` keeps the engines at their version while something must be measured with one policy.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        client: InferenceClient,
+        identity: RunIdentity,
+        *,
+        first_version: int,
+        on_update: Callable[[int], None],
+    ) -> None:
+        self._root = root
+        self._client = client
+        self._identity = identity
+        self._on_update = on_update
+        self.version = first_version - 1  # nothing of this attempt is loaded yet
+        self.held = asyncio.Lock()
+        self.update_seconds = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled. Raises TransportError or InferenceError if an update fails."""
+        while True:
+            found = newest_weights(self._root, identity=self._identity)
+            if found is not None and found[0] > self.version:
+                async with self.held:
+                    await self._update(*found)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _update(self, version: int, path: Path) -> None:
+        log.info("Updating weights to weight checkpoint %d", version)
+        started = time.monotonic()
+        manifest = read_weights_manifest(path)
+        await self._client.update_weights(path, version, manifest.checksum)
+        self.update_seconds = time.monotonic() - started
+        self.version = version
+        self._on_update(version)

@@ -1,0 +1,97 @@
+"""The run directory: who owns it, which attempt this is, and what a run leaves in it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from buckeye.errors import CheckpointError, UsageError
+from buckeye.process import RunIdentity
+from buckeye.storage import read_json, write_file
+
+RUN_FILE = "run.json"
+_OURS = (
+    "batches",
+    "checkpoints",
+    "configs",
+    "evals",
+    "logs",
+    "metrics.jsonl",
+    "rollouts",
+    RUN_FILE,
+    "weights",
+)
+
+
+def files_of_a_run(output_dir: Path) -> list[Path]:
+    """What an earlier run left in `output_dir`; files of others are not listed."""
+    return [output_dir / name for name in _OURS if (output_dir / name).exists()]
+
+
+def refuse_used(output_dir: Path, *, resume_command: str) -> None:
+    """Raise UsageError if another run has written here, saying how to go on with it."""
+    if not files_of_a_run(output_dir):
+        return
+    raise UsageError(
+        f"{output_dir} already holds a run. Nothing was touched. Either\n"
+        f"  resume it:        {resume_command}\n"
+        f"  or start afresh:  choose another --output-dir, or add --clean to delete that run"
+    )
+
+
+def clean(output_dir: Path) -> list[Path]:
+    """Delete what an earlier run left (only that), because the user asked for it with --clean."""
+    removed = files_of_a_run(output_dir)
+    for path in removed:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return removed
+
+
+def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
+    """Record that the run is started (again) and return its identity."""
+    path = output_dir / RUN_FILE
+    try:
+        record = read_json(path)
+        identity = RunIdentity(run_id=record["run_id"], attempt=int(record["attempt"]) + 1)
+        attempts = list(record["attempts"])
+    except FileNotFoundError:
+        identity, attempts = RunIdentity(run_id=secrets.token_hex(4), attempt=1), []
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error}). Restore it, or start in a new directory."
+        ) from None
+    attempts.append({"attempt": identity.attempt, "started": time.time(), "resumed_step": resumed_step})
+    record = {"run_id": identity.run_id, "attempt": identity.attempt, "attempts": attempts}
+    write_file(path, json.dumps(record, indent=1))
+    return identity
+
+
+@contextmanager
+def locked(output_dir: Path) -> Iterator[None]:
+    """Hold the directory: a second `rl` on it ends with a message instead of mixing two runs."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    handle = os.open(output_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
+            raise UsageError(
+                f"{output_dir} is in use by a run that is going on (process {holder or 'unknown'}). "
+                "Stop that one first, or choose another --output-dir."
+            ) from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,81 @@
+"""How much disk a run will need, from the model's real size and the settings that keep files."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.config.rl import RLConfig
+
+_BYTES_PER_ROLLOUT_TOKEN = 6  # measured on rollouts/*.jsonl: text and the JSON around it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiskEstimate:
+    """Bytes by kind at the worst moment of the run; None where the model's size is not known yet."""
+
+    weights: int | None
+    checkpoints: int | None
+    rollouts: int | None
+
+    @property
+    def total(self) -> int | None:
+        parts = (self.weights, self.checkpoints, self.rollouts)
+        return None if None in parts else sum(p for p in parts if p is not None)
+
+
+def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
+    """Weights: fp32 or bf16 copies for the versions in use. Checkpoints: fp32 weights and two Adam moments,
+    for every one that is kept. Rollouts: up to `seq_len` tokens a sample for all steps (None without
+    `max_steps`)."""
+    orchestrator, trainer = config.orchestrator, config.trainer
+    rollouts = None
+    if orchestrator.max_steps is not None:
+        tokens = orchestrator.max_steps * orchestrator.batch_size * orchestrator.seq_len
+        rollouts = tokens * _BYTES_PER_ROLLOUT_TOKEN
+    parameters = count_parameters(model_path) if model_path is not None else None
+    if parameters is None:
+        return DiskEstimate(weights=None, checkpoints=None, rollouts=rollouts)
+    bytes_per_weight = 2 if trainer.model.device == "cuda" else 4
+    versions = trainer.max_async_level + 3
+    return DiskEstimate(
+        weights=versions * bytes_per_weight * parameters,
+        checkpoints=_kept_checkpoints(config) * 3 * 4 * parameters,
+        rollouts=rollouts,
+    )
+
+
+def _kept_checkpoints(config: RLConfig) -> int:
+    ckpt, max_steps = config.trainer.ckpt, config.trainer.max_steps
+    if ckpt is None or ckpt.interval is None:
+        return 1
+    written = 1 + (max_steps or 1000) // ckpt.interval
+    return min(written, ckpt.keep + 1) if ckpt.keep is not None else written
+
+
+def count_parameters(model_path: Path) -> int | None:
+    """Parameters of a local model, from the headers of its safetensors files; None if it has none."""
+    total = 0
+    for file in model_path.glob("*.safetensors"):
+        total += _safetensors_elements(file)
+    return total or None
+
+
+def _safetensors_elements(file: Path) -> int:
+    with file.open("rb") as handle:
+        header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+    return sum(math.prod(t["shape"]) for name, t in header.items() if name != "__metadata__")
+
+
+def human_bytes(count: int | None) -> str:
+    """12.3 GB; "unknown" for None."""
+    if count is None:
+        return "unknown"
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.1f} {unit}" if unit != "B" else f"{count} B"
+        value /= 1000
+    return f"{value:.1f} TB"

@@ -1,0 +1,105 @@
+"""`rl --dry-run`: the resolved configuration and the plan, and warnings about what a real start would need.
+
+Writes nothing, needs no network and no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from buckeye.checkpoint import resolve_checkpoint
+from buckeye.config.dump import to_json
+from buckeye.config.rl import RLConfig
+from buckeye.envs.registry import load_environment
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.run.directory import refuse_used
+from buckeye.run.disk import human_bytes
+from buckeye.run.machine import Machine, free_disk_bytes, this_machine
+from buckeye.run.model_files import find_model
+from buckeye.run.plan import RolePlan, make_plan
+from buckeye.run.rl import resume_command
+
+
+def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
+    """The text to print and the warnings of a dry run."""
+    model_path = find_model(config.trainer.model.name)
+    plan, warnings = _plan(config, model_path)
+    warnings += _model_warnings(config, model_path)
+    warnings += _environment_warnings(config)
+    warnings += _directory_warnings(config, command)
+    warnings += _disk_warnings(config, plan)
+    return f"{to_json(config)}\n\n{plan_table(plan, config.output_dir)}", warnings
+
+
+def _plan(config: RLConfig, model_path: Path | None) -> tuple[RolePlan, list[str]]:
+    machine = this_machine()
+    try:
+        return make_plan(config, machine, model_path=model_path), []
+    except UsageError as error:  # devices that are not here: plan as if they were, and say so
+        inference_ids = config.inference_gpu_ids if config.inference is not None else []
+        asked = tuple(sorted({*inference_ids, *config.trainer_gpu_ids}))
+        pretended: Machine = replace(machine, gpus=asked)
+        return make_plan(config, pretended, model_path=model_path), [str(error)]
+
+
+def plan_table(plan: RolePlan, output_dir: Path) -> str:
+    """The processes of a plan as aligned plain text, and the disk estimate."""
+    device = "GPU" if plan.on_gpu else "CPU slot"
+    rows = [("process", "devices", "port", "log")]
+    for role in plan.roles:
+        rows.append(
+            (
+                role.title,
+                f"{device} {','.join(map(str, role.devices))}" if role.devices else "-",
+                str(role.port) if role.port is not None else "-",
+                str(output_dir / "logs" / f"{role.log_name}.stdout"),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    disk = plan.disk
+    lines.append(
+        f"disk: weights {human_bytes(disk.weights)}, checkpoints {human_bytes(disk.checkpoints)}, "
+        f"rollouts up to {human_bytes(disk.rollouts)}; free: {human_bytes(free_disk_bytes(output_dir))}"
+    )
+    return "\n".join(lines)
+
+
+def _model_warnings(config: RLConfig, model_path: Path | None) -> list[str]:
+    if model_path is not None:
+        return []
+    name = config.trainer.model.name
+    return [
+        f"the weights of {name} are not on this machine; a start would fetch them from the Hugging Face hub"
+    ]
+
+
+def _environment_warnings(config: RLConfig) -> list[str]:
+    warnings = []
+    for env in config.orchestrator.env:
+        try:
+            load_environment(env.id, **env.args)
+        except BuckeyeError as error:
+            warnings.append(str(error))
+    return warnings
+
+
+def _directory_warnings(config: RLConfig, command: Sequence[str]) -> list[str]:
+    ckpt = config.trainer.ckpt
+    try:
+        if ckpt is not None and ckpt.resume_step is not None:
+            resolve_checkpoint(config.output_dir / "checkpoints", ckpt.resume_step)
+        elif not config.clean:
+            refuse_used(config.output_dir, resume_command=resume_command(command))
+    except BuckeyeError as error:
+        return [str(error)]
+    return []
+
+
+def _disk_warnings(config: RLConfig, plan: RolePlan) -> list[str]:
+    free = free_disk_bytes(config.output_dir)
+    if plan.disk.total is None or plan.disk.total <= free:
+        return []
+    return [f"the run may need {human_bytes(plan.disk.total)} of disk; {human_bytes(free)} is free"]

@@ -1,0 +1,69 @@
+"""What this machine has: processors, GPUs, disk, ports. Facts only, read without torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """The parts of a machine that a plan depends on. `gpus` are the CUDA device ids that can be used."""
+
+    cores: int
+    gpus: tuple[int, ...]
+
+
+def this_machine() -> Machine:
+    """Look at the machine we are on. A container's share of the processors counts, not the host's number."""
+    return Machine(cores=_usable_cores(), gpus=_visible_gpus())
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _visible_gpus() -> tuple[int, ...]:
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    found = tuple(int(line) for line in listing.split() if line.isdigit())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return found
+    allowed = {int(part) for part in visible.split(",") if part.strip().isdigit()}
+    return tuple(gpu for gpu in found if gpu in allowed)
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` distinct loopback ports that nobody listens on right now."""
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+def free_disk_bytes(path: Path) -> int:
+    """Free bytes of the file system that `path` is, or will be, on."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free

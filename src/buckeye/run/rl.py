@@ -1,0 +1,188 @@
+"""`rl`: start inference, orchestrator and trainer, watch them, show progress, end them all in good order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from buckeye.checkpoint import resolve_checkpoint
+from buckeye.config.dump import to_json
+from buckeye.config.rl import RLConfig
+from buckeye.errors import RunError
+from buckeye.monitor.log import SUCCESS, setup_logging
+from buckeye.process import RunIdentity, StopFlag
+from buckeye.run.directory import begin_attempt, clean, files_of_a_run, locked, refuse_used
+from buckeye.run.disk import human_bytes
+from buckeye.run.machine import free_disk_bytes, this_machine
+from buckeye.run.model_files import fetch_model
+from buckeye.run.plan import Role, RolePlan, make_plan
+from buckeye.run.processes import Processes
+from buckeye.run.progress import Progress, human_duration
+from buckeye.storage import write_file
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.1
+INTERRUPTED = 130
+"""Exit code of a run that Ctrl-C or SIGTERM ended after it had checkpointed."""
+
+
+def run_rl(config: RLConfig, command: Sequence[str]) -> int:
+    """Run to the end and return the exit code. `command` is what the user typed, for messages that repeat it.
+
+    Raises UsageError before anything was started, RunError if a process failed.
+    """
+    output_dir = config.output_dir
+    with locked(output_dir):
+        resume_step = prepare_directory(config, command)
+        model_path = fetch_model(config.trainer.model.name)
+        plan = make_plan(config, this_machine(), model_path=model_path)
+        identity = begin_attempt(output_dir, resumed_step=resume_step)
+        setup_logging(config.log.level, output_dir / "logs" / "rl.log")
+        _warn_about_disk(plan, output_dir)
+        write_role_configs(config, plan, model_path=model_path, resume_step=resume_step)
+        return _run(config, plan, identity, command)
+
+
+def prepare_directory(config: RLConfig, command: Sequence[str]) -> int | None:
+    """Apply --clean, refuse a used directory, or find the step to resume from (None: from scratch)."""
+    ckpt = config.trainer.ckpt
+    if ckpt is not None and ckpt.resume_step is not None:
+        return resolve_checkpoint(config.output_dir / "checkpoints", ckpt.resume_step).step
+    if config.clean:
+        clean(config.output_dir)
+    refuse_used(config.output_dir, resume_command=resume_command(command))
+    return None
+
+
+def resume_command(command: Sequence[str]) -> str:
+    """The command that continues the run which `command` started."""
+    words = [word for word in command if word not in ("--clean", "--resume")]
+    return shlex.join([*words, "--resume"])
+
+
+def write_role_configs(
+    config: RLConfig, plan: RolePlan, *, model_path: Path, resume_step: int | None
+) -> None:
+    """Write the resolved configuration of every process to `configs/`, and the whole one to
+    `configs/rl.json`."""
+    directory = config.output_dir / "configs"
+    directory.mkdir(parents=True, exist_ok=True)
+    write_file(directory / "rl.json", to_json(config))
+    for role in plan.roles:
+        write_file(directory / role.config_name, _role_config(config, role, plan, model_path, resume_step))
+
+
+def _role_config(
+    config: RLConfig, role: Role, plan: RolePlan, model_path: Path, resume_step: int | None
+) -> str:
+    output_dir = config.output_dir.absolute()
+    section = getattr(config, role.kind)
+    model = section.model.model_copy(update={"name": str(model_path)})
+    changes: dict[str, object] = {"output_dir": output_dir, "model": model}
+    if role.kind == "inference":
+        changes["server"] = section.server.model_copy(update={"port": role.port})
+    elif section.ckpt is not None:  # one resolver: both processes are told the same step
+        changes["ckpt"] = section.ckpt.model_copy(update={"resume_step": resume_step})
+    if role.kind == "orchestrator" and plan.base_urls:
+        changes["client"] = section.client.model_copy(
+            update={"base_url": plan.base_urls, "api_key_var": "BUCKEYE_INFERENCE_KEY"}
+        )
+    return to_json(section.model_copy(update=changes))
+
+
+def _warn_about_disk(plan: RolePlan, output_dir: Path) -> None:
+    free = free_disk_bytes(output_dir)
+    if plan.disk.total is not None and plan.disk.total > free:
+        log.warning(
+            "The run may need %s of disk and %s is free on the file system of %s",
+            human_bytes(plan.disk.total),
+            human_bytes(free),
+            output_dir,
+        )
+
+
+def _run(config: RLConfig, plan: RolePlan, identity: RunIdentity, command: Sequence[str]) -> int:
+    stop = StopFlag().install()
+    started = time.monotonic()
+    log.info("Starting RL run %s (attempt %d) in %s", identity.run_id, identity.attempt, config.output_dir)
+    processes = Processes(config.output_dir, _run_environment(identity))
+    progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
+    try:
+        start_all(processes, plan)
+        while not stop.requested:
+            processes.check()
+            if processes.finished():
+                progress.update("")
+                break
+            progress.update("starting: waiting for the first step (logs/ has the details)")
+            time.sleep(_POLL_SECONDS)
+        progress.clear()
+        if stop.requested:
+            return _stop_early(config, processes, stop, command)
+    except RunError:
+        progress.clear()
+        log.error("Terminating all processes...")
+        raise
+    finally:
+        processes.stop_all()
+    log.log(SUCCESS, "RL training finished!")
+    log.info(
+        "%s | model: %s | talk to it: buckeye chat %s",
+        human_duration(time.monotonic() - started),
+        final_weights(config),
+        final_weights(config),
+    )
+    return 0
+
+
+def start_all(processes: Processes, plan: RolePlan) -> None:
+    """Start every process of a plan, with the era's log lines."""
+    where = "GPU(s)" if plan.on_gpu else "CPU slot(s)"
+    for kind in ("inference", "orchestrator", "trainer"):
+        roles = plan.of_kind(kind)
+        devices = " ".join(str(device) for role in roles for device in role.devices)
+        if roles:
+            log.info("Starting %s process%s", kind, f" on {where} {devices}" if devices else "")
+        for role in roles:
+            processes.start(role)
+
+
+def _run_environment(identity: RunIdentity) -> dict[str, str]:
+    key = os.environ.get("BUCKEYE_INFERENCE_KEY") or secrets.token_urlsafe(24)
+    return {
+        "BUCKEYE_RUN_ID": identity.run_id,
+        "BUCKEYE_ATTEMPT": str(identity.attempt),
+        "BUCKEYE_INFERENCE_KEY": key,
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command: Sequence[str]) -> int:
+    """Let the trainer finish its step and checkpoint; a second Ctrl-C ends it at once."""
+    grace = config.trainer.dist_timeout_seconds
+    log.info("Stopping: the trainer finishes its step and checkpoints (Ctrl-C again to end at once)")
+    trainers = processes.of_kind("trainer")
+    stop.requested = False
+    processes.request_stop(trainers)
+    deadline = time.monotonic() + grace
+    while any(child.running for child in trainers) and not stop.requested and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    processes.stop_all()
+    failed = [child for child in trainers if child.returncode != 0]
+    if failed:
+        log.warning("%s did not checkpoint on the way out", failed[0].role.title)
+    if files_of_a_run(config.output_dir):
+        log.info("Continue with: %s", resume_command(command))
+    return INTERRUPTED
+
+
+def final_weights(config: RLConfig) -> Path:
+    """The directory of the newest published weights."""
+    steps = [p for p in (config.output_dir / "weights").glob("step_*") if p.name[5:].isdigit()]
+    return max(steps, key=lambda p: int(p.name[5:]), default=config.output_dir / "weights")

@@ -1,0 +1,114 @@
+"""An inference server of one's own for the length of a block: for `chat` and `evals`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from buckeye.config.dump import to_json
+from buckeye.config.inference import InferenceConfig
+from buckeye.errors import InferenceError
+from buckeye.inference.client import InferenceClient
+from buckeye.run.machine import free_ports, this_machine
+from buckeye.run.plan import Role
+from buckeye.run.processes import Processes
+
+_START_SECONDS = 300.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """A running server for one model. `base_url` ends in /v1."""
+
+    base_url: str
+    api_key: str
+    model: str
+
+    async def chat(
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        temperature: float,
+        max_tokens: int,
+        timeout: float = 600.0,
+    ) -> str:
+        """One chat completion. Raises InferenceError if the server refuses."""
+        body = {
+            "model": self.model,
+            "messages": list(messages),
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+        }
+        headers = {"Authorization": f"Bearer {self.api_key}"}
+        async with httpx.AsyncClient(timeout=timeout) as client:
+            answer = await client.post(f"{self.base_url}/chat/completions", json=body, headers=headers)
+        if answer.status_code != 200:
+            raise InferenceError(f"{self.base_url} answered {answer.status_code}: {answer.text}")
+        content: Any = answer.json()["choices"][0]["message"]["content"]
+        return str(content)
+
+
+@asynccontextmanager
+async def served_model(path: Path, *, config: InferenceConfig | None = None) -> AsyncIterator[ServedModel]:
+    """Start an engine for the model at `path` on a free loopback port; end it afterwards."""
+    port, key = free_ports(1)[0], secrets.token_urlsafe(24)
+    with tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
+        directory = Path(scratch)
+        base = config or InferenceConfig()
+        settings = base.model_copy(
+            update={
+                "model": base.model.model_copy(update={"name": str(path)}),
+                "server": base.server.model_copy(update={"port": port}),
+                "output_dir": directory,
+            }
+        )
+        (directory / "inference.json").write_text(to_json(settings), encoding="utf-8")
+        processes = Processes(
+            directory,
+            {
+                "BUCKEYE_INFERENCE_KEY": key,
+                "BUCKEYE_THREADS": os.environ.get("BUCKEYE_THREADS", _all_cores()),
+            },
+        )
+        role = Role(
+            kind="inference",
+            index=0,
+            argv=(sys.executable, "-m", "buckeye", "inference", "@", str(directory / "inference.json")),
+            port=port,
+            config_name="inference.json",
+            log_name="inference",
+        )
+        try:
+            processes.start(role)
+            base_url = f"http://127.0.0.1:{port}/v1"
+            await _ready(processes, base_url, key, str(path))
+            yield ServedModel(base_url=base_url, api_key=key, model=str(path))
+        finally:
+            processes.stop_all()
+
+
+def _all_cores() -> str:
+    return str(this_machine().cores)
+
+
+async def _ready(processes: Processes, base_url: str, key: str, model: str) -> None:
+    """Until the server answers; at once with its last lines if it ends instead."""
+    async with InferenceClient([base_url], api_key=key, timeout=_START_SECONDS, model=model) as client:
+        waiting = asyncio.create_task(client.wait_ready(_START_SECONDS))
+        try:
+            while not waiting.done():
+                processes.check()
+                await asyncio.sleep(0.05)
+            await waiting
+        finally:
+            waiting.cancel()

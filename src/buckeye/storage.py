@@ -1,0 +1,159 @@
+"""Files that are either there and whole, or not there.
+
+Everything is written under a temporary sibling name `.<name>.tmp-<pid>`, flushed to the disk, and renamed.
+A process killed between any two instructions therefore leaves the old state or the new one; what it leaves
+behind under the temporary name is removed by the next writer in the same folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+_TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)$", re.DOTALL)
+_STEP = re.compile(r"^step_(0|[1-9]\d*)$")
+
+
+def write_directory(final: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
+    """Create the directory `final` with whatever `fill(directory)` puts into it, in one step.
+
+    With `replace` an existing `final` is exchanged for the new one; without it, it raises `FileExistsError`.
+    If `fill` raises, nothing remains.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(final.parent)
+    if final.exists() and not replace:
+        raise FileExistsError(errno.EEXIST, "directory exists already", str(final))
+    temporary = _temporary(final)
+    _remove(temporary)
+    temporary.mkdir()
+    try:
+        fill(temporary)
+        _sync_tree(temporary)
+        _move_into_place(temporary, final)
+        _sync(final.parent)
+    finally:
+        _remove(temporary)  # after an exchange this is the old directory
+
+
+def write_file(path: Path, data: bytes | str) -> None:
+    """Create or replace the file `path` in one step. Text is written as UTF-8."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path.parent)
+    temporary = _temporary(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_directory(path: Path) -> None:
+    """Delete a directory so that a reader sees all of it or none of it. A missing one is fine."""
+    unseen = _temporary(path.with_name(f"{path.name}.removed"))
+    _remove(unseen)
+    try:
+        path.rename(unseen)
+    except FileNotFoundError:
+        return
+    _remove(unseen)
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in a file. Raises `OSError` or `ValueError` as the standard library does."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def step_directory(root: Path, step: int) -> Path:
+    """`<root>/step_<step>`."""
+    return root / f"step_{step}"
+
+
+def step_directories(root: Path) -> dict[int, Path]:
+    """Step -> directory for every `step_<N>` under `root`, in ascending order; empty without a root."""
+    if not root.is_dir():
+        return {}
+    found = {int(match[1]): path for path in root.iterdir() if (match := _STEP.match(path.name))}
+    return dict(sorted(found.items()))
+
+
+def _temporary(final: Path) -> Path:
+    return final.with_name(f".{final.name}.tmp-{os.getpid()}")
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for path in folder.iterdir():
+        match = _TEMPORARY.match(path.name)
+        if match and not psutil.pid_exists(int(match[1])):
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(directory: Path) -> None:
+    for folder, _, names in os.walk(directory, topdown=False):
+        for name in names:
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+
+
+def _move_into_place(temporary: Path, final: Path) -> None:
+    if not final.exists():
+        temporary.rename(final)
+    elif not _exchange(temporary, final):
+        # Neither the kernel nor the file system can exchange two names: the old state is briefly gone.
+        remove_directory(final)
+        temporary.rename(final)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap what two names stand for, in one step; False where the system cannot."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if sys.platform == "darwin":
+        rename_swap = 2
+        result = library.renamex_np(os.fsencode(one), os.fsencode(other), rename_swap)
+    elif hasattr(library, "renameat2"):
+        at_fdcwd, rename_exchange = -100, 2
+        result = library.renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange)
+    else:
+        return False
+    if result == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))

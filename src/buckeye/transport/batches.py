@@ -1,0 +1,134 @@
+"""Batches from the orchestrator to the trainer: `<root>/step_<N>/{batch.safetensors, manifest.json}`.
+
+Training on batch N (counted from 0) turns weights version N into version N+1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from buckeye import storage
+from buckeye.errors import TransportError
+from buckeye.process import RunIdentity
+
+MANIFEST = "manifest.json"
+DATA = "batch.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sample:
+    """One sequence of T tokens with what is known about each.
+
+    `token_ids` i32[T]; `loss_mask` bool[T], True where the policy wrote the token; `logprobs` f32[T], the
+    sampler's (0 where masked out); `versions` i32[T], the policy version that wrote the token (-1 where
+    masked out); `advantages` f32[T]; `temperature`, the sampling temperature.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.bool_]
+    logprobs: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int32]
+    advantages: npt.NDArray[np.float32]
+    temperature: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batch:
+    """The samples of one optimizer step. `orchestrator_state` (JSON) is the orchestrator's own state right
+    after it had emitted this batch; it rides along so that one process can commit a checkpoint of both."""
+
+    step: int
+    samples: tuple[Sample, ...]
+    orchestrator_state: Mapping[str, Any]
+
+
+_DTYPES: dict[str, npt.DTypeLike] = {
+    "token_ids": np.int32,
+    "loss_mask": np.bool_,
+    "logprobs": np.float32,
+    "versions": np.int32,
+    "advantages": np.float32,
+}
+
+
+def write_batch(root: Path, batch: Batch, *, identity: RunIdentity) -> Path:
+    """Make a batch visible to the trainer. `TransportError` for an uneven sample."""
+    data = save(_to_arrays(batch.samples))
+    manifest = {
+        "run_id": identity.run_id,
+        "attempt": identity.attempt,
+        "step": batch.step,
+        "samples": len(batch.samples),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "orchestrator_state": batch.orchestrator_state,
+    }
+
+    def fill(directory: Path) -> None:
+        (directory / DATA).write_bytes(data)
+        (directory / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+    final = storage.step_directory(root, batch.step)
+    storage.write_directory(final, fill, replace=True)
+    return final
+
+
+def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
+    """The batch of a step; None if it is not there yet or was written by another run or attempt.
+
+    Raises `TransportError` if it is damaged.
+    """
+    directory = storage.step_directory(root, step)
+    try:
+        manifest = storage.read_json(directory / MANIFEST)
+        if (manifest["run_id"], manifest["attempt"]) != (identity.run_id, identity.attempt):
+            return None
+        data = (directory / DATA).read_bytes()
+        if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
+            raise TransportError(f"{directory / DATA} is not the file that was written (SHA-256 differs).")
+        samples = _from_arrays(load(data))
+        state = manifest["orchestrator_state"]
+    except FileNotFoundError:
+        if (directory / MANIFEST).exists():
+            raise TransportError(f"{directory} has a manifest but no {DATA}: someone deleted it.") from None
+        return None
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise TransportError(f"The batch in {directory} cannot be read ({error!r}).") from error
+    return Batch(step=step, samples=samples, orchestrator_state=state)
+
+
+def remove_batch(root: Path, step: int) -> None:
+    """Delete a batch that has been trained on. A missing one is fine."""
+    storage.remove_directory(storage.step_directory(root, step))
+
+
+def _to_arrays(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
+    for index, sample in enumerate(samples):
+        lengths = {name: len(getattr(sample, name)) for name in _DTYPES}
+        if len(set(lengths.values())) != 1 or not len(sample.token_ids):
+            raise TransportError(f"Sample {index} of the batch is empty or uneven: {lengths}.")
+    arrays = {
+        name: np.concatenate([np.asarray(getattr(s, name), dtype) for s in samples] or [np.empty(0, dtype)])
+        for name, dtype in _DTYPES.items()
+    }
+    arrays["lengths"] = np.array([len(s.token_ids) for s in samples], np.int64)
+    arrays["temperatures"] = np.array([s.temperature for s in samples], np.float64)
+    return arrays
+
+
+def _from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Sample, ...]:
+    ends = np.cumsum(arrays["lengths"])[:-1]
+    columns = {name: np.split(arrays[name], ends) for name in _DTYPES}
+    return tuple(
+        Sample(temperature=float(temperature), **{name: columns[name][i] for name in _DTYPES})
+        for i, temperature in enumerate(arrays["temperatures"])
+    )

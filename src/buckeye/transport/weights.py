@@ -1,0 +1,116 @@
+"""Weights from the trainer to the engines: `<root>/step_<N>/`, a Hugging Face model with a manifest.
+
+Version N is the model after N optimizer steps; version 0 is the one the run started from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from buckeye import storage
+from buckeye.errors import TransportError
+from buckeye.process import RunIdentity
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightsManifest:
+    """What a weights directory holds. `files` maps each safetensors file to its SHA-256; `checksum` stands
+    for all of them (`combined_checksum`)."""
+
+    run_id: str
+    attempt: int
+    step: int
+    dtype: str
+    files: dict[str, str]
+    checksum: str
+
+
+def combined_checksum(files: dict[str, str]) -> str:
+    """SHA-256 over the lines `name:sha256` in the order of the names."""
+    lines = "".join(f"{name}:{digest}\n" for name, digest in sorted(files.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def publish_weights(
+    root: Path, step: int, fill: Callable[[Path], None], *, identity: RunIdentity, dtype: str
+) -> Path:
+    """Make version `step` visible under `root`; `fill(directory)` writes the model. Replaces an older one."""
+
+    def fill_and_sign(directory: Path) -> None:
+        fill(directory)
+        files = _hashes(directory)
+        if not files:
+            raise TransportError(f"The weights of step {step} have no .safetensors file; none was written.")
+        manifest = WeightsManifest(
+            run_id=identity.run_id,
+            attempt=identity.attempt,
+            step=step,
+            dtype=dtype,
+            files=files,
+            checksum=combined_checksum(files),
+        )
+        (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
+
+    final = storage.step_directory(root, step)
+    storage.write_directory(final, fill_and_sign, replace=True)
+    return final
+
+
+def read_weights_manifest(directory: Path) -> WeightsManifest:
+    """The manifest of a weights directory; `TransportError` if it, or a file that it names, is missing."""
+    path = directory / MANIFEST
+    try:
+        manifest = WeightsManifest(**storage.read_json(path))
+        missing = [name for name in manifest.files if not (directory / name).is_file()]
+        consistent = combined_checksum(manifest.files) == manifest.checksum
+    except FileNotFoundError:
+        raise TransportError(f"{directory} has no {MANIFEST}: no weights were published there.") from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise TransportError(f"{path} cannot be read ({error}); publish the weights again.") from error
+    if missing:
+        raise TransportError(f"{directory} lacks {', '.join(missing)}; publish the weights again.")
+    if not consistent:
+        raise TransportError(f"{path} contradicts itself (checksum of its files); publish the weights again.")
+    return manifest
+
+
+def verify_weights(directory: Path) -> WeightsManifest:
+    """As `read_weights_manifest`, and every file has the content that was published."""
+    manifest = read_weights_manifest(directory)
+    for name, digest in manifest.files.items():
+        if storage.sha256_file(directory / name) != digest:
+            raise TransportError(f"{directory / name} is not the file that was published (SHA-256 differs).")
+    return manifest
+
+
+def newest_weights(root: Path, *, identity: RunIdentity) -> tuple[int, Path] | None:
+    """The highest version published by this attempt of this run, or None. Other attempts' are not seen."""
+    for step, directory in reversed(storage.step_directories(root).items()):
+        try:
+            manifest = read_weights_manifest(directory)
+        except TransportError as error:
+            logger.debug("Passing over %s: %s", directory, error)
+            continue
+        if (manifest.run_id, manifest.attempt) == (identity.run_id, identity.attempt):
+            return step, directory
+    return None
+
+
+def prune_weights(root: Path, *, keep: Callable[[int], bool]) -> None:
+    """Delete every version for which `keep(step)` is false."""
+    for step, directory in storage.step_directories(root).items():
+        if not keep(step):
+            storage.remove_directory(directory)
+
+
+def _hashes(directory: Path) -> dict[str, str]:
+    return {path.name: storage.sha256_file(path) for path in sorted(directory.glob("*.safetensors"))}

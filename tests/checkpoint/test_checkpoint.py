@@ -1,0 +1,129 @@
+"""A checkpoint exists when its COMMITTED manifest does; one resolver; damage is noticed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buckeye.checkpoint import (
+    list_checkpoints,
+    prune_checkpoints,
+    read_orchestrator_state,
+    resolve_checkpoint,
+    save_checkpoint,
+    trainer_state,
+    verify_checkpoint,
+)
+from buckeye.errors import CheckpointError
+from buckeye.process import RunIdentity
+
+
+def _save(root: Path, step: int, attempt: int = 1) -> Path:
+    def fill(directory: Path) -> None:
+        (directory / "model.safetensors").write_text(f"weights of {step}")
+
+    state = {"next": step * 10}
+    identity = RunIdentity(run_id="run", attempt=attempt)
+    return save_checkpoint(root, step, fill, orchestrator_state=state, identity=identity)
+
+
+def test_save_and_read(tmp_path):
+    _save(tmp_path, 4)
+    info = resolve_checkpoint(tmp_path, 4)
+    verify_checkpoint(info)
+    assert (info.step, info.attempt, info.path) == (4, 1, tmp_path / "step_4")
+    assert (trainer_state(info) / "model.safetensors").read_text() == "weights of 4"
+    assert read_orchestrator_state(info) == {"next": 40}
+
+
+def test_newest_is_by_attempt_then_step(tmp_path):
+    _save(tmp_path, 2, attempt=1)
+    _save(tmp_path, 9, attempt=1)
+    _save(tmp_path, 3, attempt=2)
+    assert resolve_checkpoint(tmp_path, -1).step == 3
+    assert resolve_checkpoint(tmp_path, 9).attempt == 1
+    assert [info.step for info in list_checkpoints(tmp_path)] == [2, 3, 9]
+
+
+def test_the_error_names_what_there_is(tmp_path):
+    with pytest.raises(CheckpointError, match="no committed checkpoint"):
+        resolve_checkpoint(tmp_path, -1)
+    _save(tmp_path, 2)
+    _save(tmp_path, 10)
+    with pytest.raises(CheckpointError, match=r"step 5 .*2, 10"):
+        resolve_checkpoint(tmp_path, 5)
+
+
+def test_uncommitted_directories_are_not_seen(tmp_path):
+    _save(tmp_path, 1)
+    (tmp_path / "step_2" / "trainer").mkdir(parents=True)
+    (tmp_path / "step_3").mkdir()
+    (tmp_path / "step_3" / "COMMITTED").write_text('{"attempt": 1, "fil')
+    assert [info.step for info in list_checkpoints(tmp_path)] == [1]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    _save(tmp_path, 4, attempt=1)
+    _save(tmp_path, 4, attempt=2)
+    assert resolve_checkpoint(tmp_path, -1).attempt == 2
+
+
+def test_damage_is_noticed(tmp_path):
+    path = _save(tmp_path, 1)
+    info = resolve_checkpoint(tmp_path, -1)
+    (path / "trainer" / "model.safetensors").write_text("weights of 2")
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        verify_checkpoint(info)
+    (path / "trainer" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="missing"):
+        verify_checkpoint(info)
+    (path / "orchestrator" / "state.json").write_text("")
+    with pytest.raises(CheckpointError, match=r"state\.json"):
+        read_orchestrator_state(info)
+
+
+def test_prune_deletes_the_oldest_and_only_committed_ones(tmp_path):
+    for step in (1, 2, 3):
+        _save(tmp_path, step)
+    _save(tmp_path, 2, attempt=2)
+    (tmp_path / "step_0").mkdir()
+    assert prune_checkpoints(tmp_path, keep=2) == [1]
+    assert prune_checkpoints(tmp_path, keep=5) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_0", "step_2", "step_3"]
+
+
+_DYING = """
+import os, pathlib, sys
+from buckeye.checkpoint import save_checkpoint
+from buckeye.process import RunIdentity
+root, when = pathlib.Path(sys.argv[1]), sys.argv[2]
+def fill(directory):
+    (directory / "model").write_text("new")
+    if when == "fill":
+        os._exit(9)
+real = pathlib.Path.write_text
+def write_text(self, *args, **kwargs):
+    if self.name == when:
+        os._exit(9)
+    return real(self, *args, **kwargs)
+pathlib.Path.write_text = write_text
+save_checkpoint(root, 4, fill, orchestrator_state={}, identity=RunIdentity(run_id="run", attempt=2))
+"""
+
+
+@pytest.mark.parametrize("when", ["fill", "state.json", "COMMITTED"])
+def test_a_kill_during_the_commit_leaves_the_earlier_checkpoints(tmp_path, when):
+    _save(tmp_path, 2)
+    _save(tmp_path, 4)
+    killed = subprocess.run([sys.executable, "-c", _DYING, str(tmp_path), when], timeout=60, check=False)
+    assert killed.returncode == 9
+    info = resolve_checkpoint(tmp_path, -1)
+    verify_checkpoint(info)
+    assert (info.step, info.attempt) == (4, 1)
+    _save(tmp_path, 6)
+    assert not list(tmp_path.glob(".*"))
+    shutil.rmtree(tmp_path)

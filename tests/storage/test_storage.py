@@ -1,0 +1,144 @@
+"""Files are whole or absent, whatever instruction the writer was killed at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buckeye import storage
+
+# Writes `final` (replacing version 1 by version 2) and dies at the n-th system-level step of the writer.
+_DYING_WRITER = """
+import os, pathlib, sys
+from buckeye import storage
+final, die_at, kind = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+count = 0
+def trace(frame, event, arg):
+    global count
+    if frame.f_code.co_filename != storage.__file__:
+        return None
+    if event == "line":
+        count += 1
+        if count == die_at:
+            os._exit(9)
+    return trace
+def fill(directory):
+    (directory / "a").write_text("2")
+    (directory / "sub").mkdir()
+    (directory / "sub" / "b").write_text("2")
+sys.settrace(trace)
+if kind == "file":
+    storage.write_file(final, "2")
+else:
+    storage.write_directory(final, fill, replace=True)
+sys.settrace(None)
+print(count)
+"""
+
+
+def _run_writer(final: Path, die_at: int, kind: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _DYING_WRITER, str(final), str(die_at), kind]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _put(version: str):
+    def fill(directory: Path) -> None:
+        (directory / "a").write_text(version)
+        (directory / "sub").mkdir()
+        (directory / "sub" / "b").write_text(version)
+
+    return fill
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_writer_killed_anywhere_leaves_the_old_state_or_the_new_one(tmp_path, kind, existed):
+    def state(final: Path) -> str:
+        if kind == "file":
+            return final.read_text() if final.exists() else "none"
+        if not final.exists():
+            return "none"
+        versions = {(final / "a").read_text(), (final / "sub" / "b").read_text()}
+        assert len(versions) == 1
+        return versions.pop()
+
+    def prepare(folder: Path) -> Path:
+        folder.mkdir()
+        if existed and kind == "file":
+            storage.write_file(folder / "x", "1")
+        elif existed:
+            storage.write_directory(folder / "x", _put("1"))
+        return folder / "x"
+
+    complete = _run_writer(prepare(tmp_path / "whole"), 10**9, kind)
+    assert complete.returncode == 0, complete.stderr
+    lines = int(complete.stdout)
+    seen = set()
+    for die_at in {1, 2, 3, *range(4, lines, max(1, lines // 8)), *range(lines - 6, lines + 1)}:
+        final = prepare(tmp_path / f"die_{die_at}")
+        assert _run_writer(final, die_at, kind).returncode == 9
+        seen.add(state(final))
+        storage.write_file(final.parent / "next", "x")  # the next writer tidies up
+        assert {p.name for p in final.parent.iterdir()} <= {"x", "next"}
+    assert seen == ({"1", "2"} if existed else {"none", "2"})
+
+
+def test_write_directory_refuses_to_replace_unless_told(tmp_path):
+    storage.write_directory(tmp_path / "x", _put("1"))
+    with pytest.raises(FileExistsError):
+        storage.write_directory(tmp_path / "x", _put("2"))
+    assert (tmp_path / "x" / "a").read_text() == "1"
+    storage.write_directory(tmp_path / "x", _put("2"), replace=True)
+    assert (tmp_path / "x" / "a").read_text() == "2"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_failing_fill_leaves_nothing(tmp_path):
+    def fill(directory: Path) -> None:
+        (directory / "a").write_text("1")
+        raise RuntimeError("disk on fire")
+
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        storage.write_directory(tmp_path / "x", fill)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_works_where_names_cannot_be_exchanged(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "_exchange", lambda one, other: False)
+    storage.write_directory(tmp_path / "x", _put("1"))
+    storage.write_directory(tmp_path / "x", _put("2"), replace=True)
+    assert (tmp_path / "x" / "sub" / "b").read_text() == "2"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_leftovers_of_living_processes_are_left_alone(tmp_path):
+    mine = tmp_path / f".other.tmp-{os.getpid()}"
+    mine.mkdir()
+    storage.write_file(tmp_path / "x", b"1")
+    assert mine.exists()
+
+
+def test_remove_directory(tmp_path):
+    storage.write_directory(tmp_path / "x", _put("1"))
+    storage.remove_directory(tmp_path / "x")
+    storage.remove_directory(tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_step_directories_are_ordered_by_number(tmp_path):
+    for name in ("step_10", "step_9", "step_0", "step_01", "step_x", ".step_3.tmp-1"):
+        (tmp_path / name).mkdir()
+    assert list(storage.step_directories(tmp_path)) == [0, 9, 10]
+    assert storage.step_directories(tmp_path / "none") == {}
+    assert storage.step_directory(tmp_path, 9) == storage.step_directories(tmp_path)[9]
+
+
+def test_hash_and_json(tmp_path):
+    storage.write_file(tmp_path / "x", '{"ŋ": 1}')
+    assert storage.read_json(tmp_path / "x") == {"ŋ": 1}
+    storage.write_file(tmp_path / "empty", b"")
+    assert storage.sha256_file(tmp_path / "empty").startswith("e3b0c44298fc1c149afbf4c8996fb924")

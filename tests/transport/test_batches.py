@@ -1,0 +1,105 @@
+"""Batches survive the trip bit for bit; foreign ones are not seen, damaged ones are errors."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from buckeye.errors import TransportError
+from buckeye.process import RunIdentity
+from buckeye.transport.batches import Batch, Sample, read_batch, remove_batch, write_batch
+
+ME = RunIdentity(run_id="run", attempt=1)
+FIELDS = ("token_ids", "loss_mask", "logprobs", "versions", "advantages")
+
+
+def make_sample(length: int = 3, temperature: float = 1.0) -> Sample:
+    return Sample(
+        token_ids=np.arange(length, dtype=np.int32),
+        loss_mask=np.arange(length) > 0,
+        logprobs=np.full(length, -0.5, np.float32),
+        versions=np.zeros(length, np.int32),
+        advantages=np.ones(length, np.float32),
+        temperature=temperature,
+    )
+
+
+@st.composite
+def samples(draw) -> Sample:
+    length = draw(st.integers(1, 6))
+    floats = hnp.arrays(np.float32, length, elements=st.floats(-10, 10, width=32))
+    ints = hnp.arrays(np.int32, length, elements=st.integers(-1, 2**31 - 1))
+    return Sample(
+        token_ids=draw(ints),
+        loss_mask=draw(hnp.arrays(np.bool_, length)),
+        logprobs=draw(floats),
+        versions=draw(ints),
+        advantages=draw(floats),
+        temperature=draw(st.floats(0.1, 2.0)),
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(samples(), max_size=4))
+def test_round_trip(tmp_path_factory, written):
+    root = tmp_path_factory.mktemp("batches")
+    state = {"frontier": [1, 2], "name": "ŋ"}
+    write_batch(root, Batch(step=5, samples=tuple(written), orchestrator_state=state), identity=ME)
+    batch = read_batch(root, 5, identity=ME)
+    assert batch is not None
+    assert batch.step == 5
+    assert batch.orchestrator_state == state
+    assert len(batch.samples) == len(written)
+    for read, sample in zip(batch.samples, written, strict=True):
+        assert read.temperature == sample.temperature
+        for name in FIELDS:
+            assert getattr(read, name).dtype == getattr(sample, name).dtype
+            assert np.array_equal(getattr(read, name), getattr(sample, name))
+
+
+def test_a_batch_not_there_or_of_another_attempt_is_none(tmp_path):
+    assert read_batch(tmp_path, 0, identity=ME) is None
+    batch = Batch(step=0, samples=(make_sample(),), orchestrator_state={})
+    write_batch(tmp_path, batch, identity=RunIdentity(run_id="run", attempt=2))
+    assert read_batch(tmp_path, 0, identity=ME) is None
+    write_batch(tmp_path, batch, identity=ME)
+    assert read_batch(tmp_path, 0, identity=ME) is not None
+
+
+def test_damage_is_an_error(tmp_path):
+    directory = write_batch(
+        tmp_path, Batch(step=0, samples=(make_sample(),), orchestrator_state={}), identity=ME
+    )
+    content = bytearray((directory / "batch.safetensors").read_bytes())
+    content[-1] ^= 1
+    (directory / "batch.safetensors").write_bytes(content)
+    with pytest.raises(TransportError, match="SHA-256"):
+        read_batch(tmp_path, 0, identity=ME)
+    (directory / "batch.safetensors").unlink()
+    with pytest.raises(TransportError, match=r"no batch\.safetensors"):
+        read_batch(tmp_path, 0, identity=ME)
+    (directory / "manifest.json").write_text(json.dumps({"run_id": "run"}))
+    with pytest.raises(TransportError, match="cannot be read"):
+        read_batch(tmp_path, 0, identity=ME)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_an_uneven_sample_is_refused(tmp_path, name):
+    arrays = {field: getattr(make_sample(), field) for field in FIELDS}
+    arrays[name] = arrays[name][:-1]
+    bad = Batch(step=0, samples=(Sample(temperature=1.0, **arrays),), orchestrator_state={})
+    with pytest.raises(TransportError, match="uneven"):
+        write_batch(tmp_path, bad, identity=ME)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_remove(tmp_path):
+    write_batch(tmp_path, Batch(step=0, samples=(), orchestrator_state={}), identity=ME)
+    remove_batch(tmp_path, 0)
+    remove_batch(tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,114 @@
+"""Weights directories: found only when whole and of this attempt; damage is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from buckeye.errors import TransportError
+from buckeye.process import RunIdentity
+from buckeye.transport.weights import (
+    newest_weights,
+    prune_weights,
+    publish_weights,
+    read_weights_manifest,
+    verify_weights,
+)
+
+ME = RunIdentity(run_id="run", attempt=2)
+
+
+def _model(value: float):
+    def fill(directory: Path) -> None:
+        save_file({"w": np.full(4, value, np.float32)}, directory / "model-00001-of-00002.safetensors")
+        save_file({"v": np.full(4, value, np.float32)}, directory / "model-00002-of-00002.safetensors")
+        (directory / "config.json").write_text("{}")
+
+    return fill
+
+
+def test_publish_read_verify(tmp_path):
+    directory = publish_weights(tmp_path, 7, _model(1.0), identity=ME, dtype="float32")
+    assert directory == tmp_path / "step_7"
+    manifest = verify_weights(directory)
+    assert (manifest.run_id, manifest.attempt, manifest.step, manifest.dtype) == ("run", 2, 7, "float32")
+    digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in directory.glob("*.safetensors")}
+    assert manifest.files == digests
+    lines = "".join(f"{name}:{digests[name]}\n" for name in sorted(digests))
+    assert manifest.checksum == hashlib.sha256(lines.encode()).hexdigest()
+    assert (directory / "config.json").exists()
+
+
+def test_equal_weights_have_equal_checksums(tmp_path):
+    one = publish_weights(tmp_path, 1, _model(1.0), identity=ME, dtype="float32")
+    two = publish_weights(tmp_path, 2, _model(1.0), identity=ME, dtype="float32")
+    other = publish_weights(tmp_path, 3, _model(2.0), identity=ME, dtype="float32")
+    checksums = [read_weights_manifest(d).checksum for d in (one, two, other)]
+    assert checksums[0] == checksums[1] != checksums[2]
+
+
+def test_newest_sees_only_this_attempt(tmp_path):
+    assert newest_weights(tmp_path / "none", identity=ME) is None
+    publish_weights(tmp_path, 9, _model(1), identity=RunIdentity(run_id="run", attempt=1), dtype="float32")
+    publish_weights(tmp_path, 8, _model(1), identity=RunIdentity(run_id="other", attempt=2), dtype="float32")
+    assert newest_weights(tmp_path, identity=ME) is None
+    publish_weights(tmp_path, 3, _model(1), identity=ME, dtype="float32")
+    (tmp_path / "step_4").mkdir()  # no manifest: nothing
+    (tmp_path / ".step_5.tmp-1").mkdir()
+    assert newest_weights(tmp_path, identity=ME) == (3, tmp_path / "step_3")
+
+
+def test_publishing_a_step_again_replaces_it(tmp_path):
+    publish_weights(tmp_path, 3, _model(1), identity=RunIdentity(run_id="run", attempt=1), dtype="float32")
+    publish_weights(tmp_path, 3, _model(2), identity=ME, dtype="float32")
+    assert verify_weights(tmp_path / "step_3").attempt == 2
+
+
+def test_damage_is_noticed(tmp_path):
+    directory = publish_weights(tmp_path, 1, _model(1), identity=ME, dtype="float32")
+    shard = directory / "model-00001-of-00002.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    read_weights_manifest(directory)
+    with pytest.raises(TransportError, match="model-00001-of-00002"):
+        verify_weights(directory)
+    shard.unlink()
+    with pytest.raises(TransportError, match="lacks model-00001"):
+        read_weights_manifest(directory)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"run_id": "x"}'])
+def test_a_torn_manifest_is_an_error(tmp_path, content):
+    directory = publish_weights(tmp_path, 1, _model(1), identity=ME, dtype="float32")
+    (directory / "manifest.json").write_text(content)
+    with pytest.raises(TransportError, match=r"manifest\.json"):
+        read_weights_manifest(directory)
+    assert newest_weights(tmp_path, identity=ME) is None
+
+
+def test_a_changed_digest_contradicts_the_checksum(tmp_path):
+    directory = publish_weights(tmp_path, 1, _model(1), identity=ME, dtype="float32")
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest["files"]["model-00001-of-00002.safetensors"] = "0" * 64
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(TransportError, match="contradicts"):
+        read_weights_manifest(directory)
+
+
+def test_weights_without_tensors_are_refused(tmp_path):
+    with pytest.raises(TransportError, match=r"no \.safetensors"):
+        publish_weights(tmp_path, 1, lambda d: None, identity=ME, dtype="float32")
+    assert not (tmp_path / "step_1").exists()
+
+
+def test_prune(tmp_path):
+    for step in range(5):
+        publish_weights(tmp_path, step, _model(1), identity=ME, dtype="float32")
+    prune_weights(tmp_path, keep=lambda step: step in (0, 4))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_0", "step_4"]
