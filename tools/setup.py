@@ -2,9 +2,9 @@
 
 Run by `make setup` with any Python >= 3.11; does nothing if nothing has changed since the last time.
 
-Where there is no NVIDIA GPU, the CPU build of torch is asked for by its own version number (`+cpu`), so no CUDA
-build (several gigabytes) can be chosen: first from the package index that pip is set up with, then from PyTorch's
-own index of CPU builds. Set BUCKEYE_TORCH to a requirement (`torch==2.14.0`) to choose yourself.
+Where there is no NVIDIA GPU, the CPU build of torch is asked for by its own version number (`+cpu`), so no
+CUDA build (several gigabytes) can be chosen: first from the package index that pip is set up with, then from
+PyTorch's own index of CPU builds. Set BUCKEYE_TORCH to a requirement (`torch==2.14.0`) to choose yourself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INPUTS = ("pyproject.toml", "environments/dakota1890/pyproject.toml", "tools/set
 def main() -> int:
     """Create or bring up to date the environment named on the command line."""
     target = ROOT / (sys.argv[1] if len(sys.argv) > 1 else ".venv")
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  this script is what tells the user
         print("error: Buckeye needs Python 3.11 or newer; set PYTHON, e.g. `make setup PYTHON=python3.12`")
         return 2
     stamp, wanted = target / ".buckeye-setup", fingerprint()
@@ -70,7 +70,9 @@ def install_torch(python: Path) -> bool:
     cpu_build = f"torch=={TORCH}+cpu"
     if pip(python, cpu_build, quiet=True) or pip(python, cpu_build, "--extra-index-url", CPU_INDEX):
         return True
-    print(f"error: no CPU build of torch {TORCH} could be had; choose one: BUCKEYE_TORCH='torch==X' make setup")
+    print(
+        f"error: no CPU build of torch {TORCH} could be had; choose one: BUCKEYE_TORCH='torch==X' make setup"
+    )
     return False
 
 

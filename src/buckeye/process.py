@@ -1,4 +1,5 @@
-"""What every Buckeye process does about being a process: identity, threads, stopping, dying with its parent."""
+"""What every Buckeye process does about being a process: identity, threads, stopping, dying with its
+parent."""
 
 from __future__ import annotations
 

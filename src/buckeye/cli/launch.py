@@ -4,6 +4,7 @@ configuration."""
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -123,14 +124,20 @@ def _evals(argv: list[str]) -> int:
 
 
 def _load(model: type[T], argv: list[str], program: str) -> T:
+    # Idle OpenMP threads must sleep, not spin: spinning costs other processes of the run their core. The
+    # library reads this when torch is imported, which no command has done yet.
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
     if "--help" in argv or "-h" in argv:
         from buckeye.config.load import help_text
 
         print(help_text(model, program))
         sys.exit(0)
-    from buckeye.config.load import load_config
+    from buckeye.config.load import load_with_warnings
 
-    return load_config(model, argv)
+    config, warnings = load_with_warnings(model, argv)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return config
 
 
 def _with_local_model(config: T) -> T:

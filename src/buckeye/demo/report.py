@@ -99,7 +99,8 @@ def plot_reward(metrics: Path, picture: Path, *, content_free: float) -> None:
     axes.plot(
         steps, [records[s]["reward/mean"] for s in steps], color="#b0413e", linewidth=1.6, label="policy"
     )
-    axes.axhline(content_free, color="#555555", linewidth=1, linestyle="--", label="best content-free policy")
+    floor = {"color": "#555555", "linewidth": 1, "linestyle": "--"}
+    axes.axhline(content_free, label="best content-free policy", **floor)
     axes.set(xlabel="step", ylabel="mean reward of the training batch", title="dakota1890", ylim=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")

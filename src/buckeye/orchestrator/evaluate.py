@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.rollout import Rollout, RolloutPlayer
-from buckeye.orchestrator.task_sampler import NamedEnvironment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,8 +102,8 @@ async def evaluate(
     try:
         rollouts = await asyncio.gather(*playing)
     except asyncio.CancelledError:
-        for rollout in playing:
-            rollout.cancel()
+        for task in playing:
+            task.cancel()
         raise
     by_task: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:

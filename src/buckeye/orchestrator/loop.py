@@ -9,23 +9,24 @@ import os
 import signal
 import statistics
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 from buckeye.checkpoint import read_orchestrator_state, resolve_checkpoint
-from buckeye.config.orchestrator import EnvConfig, EvalConfig, OrchestratorConfig
-from buckeye.envs.registry import load_environment
+from buckeye.config.orchestrator import EvalConfig, OrchestratorConfig
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import SUCCESS, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.batch import batch_metrics, make_batch, write_rollouts
 from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector, group_filter
+from buckeye.orchestrator.environments import NamedEnvironment, load_environments
 from buckeye.orchestrator.evaluate import EvalResult, evaluate
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import RolloutPlayer
-from buckeye.orchestrator.task_sampler import NamedEnvironment, TaskSampler
+from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 from buckeye.process import die_with_parent, run_identity
 from buckeye.transport.batches import write_batch
@@ -80,6 +81,7 @@ class Orchestrator:
         self.start_step = int(self.state["step"])
         self.seed = config.seed if config.sampling.seed is None else config.sampling.seed
         self.lockstep = Lockstep(self.client) if config.max_async_level == 0 else None
+        self.throughput = _Throughput()
 
     async def run(self) -> None:
         """Start up, collect a batch per step, finish with an evaluation."""
@@ -212,7 +214,7 @@ class Orchestrator:
         metrics = batch_metrics(step, collected.groups)
         tokens = sum(r.total_tokens for g in collected.groups for r in g.scored)
         metrics |= {
-            "perf/throughput": tokens / seconds,
+            "perf/throughput": self.throughput.add(tokens, seconds),
             "time/step": seconds,
             "time/wait_for_weights": waited,
             "progress/total_tokens": self.state["tokens"],
@@ -316,6 +318,17 @@ class Orchestrator:
         return statistics.fmean(rewards) if rewards else None
 
 
+class _Throughput:
+    """Tokens per second over the last steps: rollouts of one step are often played during the one before."""
+
+    def __init__(self, steps: int = 10) -> None:
+        self._recent: deque[tuple[int, float]] = deque(maxlen=steps)
+
+    def add(self, tokens: int, seconds: float) -> float:
+        self._recent.append((tokens, seconds))
+        return sum(t for t, _ in self._recent) / max(sum(s for _, s in self._recent), 1e-9)
+
+
 class _WaitLog:
     """Says once per step that it waits for weights, and counts for how long."""
 
@@ -329,18 +342,6 @@ class _WaitLog:
 
     def seconds(self) -> float:
         return 0.0 if self._since is None else time.monotonic() - self._since
-
-
-def load_environments(configs: Sequence[EnvConfig]) -> list[NamedEnvironment]:
-    """Load the environments of a configuration under distinct names."""
-    return [
-        NamedEnvironment(
-            name=c.name or c.id.partition("@")[0].rpartition("/")[2],
-            environment=load_environment(c.id, **c.args),
-            ratio=getattr(c, "ratio", 1.0),
-        )
-        for c in configs
-    ]
 
 
 @contextlib.asynccontextmanager

@@ -80,10 +80,14 @@ class RecordingPolicy:
         A conversation that has filled `seq_len` gets an empty reply with finish reason "length". Raises
         InferenceError if no engine answers, or if the very first prompt does not fit.
         """
-        conversation = self._next_conversation(messages, tools)
+        extended = self._extended(messages, tools)
+        conversation = extended or self._renderer.render(messages, tools)
         room = self._seq_len - len(conversation.ids)
         if room <= 0:
             return self._out_of_room(len(conversation.ids))
+        if extended is None:
+            self.segments.append(Segment())
+        self.segments[-1].add_context(conversation.ids[len(self.segments[-1].token_ids) :])
         params = replace(
             self._params,
             max_tokens=min(self._params.max_tokens, room),
@@ -96,17 +100,12 @@ class RecordingPolicy:
         self.turns += 1
         return self._reply(generation)
 
-    def _next_conversation(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
-        if self._conversation is not None and self._last is not None:
-            extended = self._renderer.extend(self._conversation, self._last.token_ids, messages, tools)
-            if extended is not None:
-                known = len(self.segments[-1].token_ids)
-                self.segments[-1].add_context(extended.ids[known:])
-                return extended
-        fresh = self._renderer.render(messages, tools)
-        self.segments.append(Segment())
-        self.segments[-1].add_context(fresh.ids)
-        return fresh
+    def _extended(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation | None:
+        """The conversation so far, sampled ids verbatim, and what came after it; None if it has to start
+        anew."""
+        if self._conversation is None or self._last is None:
+            return None
+        return self._renderer.extend(self._conversation, self._last.token_ids, messages, tools)
 
     def _out_of_room(self, prompt_tokens: int) -> Reply:
         if self.turns == 0:

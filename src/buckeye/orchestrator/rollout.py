@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import SamplingParams
 from buckeye.inference.render import ChatRenderer
+from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.policy import RecordingPolicy, Sampler, Segment, derive_seed
-from buckeye.orchestrator.task_sampler import GroupTask, NamedEnvironment
+from buckeye.orchestrator.task_sampler import GroupTask
 
 log = logging.getLogger(__name__)
 

@@ -7,16 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from buckeye.envs.base import Environment, Task
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedEnvironment:
-    """An environment of the run under its display name. `ratio` is its share of the groups, relatively."""
-
-    name: str
-    environment: Environment
-    ratio: float = 1.0
+from buckeye.envs.base import Task
+from buckeye.orchestrator.environments import NamedEnvironment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

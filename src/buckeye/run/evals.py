@@ -13,8 +13,8 @@ from buckeye.config.evals import EvalsConfig
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import SUCCESS, setup_logging
+from buckeye.orchestrator.environments import load_environments
 from buckeye.orchestrator.evaluate import EvalResult, evaluate, wilson_interval
-from buckeye.orchestrator.loop import load_environments
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.run.model_files import fetch_model
 from buckeye.run.serve import served_model

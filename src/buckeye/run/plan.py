@@ -138,7 +138,11 @@ def _trainer_roles(
 
 def _device_env(devices: Sequence[int], *, on_gpu: bool, threads: int) -> dict[str, str]:
     visible = ",".join(map(str, devices)) if on_gpu else ""
-    return {"CUDA_VISIBLE_DEVICES": visible, "BUCKEYE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    return {
+        "CUDA_VISIBLE_DEVICES": visible,
+        "BUCKEYE_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+    }
 
 
 def _role(

@@ -1,0 +1,177 @@
+"""The routes that look at the server and steer it; the names are vLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from buckeye.errors import UsageError
+from buckeye.inference.architecture import read_spec
+from buckeye.inference.engine import PauseMode
+from buckeye.inference.protocol import AbortRequest, FinishUpdateRequest, UpdateRequest, parse
+from buckeye.inference.responses import json_response
+from buckeye.inference.service import Service
+from buckeye.inference.weights import Checkpoint
+from buckeye.transport.weights import WeightsManifest, verify_weights
+
+
+async def health(request: Request) -> Response:
+    """200 as long as the process serves."""
+    return Response()
+
+
+async def models(request: Request) -> Response:
+    """The one model, in OpenAI's form."""
+    service: Service = request.app.state.service
+    model = {
+        "id": service.model_name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "buckeye",
+        "max_model_len": service.max_len,
+    }
+    return json_response({"object": "list", "data": [model]})
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus text. Names that vLLM has too mean the same."""
+    service: Service = request.app.state.service
+    engine = service.engine
+    counters = engine.counters
+    gauges = {
+        "vllm:num_requests_running": len(engine.running),
+        "vllm:num_requests_waiting": len(engine.waiting),
+        "vllm:kv_cache_usage_perc": engine.cache_usage,
+        "buckeye:generation_tokens_per_second": engine.tokens_per_second,
+        "buckeye:weight_version": engine.version,
+        "buckeye:paused": int(engine.is_paused),
+    }
+    totals = {
+        "vllm:prompt_tokens": counters["prompt_tokens"],
+        "buckeye:prefill_tokens": counters["prefill_tokens"],
+        "vllm:generation_tokens": counters["generation_tokens"],
+    }
+    lines = [line for name, value in gauges.items() for line in (f"# TYPE {name} gauge", f"{name} {value:g}")]
+    for name, value in totals.items():
+        lines += [f"# TYPE {name} counter", f"{name}_total {value}"]
+    lines.append("# TYPE vllm:request_success counter")
+    for reason in ("stop", "length", "abort"):
+        lines.append(
+            f'vllm:request_success_total{{finished_reason="{reason}"}} {counters[f"finished_{reason}"]}'
+        )
+    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+
+async def pause(request: Request) -> Response:
+    """Stop decoding: ?mode=keep|wait|abort&clear_cache=true|false."""
+    service: Service = request.app.state.service
+    mode = request.query_params.get("mode", "abort")
+    if mode not in get_args(PauseMode):
+        raise UsageError(f"`mode` must be keep, wait or abort, not {mode!r}.")
+    clear = request.query_params.get("clear_cache", "true").lower()
+    if clear not in ("true", "1", "false", "0"):
+        raise UsageError(f"`clear_cache` must be true or false, not {clear!r}.")
+    await asyncio.wrap_future(service.engine.pause(mode, clear_cache=clear in ("true", "1")))  # type: ignore[arg-type]
+    return json_response({"status": "paused"})
+
+
+async def resume(request: Request) -> Response:
+    """Go on decoding."""
+    service: Service = request.app.state.service
+    await asyncio.wrap_future(service.engine.resume())
+    return json_response({"status": "resumed"})
+
+
+async def is_paused(request: Request) -> Response:
+    """Whether a pause is in force."""
+    service: Service = request.app.state.service
+    return json_response({"is_paused": service.engine.is_paused})
+
+
+class WeightUpdate:
+    """The steps of a weight update. `update` checks the new weights and opens them; only `finish` touches the
+    engine, in one go, so a bad directory or a client that dies half-way changes nothing."""
+
+    def __init__(self) -> None:
+        self._checked: tuple[Checkpoint, WeightsManifest] | None = None
+
+    async def start(self, request: Request) -> Response:
+        """Begin an update; what an earlier, unfinished one had prepared is forgotten."""
+        self._checked = None
+        return json_response({"status": "started"})
+
+    async def update(self, request: Request) -> Response:
+        """Check a weights directory (manifest, checksums, architecture, shapes) and open it."""
+        service: Service = request.app.state.service
+        body = parse(await request.body(), UpdateRequest)
+        self._checked = await asyncio.to_thread(_open_weights, service, Path(body.update_info.path))
+        return json_response({"status": "updated", "checksum": self._checked[1].checksum})
+
+    async def finish(self, request: Request) -> Response:
+        """Replace the engine's weights between two decode steps and name their version (default: the step in
+        their manifest)."""
+        service: Service = request.app.state.service
+        body = parse(await request.body(), FinishUpdateRequest)
+        if self._checked is None:
+            raise UsageError(
+                "No weights have been given since /start_weight_update: POST /update_weights first."
+            )
+        checkpoint, manifest = self._checked
+        version = _version(body.weight_version, manifest.step)
+        await asyncio.wrap_future(service.engine.install_weights(checkpoint, version))
+        service.checksum = manifest.checksum
+        self._checked = None
+        return json_response({"status": "finished", "weight_version": str(version)})
+
+
+async def weight_info(request: Request) -> Response:
+    """Which weights are in use; the checksum is null until the first update."""
+    service: Service = request.app.state.service
+    return json_response(
+        {
+            "weight_version": str(service.engine.version),
+            "checksum": service.checksum,
+            "model": service.model_name,
+            "dtype": service.dtype,
+        }
+    )
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    """Compute the next prompts afresh, even if the same are running."""
+    service: Service = request.app.state.service
+    await asyncio.wrap_future(service.engine.reset_prefix_cache())
+    return json_response({"success": True})
+
+
+async def abort_requests(request: Request) -> Response:
+    """End requests by id, or all."""
+    service: Service = request.app.state.service
+    body = parse(await request.body(), AbortRequest)
+    ids = list(service.requests) if body.request_ids is None else body.request_ids
+    known = [request_id for request_id in ids if request_id in service.requests]
+    service.engine.abort([sequence for request_id in known for sequence in service.requests[request_id]])
+    return json_response({"aborted": known})
+
+
+def _open_weights(service: Service, directory: Path) -> tuple[Checkpoint, WeightsManifest]:
+    manifest = verify_weights(directory)
+    spec = replace(read_spec(directory), eos_token_ids=service.spec.eos_token_ids)
+    if spec != service.spec:
+        raise UsageError(f"{directory} holds another architecture than the model that is served.")
+    checkpoint = Checkpoint(directory)
+    service.engine.decoder.weights.check(checkpoint)
+    return checkpoint, manifest
+
+
+def _version(asked: str | int | None, default: int) -> int:
+    try:
+        return default if asked is None else int(asked)
+    except ValueError:
+        raise UsageError(f"`weight_version` must be a whole number, not {asked!r}.") from None

@@ -1,0 +1,207 @@
+"""From sequences to the JSON of OpenAI's completions and chat completions, whole or in parts."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from buckeye.errors import InferenceError
+from buckeye.inference.protocol import TextRequest
+from buckeye.inference.sequences import Sequence
+from buckeye.inference.service import Service
+from buckeye.inference.text import GrowingText
+
+
+class Choice:
+    """One sequence of a request, and the text made of it."""
+
+    def __init__(self, service: Service, index: int, sequence: Sequence, stops: Seq[str]) -> None:
+        self.index = index
+        self.sequence = sequence
+        self.text = GrowingText(service.decode, stops)
+        self.finish_reason: str | None = None
+        """Why it has ended; None while it goes on."""
+        self._service = service
+        self._seen = 0
+
+    def advance(self) -> tuple[int, int]:
+        """Take in the tokens that came since the last call; returns their range. A stop string in their text
+        ends the sequence."""
+        reason = self.sequence.finish_reason  # read before the tokens: the engine writes it after them
+        start, end = self._seen, len(self.sequence.logprobs)
+        stop_ids = self.sequence.params.stop_token_ids
+        self.text.feed([token for token in self.sequence.token_ids[start:end] if token not in stop_ids])
+        if self.text.stopped:
+            end = min(end, self.text.num_tokens)
+            if reason is None:
+                self._service.engine.abort([self.sequence])
+            reason = "stop"
+        elif reason is not None:
+            self.text.finish()
+        self._seen = end
+        self.finish_reason = reason
+        return start, end
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens taken in."""
+        return self.sequence.token_ids[: self._seen]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Their log-probs."""
+        return self.sequence.logprobs[: self._seen]
+
+    def raise_error(self) -> None:
+        """Raise `InferenceError` if the engine failed this sequence."""
+        if self.sequence.error is not None:
+            raise InferenceError(self.sequence.error)
+
+    def weight_versions(self) -> list[dict[str, Any]]:
+        """Which tokens which policy version sampled."""
+        return [
+            {"version": str(version), "start": start, "end": min(end, self._seen)}
+            for version, start, end in self.sequence.version_spans()
+            if start < self._seen
+        ]
+
+
+class Answer(ABC):
+    """The JSON of a request's answer, whole or in parts."""
+
+    id_prefix: str
+    object_name: str
+    part_name: str
+
+    def __init__(self, service: Service, body: TextRequest, *, with_logprobs: bool) -> None:
+        self._service = service
+        self._body = body
+        self._with_logprobs = with_logprobs
+
+    def begin(self, request_id: str, prompts: list[list[int]]) -> None:
+        """Fix what all parts have in common."""
+        self._prompts = prompts
+        self._head = {"id": request_id, "created": int(time.time()), "model": self._service.model_name}
+
+    @property
+    def shows_tokens(self) -> bool:
+        """Whether tokens are reported one by one, also those that have no text of their own."""
+        return self._with_logprobs or bool(self._body.return_token_ids)
+
+    def whole(self, choices: list[Choice]) -> dict[str, Any]:
+        """The answer of a request that does not stream."""
+        return {
+            **self._head,
+            "object": self.object_name,
+            **self._top(),
+            "choices": [self._choice(choice) for choice in choices],
+            "usage": self._usage(choices),
+        }
+
+    def opening(self, choice: Choice) -> dict[str, Any] | None:
+        """What is sent of a choice before its first token."""
+        return None
+
+    def part(self, choice: Choice, text: str, start: int, end: int) -> dict[str, Any]:
+        """One event: new text, and the tokens start..end that were taken in for it."""
+        content = self._part_content(text) | {"index": choice.index, "finish_reason": choice.finish_reason}
+        content["logprobs"] = self._logprobs(choice, start, end)
+        if self._body.return_token_ids:
+            content["token_ids"] = choice.token_ids[start:end]
+        return {**self._head, "object": self.part_name, "choices": [content]}
+
+    def usage_part(self, choices: list[Choice]) -> dict[str, Any]:
+        """The event with the usage."""
+        return {**self._head, "object": self.part_name, "choices": [], "usage": self._usage(choices)}
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        content = self._content(choice) | {
+            "index": choice.index,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": None,
+            "logprobs": self._logprobs(choice, 0, len(choice.token_ids)),
+        }
+        if self._body.return_token_ids:
+            content["token_ids"] = choice.token_ids
+        if self._body.return_weight_versions:
+            content["weight_versions"] = choice.weight_versions()
+        return content
+
+    def _usage(self, choices: list[Choice]) -> dict[str, int]:
+        prompt_tokens = sum(map(len, self._prompts))
+        completion_tokens = sum(len(choice.token_ids) for choice in choices)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
+
+    def _top(self) -> dict[str, Any]:
+        return {}
+
+    @abstractmethod
+    def _content(self, choice: Choice) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _part_content(self, text: str) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None: ...
+
+
+class CompletionAnswer(Answer):
+    """The answer of /v1/completions."""
+
+    id_prefix, object_name, part_name = "cmpl", "text_completion", "text_completion"
+
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        content: dict[str, Any] = {"text": choice.text.text}
+        if self._body.return_token_ids:
+            content["prompt_token_ids"] = choice.sequence.prompt_ids
+        return content
+
+    def _part_content(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
+        if not self._with_logprobs:
+            return None
+        return {
+            "tokens": [self._service.token_text(token) for token in choice.token_ids[start:end]],
+            "token_logprobs": choice.logprobs[start:end],
+            "top_logprobs": None,
+            "text_offset": [],
+        }
+
+
+class ChatAnswer(Answer):
+    """The answer of /v1/chat/completions."""
+
+    id_prefix, object_name, part_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def opening(self, choice: Choice) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        content = {"index": choice.index, "delta": delta, "finish_reason": None, "logprobs": None}
+        return {**self._head, "object": self.part_name, "choices": [content]}
+
+    def _top(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self._prompts[0]} if self._body.return_token_ids else {}
+
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": choice.text.text}}
+
+    def _part_content(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
+
+    def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
+        if not self._with_logprobs:
+            return None
+        pairs = zip(choice.token_ids[start:end], choice.logprobs[start:end], strict=True)
+        return {
+            "content": [
+                {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+                for text, logprob in ((self._service.token_text(token), logprob) for token, logprob in pairs)
+            ]
+        }

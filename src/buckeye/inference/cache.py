@@ -1,0 +1,84 @@
+"""Keys and values of the running sequences, in slots of equal size."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import psutil
+import torch
+
+from buckeye.errors import InferenceError
+from buckeye.inference.architecture import ModelSpec
+
+_BUDGET_SHARE = 0.25
+
+
+class KVCache:
+    """`kv` is [layers, slots, 2 x kv heads, max_len, head_dim]: the key heads, then the value heads.
+
+    On a CPU the memory is zero pages of the kernel, which cost nothing until they are written to; so a
+    generous `max_len` is paid for only by sequences that get that long.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, *, slots: int, max_len: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (spec.num_layers, slots, 2 * spec.num_kv_heads, max_len, spec.head_dim)
+        self.slots = slots
+        self.max_len = max_len
+        self.kv = (
+            _lazy_zeros(shape, dtype)
+            if device.type == "cpu"
+            else torch.zeros(shape, dtype=dtype, device=device)
+        )
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of a slot over those of another."""
+        self.kv[:, target, :, :length] = self.kv[:, source, :, :length]
+
+    def share(self, source: int, targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of a slot to each of `targets`."""
+        for target in targets:
+            self.move(source, target, length)
+
+
+def slot_bytes(spec: ModelSpec, max_len: int, dtype: torch.dtype) -> int:
+    """The size of one sequence's keys and values at full length."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * max_len * dtype.itemsize
+
+
+def count_slots(
+    spec: ModelSpec,
+    *,
+    max_num_seqs: int,
+    max_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    budget_gb: float | None,
+) -> int:
+    """How many sequences of `max_len` tokens fit into the budget (by default a quarter of the RAM or of the
+    free GPU memory), at most `max_num_seqs`. Raises `InferenceError` if not one does."""
+    budget = int(budget_gb * 1e9) if budget_gb is not None else int(_BUDGET_SHARE * _memory(device))
+    size = slot_bytes(spec, max_len, dtype)
+    slots = min(max_num_seqs, budget // size)
+    if slots < 1:
+        raise InferenceError(
+            f"One sequence of {max_len} tokens needs {size / 1e9:.2f} GB of cache and the budget is "
+            f"{budget / 1e9:.2f} GB: lower inference.model.max_model_len or raise inference.kv_cache_gb."
+        )
+    return slots
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
+    return psutil.virtual_memory().total
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    count = 1
+    for size in shape:
+        count *= size
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)

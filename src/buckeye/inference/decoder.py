@@ -1,0 +1,114 @@
+"""The forward pass: prompts into the cache, and one token for every running sequence at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from buckeye.inference.architecture import ModelSpec
+from buckeye.inference.cache import KVCache
+from buckeye.inference.rope import rotation_tables
+from buckeye.inference.weights import LayerWeights, Weights
+
+_LENGTH_BUCKET = 16
+
+
+class Chunk(NamedTuple):
+    """Tokens to compute the keys and values of, from position 0 of a slot on."""
+
+    slot: int
+    token_ids: torch.Tensor
+
+
+class Decoder:
+    """A model of `spec` computing with `weights` on `cache`. Letters in comments: N tokens, B sequences, H
+    query heads, K key/value heads, G = H / K, D head_dim, T positions."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, cache: KVCache) -> None:
+        self.spec = spec
+        self.weights = weights
+        self.cache = cache
+        kv = cache.kv
+        self.device = kv.device
+        self._cos, self._sin = rotation_tables(
+            spec.rope, spec.head_dim, cache.max_len, dtype=kv.dtype, device=kv.device
+        )
+        self._positions = torch.arange(cache.max_len, device=kv.device)
+        self._layers = list(zip(weights.layers, kv.unbind(0), strict=True))
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int) -> torch.Tensor:
+        """Feed tokens [B] at positions [B] to the slots 0..B-1; returns logits, float32 [B, vocab].
+
+        `longest` is the number of positions that the longest sequence has, this token included.
+        """
+        spec, count = self.spec, tokens.shape[0]
+        length = min(self.cache.max_len, -(-longest // _LENGTH_BUCKET) * _LENGTH_BUCKET)
+        rows = self._positions[:count]
+        hidden_positions = self._positions[:length] > positions[:, None]
+        mask = torch.zeros(count, length, dtype=self.cache.kv.dtype, device=self.device)
+        mask = mask.masked_fill_(hidden_positions, float("-inf"))[:, None, None]
+        x, cos, sin = self._embed(tokens, positions)
+        for layer, kv in self._layers:
+            qkv = self._project(x, layer, cos, sin)
+            kv[rows, :, positions] = qkv[:, spec.num_heads :]
+            keys, values = kv[:count, :, :length].chunk(2, 1)
+            # The queries of a group as "positions" of their one key head: the kernel reads K and V once.
+            query = qkv[:, : spec.num_heads].view(count, spec.num_kv_heads, -1, spec.head_dim)  # [B, K, G, D]
+            attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+            x = self._finish_layer(x, attended.reshape(count, -1), layer)
+        return F.linear(self._norm(x, self.weights.final_norm), self.weights.head).float()
+
+    def prefill(self, chunks: Sequence[Chunk]) -> None:
+        """Write the keys and values of each chunk into its slot. The chunks are packed: nothing is padded."""
+        spec = self.spec
+        lengths = [len(chunk.token_ids) for chunk in chunks]
+        tokens = torch.cat([chunk.token_ids for chunk in chunks]).to(self.device)
+        x, cos, sin = self._embed(tokens, torch.cat([self._positions[:length] for length in lengths]))
+        for layer, kv in self._layers:
+            qkv = self._project(x, layer, cos, sin)
+            heads = [part.transpose(0, 1) for part in qkv.split(lengths)]  # [H + 2K, T, D] each
+            for chunk, part in zip(chunks, heads, strict=True):
+                kv[chunk.slot, :, : part.shape[1]] = part[spec.num_heads :]
+            if layer is self.weights.layers[-1]:
+                return  # what follows the last keys and values is for logits, and no token is sampled here
+            attended = torch.cat([self._attend_causally(part) for part in heads])
+            x = self._finish_layer(x, attended, layer)
+
+    def _embed(
+        self, tokens: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x = F.embedding(tokens, self.weights.embed)
+        return x, self._cos[positions][:, None], self._sin[positions][:, None]
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.rms_eps)
+
+    def _project(
+        self, x: torch.Tensor, layer: LayerWeights, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        """Queries, keys and values of one layer, [N, H + 2K, D], the former two normalised and rotated."""
+        spec = self.spec
+        qkv = F.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(x.shape[0], -1, spec.head_dim)
+        qk = qkv[:, : spec.qk_heads]
+        if layer.qk_norm is not None:
+            qk = F.rms_norm(qk, (spec.head_dim,), None, spec.rms_eps) * layer.qk_norm
+        first, second = qk.chunk(2, -1)
+        swapped = torch.cat([second, first], -1)
+        torch.addcmul(qk * cos, swapped, sin, out=qkv[:, : spec.qk_heads])
+        return qkv
+
+    def _attend_causally(self, heads: torch.Tensor) -> torch.Tensor:
+        """[H + 2K, T, D] of one sequence -> [T, H x D]."""
+        spec = self.spec
+        query, keys, values = heads[None].split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], 1)
+        attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
+        return attended[0].transpose(0, 1).flatten(1)
+
+    def _finish_layer(self, x: torch.Tensor, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        x = x + F.linear(attended, layer.out, layer.out_bias)
+        gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)

@@ -1,0 +1,386 @@
+"""Continuous batching: sequences come and go between decode steps, and so do weights.
+
+One thread owns everything here (`run`, `step`). Other threads talk to it through one queue of functions,
+which it empties between two steps and sleeps on when there is nothing to decode; so a request and a weight
+update can neither overtake nor miss each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+
+from buckeye.envs.base import FinishReason
+from buckeye.inference.decoder import Chunk, Decoder
+from buckeye.inference.sampling import SamplingBatch, sample, uniforms
+from buckeye.inference.sequences import RunningSequences, Sequence
+from buckeye.inference.weights import Checkpoint
+
+log = logging.getLogger(__name__)
+
+PauseMode = Literal["keep", "wait", "abort"]
+
+_PREFILL_TOKENS = 8192
+_RATE_WINDOW = 1.0
+
+
+class Engine:
+    """Samples sequences with a decoder. `deliver` gets, on the engine's thread and once a step, the sequences
+    that have news; by default their `on_news` is called right there."""
+
+    def __init__(self, decoder: Decoder, *, deliver: Callable[[list[Sequence]], None] | None = None) -> None:
+        cache = decoder.cache
+        self.decoder = decoder
+        self.version = 0
+        self.running = RunningSequences(cache.slots, cache.max_len)
+        self.waiting: deque[Sequence] = deque()
+        self.counters: Counter[str] = Counter()
+        """prompt_tokens (of admitted prompts), prefill_tokens (those of them that were computed, and those
+        computed again), generation_tokens, and finished_<reason>."""
+        self.tokens_per_second = 0.0
+        self.deliver = deliver or _call_on_news
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._state: Literal["running", "draining", "paused"] = "running"
+        self._drained: list[Future[None]] = []
+        self._clear_cache = True
+        self._stale_cache = False
+        self._prefixes: dict[tuple[int, ...], dict[Sequence, None]] = {}
+        self._batch: SamplingBatch | None = None
+        self._streams: dict[Sequence, None] = {}
+        self._news: list[Sequence] = []
+        self._stopped = False
+        self._window_tokens, self._window_seconds = 0, 0.0
+
+    # --- any thread ---
+
+    def submit(self, sequences: Iterable[Sequence]) -> None:
+        """Queue sequences together and in order: they are admitted as one wave. Each prompt has at least one
+        token and is shorter than the context."""
+        self._inbox.put(partial(self.waiting.extend, tuple(sequences)))
+
+    def abort(self, sequences: Iterable[Sequence]) -> None:
+        """End sequences now; those that have finished already are left alone."""
+        self._inbox.put(partial(self._abort, tuple(sequences)))
+
+    def pause(self, mode: PauseMode, *, clear_cache: bool = True) -> Future[None]:
+        """Stop decoding; done when it has stopped. "keep" freezes the running sequences, "wait" lets them
+        finish (without admitting others), "abort" ends them and those that wait. New ones queue up.
+
+        If weights change before `resume`, the running sequences' keys and values are recomputed under the new
+        ones, unless `clear_cache` is False.
+        """
+        paused: Future[None] = Future()
+        self._inbox.put(partial(self._pause, mode, clear_cache, paused))
+        return paused
+
+    def resume(self) -> Future[None]:
+        """Go on after a pause."""
+        return self._call(self._resume)
+
+    def install_weights(self, checkpoint: Checkpoint, version: int) -> Future[None]:
+        """Replace the weights between two decode steps; `checkpoint` has been checked. Tokens sampled from
+        then on carry `version`, and no cached prefix of other weights is used for a new sequence."""
+        return self._call(partial(self._install_weights, checkpoint, version))
+
+    def reset_prefix_cache(self) -> Future[None]:
+        """Forget which prompts are in the cache."""
+        return self._call(self._prefixes.clear)
+
+    def stop(self) -> None:
+        """Make `run` return after the current step. May be called from a signal handler."""
+        self._inbox.put(self._stop)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a pause was asked for and not resumed."""
+        return self._state != "running"
+
+    @property
+    def cache_usage(self) -> float:
+        """The share of the cache's positions that running sequences hold."""
+        running = self.running
+        used = int(running.position[: len(running)].sum()) + len(running)
+        return used / (running.slots * running.max_len)
+
+    # --- the engine's thread ---
+
+    def run(self) -> None:
+        """Serve until `stop`; what is unfinished then ends as "abort"."""
+        while not self._stopped:
+            self.step(block=True)
+        self._obey_inbox(block=False)
+        self._abort((*self.running.sequences, *self.waiting))
+        self._settle_pause()
+        self._flush_news()
+
+    @torch.inference_mode()
+    def step(self, *, block: bool = False) -> bool:
+        """Obey the queue, admit what fits, decode one token each. Returns whether there is more to do; with
+        `block`, waits for the queue when there is nothing."""
+        self._obey_inbox(block=block and not self._has_work())
+        if self._has_work():
+            started = time.perf_counter()
+            count = 0
+            try:
+                self._refresh_stale_cache()
+                self._admit()
+                count = len(self.running)
+                self._decode()
+            except Exception:  # whatever it was, the requests that suffered it end and the engine serves on
+                log.exception("A decode step failed; %d running sequences are ended", len(self.running))
+                self._fail_running("the engine failed in a decode step; see its log")
+            self._measure(count, time.perf_counter() - started)
+        self._settle_pause()
+        self._flush_news()
+        return self._has_work()
+
+    def _has_work(self) -> bool:
+        if self._stopped or self._state == "paused":
+            return False
+        return bool(len(self.running) or (self.waiting and self._state == "running"))
+
+    def _obey_inbox(self, *, block: bool) -> None:
+        if block:
+            self._inbox.get()()
+        while True:
+            try:
+                command = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            command()
+
+    def _call(self, function: Callable[[], None]) -> Future[None]:
+        done: Future[None] = Future()
+
+        def command() -> None:
+            try:
+                function()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._inbox.put(command)
+        return done
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    # --- admission ---
+
+    def _admit(self) -> None:
+        """Give slots to waiting sequences, in order, as far as slots and the prefill budget of a step reach.
+        Of identical prompts only the first is computed; the others get a copy of its keys and values."""
+        if self._state != "running":
+            return
+        budget = _PREFILL_TOKENS
+        chunks: list[Chunk] = []
+        copies: list[tuple[Sequence, Sequence]] = []
+        while self.waiting and self.running.free and budget > 0:
+            sequence = self.waiting.popleft()
+            slot = self.running.add(sequence)
+            sequence.version_starts = [(self.version, 0)]
+            if sequence.streamed:
+                self._streams[sequence] = None
+            siblings = self._prefixes.setdefault(sequence.prompt_ids, {})
+            if siblings:
+                copies.append((next(iter(siblings)), sequence))
+            elif len(sequence.prompt_ids) > 1:
+                chunks.append(self._chunk(slot, len(sequence.prompt_ids) - 1))
+                budget -= len(sequence.prompt_ids)
+            siblings[sequence] = None
+            self.counters["prompt_tokens"] += len(sequence.prompt_ids)
+            self._batch = None
+        self._prefill(chunks)
+        for source, sequence in copies:
+            self.decoder.cache.move(source.slot, sequence.slot, len(sequence.prompt_ids) - 1)
+
+    def _chunk(self, slot: int, length: int) -> Chunk:
+        return Chunk(slot, torch.from_numpy(self.running.tokens[slot, :length]))
+
+    def _prefill(self, chunks: list[Chunk]) -> None:
+        if chunks:
+            self.decoder.prefill(chunks)
+            self.counters["prefill_tokens"] += sum(len(chunk.token_ids) for chunk in chunks)
+
+    def _refresh_stale_cache(self) -> None:
+        """After new weights: compute the running sequences' keys and values again, all but the last
+        token's."""
+        if not self._stale_cache:
+            return
+        self._stale_cache = False
+        chunks: list[Chunk] = []
+        budget = _PREFILL_TOKENS
+        for slot, length in enumerate(self.running.position[: len(self.running)].tolist()):
+            if length:
+                chunks.append(self._chunk(slot, length))
+                budget -= length
+            if budget <= 0:
+                self._prefill(chunks)
+                chunks, budget = [], _PREFILL_TOKENS
+        self._prefill(chunks)
+        for sequence in self.running.sequences:
+            self._prefixes.setdefault(sequence.prompt_ids, {})[sequence] = None
+
+    # --- decoding ---
+
+    def _decode(self) -> None:
+        running = self.running
+        count = len(running)
+        if not count:
+            return
+        device = self.decoder.device
+        positions = running.position[:count]
+        logits = self.decoder.decode(
+            torch.from_numpy(running.last_token[:count]).to(device),
+            torch.from_numpy(positions).to(device),
+            int(positions.max()) + 1,
+        )
+        if self._batch is None:
+            self._batch = self._sampling_batch()
+        rows, forbidden = running.forbidden()
+        if len(rows):
+            logits[torch.from_numpy(rows).to(device), torch.from_numpy(forbidden).to(device)] = float("-inf")
+        random = torch.from_numpy(uniforms(running.stream[:count], positions)).to(device)
+        tokens, logprobs = sample(logits, self._batch, random)
+        ended = running.record(tokens.cpu().numpy(), logprobs.cpu().numpy())
+        self.counters["generation_tokens"] += count
+        self._tell_streams()
+        for slot in ended:
+            self._end(slot)
+
+    def _sampling_batch(self) -> SamplingBatch:
+        running, device = self.running, self.decoder.device
+        count = len(running)
+        temperature = running.temperature[:count]
+        greedy = temperature == 0
+        inverse = 1 / np.where(greedy, np.float32(1), temperature)
+        top_k, top_p = running.top_k[:count], running.top_p[:count]
+        vocab = self.decoder.spec.vocab_size
+        truncated = ~greedy & ((top_p < 1) | ((top_k > 0) & (top_k < vocab)))
+        top_k = np.where(truncated & (top_k > 0), top_k, vocab)[:, None]
+        top_p = np.where(truncated & (top_p < 1), top_p, 2.0)[:, None]
+        return SamplingBatch(
+            inverse_temperature=torch.from_numpy(inverse[:, None]).to(device)
+            if (inverse != 1).any()
+            else None,
+            greedy=torch.from_numpy(greedy).to(device) if greedy.any() else None,
+            top_k=torch.from_numpy(top_k).to(device) if truncated.any() else None,
+            top_p=torch.from_numpy(top_p).to(device) if truncated.any() else None,
+        )
+
+    def _tell_streams(self) -> None:
+        running = self.running
+        for sequence in self._streams:
+            position = running.position[sequence.slot]
+            sequence.token_ids.append(int(running.tokens[sequence.slot, position]))
+            sequence.logprobs.append(float(running.logprobs[sequence.slot, position]))
+            self._news.append(sequence)
+
+    def _measure(self, tokens: int, seconds: float) -> None:
+        self._window_tokens += tokens
+        self._window_seconds += seconds
+        if self._window_seconds >= _RATE_WINDOW:
+            self.tokens_per_second = self._window_tokens / self._window_seconds
+            self._window_tokens, self._window_seconds = 0, 0.0
+
+    # --- endings ---
+
+    def _end(self, slot: int) -> None:
+        """End a sequence that `RunningSequences.record` named."""
+        running = self.running
+        if not np.isfinite(running.logprobs[slot, running.position[slot]]):
+            error = f"the model (weights version {self.version}) gave logits that are not finite numbers"
+            self._finish(slot, "abort", error)
+        else:
+            self._finish(slot, running.finish_reason(slot))
+
+    def _finish(self, slot: int, reason: FinishReason, error: str | None = None) -> None:
+        running = self.running
+        sequence = running.sequences[slot]
+        if not sequence.streamed:
+            sequence.token_ids, sequence.logprobs = running.results(slot)
+        self._streams.pop(sequence, None)
+        self._forget_prefix(sequence)
+        moved_from = running.remove(slot)
+        if moved_from is not None:
+            self.decoder.cache.move(moved_from, slot, int(running.position[slot]))
+        self._batch = None
+        self._close(sequence, reason, error)
+
+    def _close(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        sequence.error = error
+        sequence.finish_reason = reason
+        self.counters[f"finished_{reason}"] += 1
+        self._news.append(sequence)
+
+    def _forget_prefix(self, sequence: Sequence) -> None:
+        siblings = self._prefixes.get(sequence.prompt_ids)
+        if siblings is not None:
+            siblings.pop(sequence, None)
+            if not siblings:
+                del self._prefixes[sequence.prompt_ids]
+
+    def _abort(self, sequences: tuple[Sequence, ...]) -> None:
+        for sequence in sequences:
+            if sequence.finish_reason is not None:
+                continue
+            if sequence.slot >= 0:
+                self._finish(sequence.slot, "abort")
+            else:
+                self.waiting.remove(sequence)
+                self._close(sequence, "abort")
+
+    def _fail_running(self, error: str) -> None:
+        for slot in reversed(range(len(self.running))):
+            self._finish(slot, "abort", error)
+
+    def _flush_news(self) -> None:
+        if self._news:
+            news, self._news = list(dict.fromkeys(self._news)), []
+            self.deliver(news)
+
+    # --- pauses and weights ---
+
+    def _pause(self, mode: PauseMode, clear_cache: bool, paused: Future[None]) -> None:
+        self._drained.append(paused)
+        self._clear_cache = clear_cache
+        self._state = "draining" if mode == "wait" else "paused"
+        if mode == "abort":
+            self._abort((*self.running.sequences, *self.waiting))
+
+    def _settle_pause(self) -> None:
+        """A draining engine is paused once nothing runs; then those who asked for the pause are told."""
+        if self._state == "draining" and not len(self.running):
+            self._state = "paused"
+        if self._state != "draining":
+            drained, self._drained = self._drained, []
+            for done in drained:
+                done.set_result(None)
+
+    def _resume(self) -> None:
+        self._state = "running"
+        self._clear_cache = True
+
+    def _install_weights(self, checkpoint: Checkpoint, version: int) -> None:
+        self._prefixes.clear()
+        self._stale_cache = self._stale_cache or self._clear_cache
+        self.decoder.weights.load(checkpoint)
+        self.version = version
+        for slot, sequence in enumerate(self.running.sequences):
+            sampled = int(self.running.position[slot]) + 1 - len(sequence.prompt_ids)
+            sequence.version_starts.append((version, sampled))
+
+
+def _call_on_news(sequences: list[Sequence]) -> None:
+    for sequence in sequences:
+        sequence.on_news()

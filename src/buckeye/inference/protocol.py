@@ -1,0 +1,174 @@
+"""The HTTP requests that the inference server takes, typed; the names are vLLM's, most of them OpenAI's.
+
+A field that would change the result and is not supported is refused unless it has its neutral value; an
+unknown field is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from buckeye.errors import UsageError
+
+TokenIds = list[Annotated[int, Meta(ge=0)]]
+Count = Annotated[int, Meta(ge=1, le=1024)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1)]
+MaxTokens = Annotated[int, Meta(ge=1)]
+MinTokens = Annotated[int, Meta(ge=0)]
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "parallel_tool_calls": (True, False),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True, False),
+    "spaces_between_special_tokens": (True, False),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
+"""Fields that are accepted with these values (or null) only, because they mean nothing then."""
+
+_IGNORED = frozenset({"metadata", "priority", "service_tier", "store", "user"})
+"""Fields that never change the result."""
+
+
+class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What all three ways to ask for tokens have in common."""
+
+    max_tokens: MaxTokens | None = None
+    min_tokens: MinTokens = 0
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    n: Count | None = None
+    seed: Seed | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool = False
+
+
+class GenerateSampling(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """`sampling_params` of /inference/v1/generate."""
+
+    logprobs: int | None = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /inference/v1/generate: token ids in, token ids out."""
+
+    token_ids: TokenIds
+    sampling_params: GenerateSampling
+    model: str | None = None
+    request_id: str | None = None
+    stream: bool = False
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """`stream_options` of a streaming request."""
+
+    include_usage: bool = False
+
+
+class TextRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chat completions have in common."""
+
+    model: str | None = None
+    request_id: str | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_weight_versions: bool | None = None
+
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, empty ones left out."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop for stop in stops if stop)
+
+
+class CompletionRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions. A prompt is a text or token ids; a list of them is one wave."""
+
+    prompt: str | list[Any]
+    logprobs: int | None = None
+
+
+class ChatRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class UpdateInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Where the new weights lie: a published weights directory."""
+
+    path: str
+
+
+class UpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /update_weights."""
+
+    update_info: UpdateInfo
+
+
+class FinishUpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /finish_weight_update."""
+
+    weight_version: str | int | None = None
+
+
+class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /abort_requests; no ids means all."""
+
+    request_ids: list[str] | None = None
+
+
+RequestT = TypeVar("RequestT", bound=msgspec.Struct)
+
+
+def parse(body: bytes, kind: type[RequestT]) -> RequestT:
+    """A request from its JSON. Raises `UsageError` that names the field and what is wrong with it."""
+    try:
+        fields = msgspec.json.decode(body or b"{}")
+        if isinstance(fields, dict):
+            fields = _without_neutral(fields, kind)
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"Bad request: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"The body is not valid JSON: {error}") from error
+
+
+def _without_neutral(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    kept = {}
+    for name, value in fields.items():
+        if name in kind.__struct_fields__:
+            kept[name] = (
+                _without_neutral(value, GenerateSampling)
+                if name == "sampling_params" and isinstance(value, dict)
+                else value
+            )
+        elif name in _NEUTRAL:
+            if value is not None and value not in _NEUTRAL[name]:
+                raise UsageError(f"`{name}` is not supported by this server; leave it out.")
+        elif name not in _IGNORED:
+            kept[name] = value  # unknown: the conversion names it
+    return kept

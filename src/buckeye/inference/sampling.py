@@ -1,0 +1,97 @@
+"""Drawing tokens from logits, for a whole batch at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+_BLOCK = 64
+_BELOW_ONE = 1.0 - 2.0**-53
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingBatch:
+    """The settings of B sequences; None where no sequence needs the operation.
+
+    inverse_temperature: float32 [B, 1], 1 for greedy sequences. greedy: bool [B].
+    top_k: int64 [B, 1] and top_p: float64 [B, 1], both or none; neutral values are the vocabulary size and 2.
+    """
+
+    inverse_temperature: torch.Tensor | None
+    greedy: torch.Tensor | None
+    top_k: torch.Tensor | None
+    top_p: torch.Tensor | None
+
+
+def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Scramble 64-bit integers, one to one (the finaliser of splitmix64, Steele et al. 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def uniforms(streams: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) for each (stream, position): counter-based, so that it depends on nothing else.
+    `streams` are mixed seeds."""
+    bits = mix(streams + positions.astype(np.uint64) * _GOLDEN)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def sample(
+    logits: torch.Tensor, batch: SamplingBatch, random: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token per row of logits (float32 [B, V], overwritten) with the numbers `random` (float64 [B]).
+
+    Returns tokens, int64 [B], and their log-probs, float64 [B], under the distribution that was drawn from. A
+    row without a finite distribution gives a log-prob that is not finite.
+    """
+    if batch.inverse_temperature is not None:
+        logits.mul_(batch.inverse_temperature)
+    greedy_tokens = logits.argmax(-1) if batch.greedy is not None else None
+    weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+    if batch.top_k is not None and batch.top_p is not None:
+        weights = _truncate(weights, batch.top_k, batch.top_p)
+    tokens, totals = _draw(weights, random)
+    if batch.greedy is not None and greedy_tokens is not None:
+        tokens = torch.where(batch.greedy, greedy_tokens, tokens)
+    chosen = weights.gather(1, tokens[:, None])[:, 0].double()
+    return tokens, chosen.log() - totals.log()
+
+
+def _truncate(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Keep the `top_k` heaviest tokens, and of these the fewest that hold the share `top_p`; equal weights
+    are ranked by token id."""
+    ranked, order = weights.sort(dim=-1, descending=True, stable=True)
+    ranked = ranked.masked_fill(torch.arange(ranked.shape[1], device=ranked.device) >= top_k, 0.0)
+    up_to = ranked.double().cumsum(-1)
+    before = up_to - ranked
+    ranked = ranked.masked_fill(before >= top_p * up_to[:, -1:], 0.0)
+    return torch.zeros_like(weights).scatter_(1, order, ranked)
+
+
+def _draw(weights: torch.Tensor, random: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inverse of the cumulative distribution, first over blocks of tokens, then inside the block: one number
+    and one pass a row. Sums of blocks are in float64, so a vocabulary of any size is drawn from exactly.
+
+    Returns tokens, int64 [B], and the sums of the rows, float64 [B]. A token of weight 0 is never drawn.
+    """
+    count, vocab = weights.shape
+    if vocab % _BLOCK:
+        weights = F.pad(weights, (0, _BLOCK - vocab % _BLOCK))
+    blocks = weights.view(count, -1, _BLOCK)
+    sums = blocks.sum(-1).double()
+    ends = sums.cumsum(-1)
+    target = random[:, None] * ends[:, -1:]
+    block = torch.searchsorted(ends, target, right=True).clamp_(max=ends.shape[1] - 1)
+    start = torch.where(block > 0, ends.gather(1, (block - 1).clamp_(min=0)), 0.0)
+    inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
+    # The two sums of a block may differ in the last bit; the second one must not be overshot.
+    rest = torch.minimum(target - start, inside[:, -1:] * _BELOW_ONE)
+    index = torch.searchsorted(inside, rest, right=True).clamp_(max=_BLOCK - 1)
+    tokens = (block * _BLOCK + index)[:, 0].clamp_(max=vocab - 1)  # clamps matter only to rows of NaN
+    return tokens, ends[:, -1]

@@ -1,0 +1,233 @@
+"""The inference process: an engine in the main thread, its HTTP server in another.
+
+PyTorch keeps one pool of compute threads for each thread that starts parallel work; with the engine in the
+main thread, where the model is also built, there is one pool for the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import uvicorn
+
+from buckeye.config.inference import InferenceConfig
+from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.app import create_app
+from buckeye.inference.architecture import model_directory, read_spec
+from buckeye.inference.cache import KVCache, count_slots
+from buckeye.inference.decoder import Decoder
+from buckeye.inference.engine import Engine
+from buckeye.inference.render import ChatRenderer
+from buckeye.inference.sequences import Sequence
+from buckeye.inference.service import Service
+from buckeye.inference.weights import Checkpoint, Weights
+from buckeye.monitor.log import SUCCESS, setup_logging
+from buckeye.process import cpu_threads, die_with_parent
+
+log = logging.getLogger(__name__)
+
+_HTTP_START_TIMEOUT = 30.0
+_HTTP_STOP_TIMEOUT = 5
+_GIL_SWITCH_SECONDS = 0.0002
+
+
+def run_inference(config: InferenceConfig) -> None:
+    """Serve until SIGTERM or SIGINT. Raises `UsageError` or `InferenceError` if it cannot start."""
+    die_with_parent()
+    log_file = config.output_dir / "logs" / "inference.log"
+    setup_logging(config.log.level, log_file if config.log.file else None)
+    _on_stop_signal(lambda: sys.exit(0))
+    log.info("Starting inference server")
+    if config.backend == "vllm":
+        raise UsageError('inference.backend = "vllm" is not available; use "torch" (or "auto").')
+    api_key = _api_key(config)
+    listener = _bind(config.server.host or "127.0.0.1", config.server.port)
+    directory = model_directory(config.model.name)
+    engine = load_engine(config, directory)
+    service = Service(
+        engine,
+        model_name=config.model.name,
+        dtype=str(engine.decoder.cache.kv.dtype).removeprefix("torch."),
+        checksum=None,
+        renderer=_load_renderer(directory),
+        seed=config.seed,
+    )
+    http = HttpThread(service, listener, api_key=api_key)
+    http.start()
+    _on_stop_signal(engine.stop)
+    host, port = listener.getsockname()[:2]
+    log.log(
+        SUCCESS,
+        "Inference server ready on http://%s:%d (model %s, %d parameters, %s, %d slots)",
+        host,
+        port,
+        config.model.name,
+        engine.decoder.weights.num_parameters,
+        service.dtype,
+        engine.decoder.cache.slots,
+    )
+    engine.run()
+    if http.failed:
+        raise InferenceError("The HTTP server ended by itself; its error is in the lines above.")
+    http.stop()
+    log.info("Inference server stopped")
+
+
+def load_engine(config: InferenceConfig, directory: Path) -> Engine:
+    """The engine for the model in `directory`, with the settings of `config`."""
+    device = _device(config.model.device)
+    dtype = _dtype(config.model.dtype, device)
+    if device.type == "cpu":
+        torch.set_num_threads(cpu_threads())
+    spec = read_spec(directory)
+    max_len = min(config.model.max_model_len or spec.max_positions, spec.max_positions)
+    if config.model.max_model_len and max_len < config.model.max_model_len:
+        log.warning("The model has %d positions; max_model_len is cut to that", max_len)
+    checkpoint = Checkpoint(directory)
+    weights = Weights(spec, dtype=dtype, device=device)
+    weights.check(checkpoint)
+    weights.load(checkpoint)
+    slots = count_slots(
+        spec,
+        max_num_seqs=config.max_num_seqs,
+        max_len=max_len,
+        dtype=dtype,
+        device=device,
+        budget_gb=config.kv_cache_gb,
+    )
+    cache = KVCache(spec, slots=slots, max_len=max_len, dtype=dtype, device=device)
+    return Engine(Decoder(spec, weights, cache))
+
+
+class HttpThread:
+    """uvicorn in a thread of its own, and the way for the engine's news into its event loop. If it ends, the
+    engine is stopped."""
+
+    def __init__(self, service: Service, listener: socket.socket, *, api_key: str | None) -> None:
+        config = uvicorn.Config(
+            create_app(service, api_key=api_key),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=120,
+            timeout_graceful_shutdown=_HTTP_STOP_TIMEOUT,
+        )
+        self._server = uvicorn.Server(config)
+        self._listener = listener
+        self.failed = False
+        """Whether it has ended without being asked to."""
+        self._engine = service.engine
+        self._engine.deliver = self._deliver
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
+
+    def start(self) -> None:
+        """Return once requests are taken."""
+        # A thread that computes in Python may keep the interpreter for this long while the engine, between
+        # two operations, waits for it.
+        sys.setswitchinterval(_GIL_SWITCH_SECONDS)
+        self._thread.start()
+        deadline = time.monotonic() + _HTTP_START_TIMEOUT
+        while not self._server.started:
+            if time.monotonic() > deadline or not self._thread.is_alive():
+                raise InferenceError(f"The HTTP server did not start within {_HTTP_START_TIMEOUT:g} s.")
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """Answer what is open and end; returns within the deadline even if a client does not read."""
+        self._server.should_exit = True
+        self._thread.join(_HTTP_STOP_TIMEOUT + 2)
+
+    def _deliver(self, sequences: list[Sequence]) -> None:
+        # called by the engine's thread
+        try:
+            self._loop.call_soon_threadsafe(_call_on_news, sequences)
+        except RuntimeError:  # the loop is closed: nobody is left to be told
+            log.debug("News of %d sequences came after the HTTP server had stopped", len(sequences))
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._server.serve(sockets=[self._listener]))
+        finally:
+            self.failed = not self._server.should_exit
+            self._engine.stop()
+
+
+def _call_on_news(sequences: list[Sequence]) -> None:
+    for sequence in sequences:
+        sequence.on_news()
+
+
+def _on_stop_signal(stop: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: stop())
+
+
+def _api_key(config: InferenceConfig) -> str | None:
+    key = os.environ.get(config.server.api_key_var) or None
+    host = config.server.host or "127.0.0.1"
+    if key is None and not _is_loopback(host):
+        raise UsageError(
+            f"inference.server.host = {host} is reachable from other machines, so a key is required: set the "
+            f"environment variable {config.server.api_key_var} (inference.server.api_key_var)."
+        )
+    return key
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sets TCP_NODELAY only on sockets that name their protocol; without it answers take 40 ms more.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()  # now, so that no other server can take the port while this one loads its model
+    except OSError as error:
+        raise InferenceError(
+            f"Cannot listen on {host}:{port} ({error.strerror}): is another server running there? "
+            "Set inference.server.port to a free port."
+        ) from error
+    return listener
+
+
+def _load_renderer(directory: Path) -> ChatRenderer | None:
+    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        log.warning("%s has no tokenizer: requests and answers are token ids only", directory)
+        return None
+    return ChatRenderer(directory)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InferenceError(
+            'inference.model.device is "cuda" and PyTorch finds no GPU; use "cpu" or "auto".'
+        )
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

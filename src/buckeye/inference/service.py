@@ -1,0 +1,191 @@
+"""Between HTTP requests and the engine: requests become sequences, news of sequences wake the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence as Seq
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from buckeye.errors import UsageError
+from buckeye.inference.engine import Engine
+from buckeye.inference.protocol import Sampling
+from buckeye.inference.render import ChatRenderer
+from buckeye.inference.sequences import Sequence
+from buckeye.inference.types import SamplingParams
+
+_COOLEST = 0.01
+_MAX_SEQUENCES = 16384
+
+
+class Service:
+    """The engine as the routes see it. `seed` starts the sequence of seeds of requests that bring none."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        model_name: str,
+        dtype: str,
+        checksum: str | None,
+        renderer: ChatRenderer | None,
+        seed: int | None,
+    ) -> None:
+        self.engine = engine
+        self.model_name = model_name
+        self.dtype = dtype
+        self.checksum = checksum
+        self.spec = engine.decoder.spec
+        self.max_len = engine.decoder.cache.max_len
+        self.requests: dict[str, Seq[Sequence]] = {}
+        self._renderer = renderer
+        self._seeds = random.Random(seed)
+
+    @property
+    def renderer(self) -> ChatRenderer:
+        """The tokenizer; raises `UsageError` if the model came without one."""
+        self.require_text()
+        assert self._renderer is not None
+        return self._renderer
+
+    def require_text(self) -> None:
+        """Raise `UsageError` if tokens cannot be turned into text."""
+        if self._renderer is None:
+            raise UsageError("This model has no tokenizer: send token ids and ask for token ids.")
+
+    def decode(self, ids: Seq[int]) -> str:
+        """The text of tokens, special ones left out; empty without a tokenizer."""
+        if self._renderer is None:
+            return ""
+        tokenizer = self._renderer.tokenizer
+        return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token, `token_id:<id>` without a tokenizer."""
+        return self._renderer.token_text(token_id) if self._renderer else f"token_id:{token_id}"
+
+    def prompts(self, prompt: str | list[Any]) -> list[list[int]]:
+        """The token ids of every prompt of a completion request."""
+        if isinstance(prompt, str):
+            return [self.renderer.tokenizer.encode(prompt)]
+        if not prompt:
+            raise UsageError("Bad request: `prompt` is empty.")
+        kind: Any = {str: list[str], list: list[list[int]], int: list[int]}.get(type(prompt[0]))
+        try:
+            prompts = msgspec.convert(prompt, kind)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise UsageError(
+                "Bad request: `prompt` must be a text, token ids, or a list of texts or of token id lists."
+            ) from error
+        if isinstance(prompt[0], str):
+            return [self.renderer.tokenizer.encode(text) for text in prompts]
+        return prompts if isinstance(prompt[0], list) else [prompts]
+
+    def sequences(
+        self, prompts: Seq[Seq[int]], sampling: Sampling, *, max_tokens: int, streamed: bool
+    ) -> list[Sequence]:
+        """`n` sequences for each prompt, seeded one after the other. Raises `UsageError` for what cannot
+        be."""
+        count = sampling.n or 1
+        if len(prompts) * count > _MAX_SEQUENCES:
+            raise UsageError(f"A request may ask for {_MAX_SEQUENCES} sequences, not {len(prompts) * count}.")
+        seed = sampling.seed if sampling.seed is not None else self._seeds.getrandbits(63)
+        stop_token_ids = self._stop_token_ids(sampling)
+        temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        if 0 < temperature < _COOLEST:
+            raise UsageError(f"`temperature` must be 0 (greedy) or at least {_COOLEST}.")
+        if sampling.min_tokens > max_tokens:
+            raise UsageError(f"`min_tokens` is {sampling.min_tokens}, above `max_tokens` = {max_tokens}.")
+        made = []
+        for index, prompt in enumerate(prompts):
+            ids = self._checked(prompt)
+            for member in range(count):
+                params = SamplingParams(
+                    max_tokens=max_tokens,
+                    temperature=temperature,
+                    top_p=1.0 if sampling.top_p is None else sampling.top_p,
+                    top_k=sampling.top_k or -1,
+                    seed=seed + index * count + member,
+                    min_tokens=sampling.min_tokens,
+                    stop_token_ids=stop_token_ids,
+                )
+                made.append(Sequence(ids, params, streamed=streamed))
+        return made
+
+    def check_model(self, name: str | None) -> None:
+        """404 if a request names another model than the one that is served."""
+        if name is not None and name != self.model_name:
+            message = f"The model `{name}` does not exist here; this server serves `{self.model_name}`."
+            raise HTTPException(404, message)
+
+    def _stop_token_ids(self, sampling: Sampling) -> tuple[int, ...]:
+        asked = sampling.stop_token_ids or []
+        if any(token >= self.spec.vocab_size for token in asked):
+            raise UsageError(f"`stop_token_ids` has an id outside the vocabulary of {self.spec.vocab_size}.")
+        eos = () if sampling.ignore_eos else self.spec.eos_token_ids
+        return tuple(dict.fromkeys((*asked, *eos)))
+
+    def _checked(self, prompt: Seq[int]) -> tuple[int, ...]:
+        if not prompt:
+            raise UsageError("The prompt has no tokens.")
+        if len(prompt) >= self.max_len:
+            raise UsageError(
+                f"The prompt has {len(prompt)} tokens; the context is {self.max_len}, so at most "
+                f"{self.max_len - 1} fit."
+            )
+        if min(prompt) < 0 or max(prompt) >= self.spec.vocab_size:
+            raise UsageError(f"The prompt has a token id outside the vocabulary of {self.spec.vocab_size}.")
+        return tuple(prompt)
+
+
+class Submission:
+    """Sequences in the engine's hands for as long as the `async with` lasts; what is unfinished then, because
+    the client has left or the handler was cancelled, is aborted."""
+
+    def __init__(self, service: Service, request_id: str, sequences: Seq[Sequence], request: Request) -> None:
+        self._service = service
+        self._id = request_id
+        self._sequences = sequences
+        self._request = request
+        self._news = asyncio.Event()
+        self._gone = False
+
+    async def __aenter__(self) -> Submission:
+        for sequence in self._sequences:
+            sequence.on_news = self._news.set
+        self._service.requests[self._id] = self._sequences
+        self._service.engine.submit(self._sequences)
+        self._watcher = asyncio.create_task(self._watch_client())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watcher.cancel()
+        self._service.requests.pop(self._id, None)
+        unfinished = [sequence for sequence in self._sequences if sequence.finish_reason is None]
+        if unfinished:
+            self._service.engine.abort(unfinished)
+
+    async def news(self) -> None:
+        """Wait for the engine to report something. Raises `ClientDisconnect` when the client has left."""
+        await self._news.wait()
+        self._news.clear()
+        if self._gone:
+            raise ClientDisconnect()
+
+    async def finished(self) -> None:
+        """Wait for all sequences to end."""
+        while any(sequence.finish_reason is None for sequence in self._sequences):
+            await self.news()
+
+    async def _watch_client(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._news.set()

@@ -1,0 +1,68 @@
+"""A model as a complete Hugging Face directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import cached_file
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def read_tokenizer_files(name: str) -> dict[str, bytes]:
+    """Name -> content of the tokenizer's files of a model directory or hub name, chat template included.
+
+    They are kept in memory, because what they are read from may be a checkpoint that is deleted later.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        paths = [folder / file for file in _TOKENIZER_FILES]
+        return {path.name: path.read_bytes() for path in paths if path.is_file()}
+    found = {
+        file: cached_file(name, file, local_files_only=True, _raise_exceptions_for_missing_entries=False)
+        for file in _TOKENIZER_FILES
+    }
+    return {file: Path(path).read_bytes() for file, path in found.items() if path}
+
+
+def save_model(
+    model: PreTrainedModel, tokenizer: Mapping[str, bytes], directory: Path, *, dtype: torch.dtype
+) -> None:
+    """Write `model` to `directory`: safetensors (in shards of 5 GB), configuration, generation configuration
+    and the tokenizer's files. Floating-point tensors are stored as `dtype`."""
+    model.save_pretrained(directory, state_dict=_converted(model, dtype), max_shard_size="5GB")
+    _state_dtype(directory / "config.json", dtype)
+    for name, content in tokenizer.items():
+        (directory / name).write_bytes(content)
+
+
+def _converted(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The state dictionary as `dtype`; tensors that share memory still do, so that they are stored once."""
+    converted: dict[int, Tensor] = {}
+    state = model.state_dict()
+    for tensor in state.values():
+        target = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        converted.setdefault(tensor.data_ptr(), target)
+    return {name: converted[tensor.data_ptr()] for name, tensor in state.items()}
+
+
+def _state_dtype(config: Path, dtype: torch.dtype) -> None:
+    # transformers writes the dtype of the parameters in memory, not of what it has just stored
+    content = json.loads(config.read_text(encoding="utf-8"))
+    content["dtype"] = str(dtype).removeprefix("torch.")
+    config.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from buckeye.inference.architecture import read_spec
+from buckeye.inference.cache import KVCache
+from buckeye.inference.decoder import Decoder
+from buckeye.inference.engine import Engine
+from buckeye.inference.weights import Checkpoint, Weights
+
+VOCAB = 320
+MAX_LEN = 160
+KEY_VARIABLE = "BUCKEYE_TEST_KEY"
+
+_COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": MAX_LEN,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def build_model(family: str, *, seed: int = 0):
+    """A random model whose next-token distributions are sharp and differ from position to position."""
+    import transformers as hf
+
+    torch.manual_seed(seed)
+    without_head_dim = {k: v for k, v in _COMMON.items() if k != "head_dim"}
+    model = {
+        "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**_COMMON, tie_word_embeddings=True)),
+        "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**without_head_dim, tie_word_embeddings=False)),
+        "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**_COMMON, tie_word_embeddings=False)),
+        "llama3": lambda: hf.LlamaForCausalLM(
+            hf.LlamaConfig(**_COMMON, attention_bias=True, mlp_bias=True, rope_parameters=_LLAMA3_ROPE)
+        ),
+        "llama-linear": lambda: hf.LlamaForCausalLM(
+            hf.LlamaConfig(
+                **_COMMON,
+                tie_word_embeddings=True,
+                rope_parameters={"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+            )
+        ),
+    }[family]()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter, 1.0, 0.2)
+        else:
+            torch.nn.init.normal_(parameter, 0.0, 0.2)
+    return model.eval()
+
+
+@dataclass
+class TinyModel:
+    directory: Path
+    reference: torch.nn.Module
+
+    def next_logprobs(self, prompt, sampled):
+        """The reference's log-probs of all tokens, float32 [len(sampled), vocab]."""
+        with torch.no_grad():
+            logits = self.reference(torch.tensor([[*prompt, *sampled]])).logits[0]
+        return logits[len(prompt) - 1 : -1].log_softmax(-1)
+
+    def logprobs(self, prompt, sampled):
+        return self.next_logprobs(prompt, sampled).gather(1, torch.tensor(sampled)[:, None])[:, 0]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory):
+    """make_model(family, seed=0): built and saved once a session."""
+    made: dict[tuple[str, int], TinyModel] = {}
+
+    def make(family: str, seed: int = 0) -> TinyModel:
+        if (family, seed) not in made:
+            model = build_model(family, seed=seed)
+            directory = tmp_path_factory.mktemp(f"{family}-{seed}")
+            model.save_pretrained(directory)
+            made[family, seed] = TinyModel(directory, model)
+        return made[family, seed]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def qwen3(make_model) -> TinyModel:
+    return make_model("qwen3")
+
+
+def make_engine(directory: Path, *, slots: int = 8, max_len: int = MAX_LEN) -> Engine:
+    spec = read_spec(directory)
+    device = torch.device("cpu")
+    weights = Weights(spec, dtype=torch.float32, device=device)
+    checkpoint = Checkpoint(directory)
+    weights.check(checkpoint)
+    weights.load(checkpoint)
+    return Engine(
+        Decoder(
+            spec, weights, KVCache(spec, slots=slots, max_len=max_len, dtype=torch.float32, device=device)
+        )
+    )
+
+
+def finish(engine: Engine, *sequences) -> None:
+    """Submit sequences as one wave and run the engine until it has nothing left to do."""
+    engine.submit(sequences)
+    engine.step()
+    while engine.step():
+        pass
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """A byte-level BPE that spells any text, with ChatML markers; fits into `VOCAB`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["the quick brown fox jumps over the lazy dog, the end"] * 4, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+@pytest.fixture(scope="session")
+def chat_model(make_model, tokenizer) -> TinyModel:
+    """A model with a tokenizer."""
+    model = make_model("qwen3", seed=7)
+    tokenizer.save_pretrained(model.directory)
+    return model
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """A real inference server in its own process."""
+
+    def __init__(self, model: Path, output_dir: Path, *, key: str | None = None, **settings) -> None:
+        self.port = settings.setdefault("server", {}).setdefault("port", free_port())
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.key = key
+        settings["server"]["api_key_var"] = KEY_VARIABLE
+        settings |= {"model": {"name": str(model)}, "output_dir": str(output_dir)}
+        output_dir.mkdir(parents=True, exist_ok=True)
+        config = output_dir / "inference.json"
+        config.write_text(json.dumps(settings))
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("BUCKEYE_")}
+        environment |= {"BUCKEYE_THREADS": "1"} | ({KEY_VARIABLE: key} if key else {})
+        self.log = output_dir / "stdout.txt"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "buckeye", "inference", "@", str(config)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+
+    def wait_ready(self, timeout: float = 60) -> None:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                if httpx.get(f"{self.url}/health", trust_env=False).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+    def http(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(15)
+
+
+@pytest.fixture(scope="session")
+def server(chat_model, tmp_path_factory):
+    running = Server(chat_model.directory, tmp_path_factory.mktemp("server"), max_num_seqs=16)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def http(server):
+    with server.http() as client:
+        yield client
+        client.post("/resume")

@@ -1,0 +1,280 @@
+"""The client, against a real server and against servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+
+from buckeye.errors import InferenceError
+from buckeye.inference.client import InferenceClient, SamplingParams
+from buckeye.transport.weights import read_weights_manifest
+
+from .conftest import free_port
+from .test_server import metric, publish, wait_for
+
+IDS = list(range(40, 60))
+PARAMS = SamplingParams(max_tokens=12, seed=3)
+
+
+def run(urls, use, *, model="m", timeout=20.0, key=None):
+    async def main():
+        async with InferenceClient(urls, api_key=key, timeout=timeout, model=model) as client:
+            return await use(client)
+
+    return asyncio.run(main())
+
+
+# --- a real server ---
+
+
+def test_generate_and_wave_sample_the_same(server, chat_model):
+    prompts = [IDS, IDS[:7], IDS, IDS[3:], IDS]
+
+    async def use(client):
+        await client.wait_ready(10)
+        wave = await client.generate_wave(prompts, PARAMS)
+        singles = [
+            await client.generate(prompt, SamplingParams(max_tokens=12, seed=3 + i))
+            for i, prompt in enumerate(prompts)
+        ]
+        return wave, singles
+
+    model = str(chat_model.directory)
+    wave, singles = run([server.url], use, model=model)
+    split, _ = run([server.url + "/v1", server.url, server.url], use, model=model)
+    for prompt, *generations in zip(prompts, wave, singles, split, strict=True):
+        assert len({tuple(g.token_ids) for g in generations}) == 1
+        for generation in generations:
+            expected = chat_model.logprobs(prompt, generation.token_ids)
+            assert torch.tensor(generation.logprobs) == pytest.approx(expected, abs=1e-4)
+            assert generation.versions == [0] * 12
+            assert generation.finish_reason == "length"
+
+
+def test_update_weights_in_flight(server, http, chat_model, make_model, tmp_path):
+    new_model = make_model("qwen3", seed=3)
+    new, old = publish(new_model, tmp_path, 4), publish(chat_model, tmp_path, 5)
+    checksum = read_weights_manifest(new).checksum
+
+    async def use(client):
+        running = asyncio.create_task(client.generate_wave([IDS] * 64, SamplingParams(max_tokens=130)))
+        while metric(http, "vllm:num_requests_running") == 0:
+            await asyncio.sleep(0.001)
+        await client.update_weights(new, 4, checksum)
+        assert await client.weight_versions() == [4]
+        after = await client.generate(IDS, PARAMS)
+        with pytest.raises(InferenceError, match="reports version 9"):
+            await client.update_weights(new, 9, "0" * 64)
+        await client.update_weights(old, 0, read_weights_manifest(old).checksum)
+        return await running, after
+
+    running, after = run([server.url], use, model=str(chat_model.directory))
+    assert after.versions == [4] * 12
+    for generation in running:
+        before = generation.versions.count(0)
+        assert generation.versions[:before] == [0] * before
+        of_version = {0: chat_model, 4: new_model, 9: new_model}
+        logprobs = {v: of_version[v].logprobs(IDS, generation.token_ids) for v in set(generation.versions)}
+        expected = [logprobs[v][i].item() for i, v in enumerate(generation.versions)]
+        assert generation.logprobs == pytest.approx(expected, abs=1e-4)
+    assert any(len(set(generation.versions)) > 1 for generation in running)
+    assert http.get("/is_paused").json() == {"is_paused": False}
+
+
+def test_a_failed_update_leaves_the_server_running(server, http, chat_model, tmp_path):
+    async def use(client):
+        with pytest.raises(InferenceError, match=r"refused POST /update_weights with 400: .*manifest"):
+            await client.update_weights(tmp_path, 1, "")
+        return await client.generate(IDS, PARAMS)
+
+    assert run([server.url], use, model=str(chat_model.directory)).finish_reason == "length"
+
+
+def test_a_cancelled_generation_is_aborted_on_the_server(server, http, chat_model):
+    http.post("/pause?mode=keep")
+
+    async def use(client):
+        generation = asyncio.create_task(client.generate(IDS, PARAMS))
+        while metric(http, "vllm:num_requests_waiting") == 0:
+            await asyncio.sleep(0.01)
+        generation.cancel()
+
+    run([server.url], use, model=str(chat_model.directory))
+    wait_for(lambda: metric(http, "vllm:num_requests_waiting") == 0)
+
+
+def test_another_model_on_the_port_is_noticed(server):
+    with pytest.raises(InferenceError, match="not m: another run's server"):
+        run([server.url], lambda client: client.wait_ready(5))
+
+
+# --- servers that misbehave ---
+
+
+class Fake:
+    """Answers every route with `answers[path]`: (status, JSON or bytes), or a function of the body."""
+
+    def __init__(self, answers, port=0):
+        self.calls = Counter()
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                path = self.path.partition("?")[0]
+                fake.calls[path] += 1
+                answer = answers.get(path, (404, {"error": {"message": "no such route"}}))
+                status, content = answer(body) if callable(answer) else answer
+                data = content if isinstance(content, bytes) else json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_POST = do_GET
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+CHOICE = {
+    "index": 0,
+    "token_ids": [1, 2],
+    "logprobs": {"content": [{"token_id": 1, "logprob": -1.0}, {"token_id": 2, "logprob": -2.0}]},
+    "finish_reason": "stop",
+    "weight_versions": [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}],
+}
+GENERATE = "/inference/v1/generate"
+
+
+def generate_once(client):
+    return client.generate(IDS, PARAMS)
+
+
+def test_spans_become_a_version_per_token():
+    with Fake({GENERATE: (200, {"choices": [CHOICE]})}) as fake:
+        generation = run([fake.url], generate_once)
+    assert (generation.token_ids, generation.logprobs, generation.versions) == ([1, 2], [-1.0, -2.0], [3, 4])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"<html>",
+        {},
+        {"choices": []},
+        {"choices": [CHOICE | {"token_ids": [1]}]},
+        {"choices": [CHOICE | {"logprobs": None}]},
+        {"choices": [CHOICE | {"weight_versions": None}]},
+        {"choices": [CHOICE | {"finish_reason": None}]},
+    ],
+)
+def test_nonsense_is_an_error_that_names_server_and_route(answer):
+    with (
+        Fake({GENERATE: (200, answer)}) as fake,
+        pytest.raises(InferenceError, match=f"{fake.url}.*{GENERATE}"),
+    ):
+        run([fake.url], generate_once)
+
+
+def test_a_refusal_is_not_tried_again():
+    with Fake({GENERATE: (500, {"error": {"message": "out of memory"}})}) as fake:
+        with pytest.raises(
+            InferenceError, match=rf"{fake.url} refused POST {GENERATE} with 500: out of memory"
+        ):
+            run([fake.url], generate_once)
+        assert fake.calls[GENERATE] == 1
+
+
+def test_silence_ends_at_the_deadline():
+    silent = threading.Event()
+    with Fake({GENERATE: lambda _: (silent.wait(5), (200, {}))[1]}) as fake:
+        started = time.monotonic()
+        with pytest.raises(InferenceError, match=rf"did not answer POST {GENERATE} within 0\.3 s"):
+            run([fake.url], generate_once, timeout=0.3)
+        assert time.monotonic() - started < 2
+        silent.set()
+
+
+def test_a_server_that_comes_up_a_little_later_is_found():
+    port = free_port()
+    late: list[Fake] = []
+    timer = threading.Timer(0.25, lambda: late.append(Fake({GENERATE: (200, {"choices": [CHOICE]})}, port)))
+    timer.start()
+    try:
+        assert run([f"http://127.0.0.1:{port}"], generate_once).token_ids == [1, 2]
+    finally:
+        timer.join()
+        late[0].__exit__()
+
+
+def test_a_server_that_never_comes_up_is_named():
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(InferenceError, match=rf"{url} did not answer GET /health within 0\.2 s"):
+        run([url], lambda client: client.wait_ready(0.2))
+
+
+def test_the_least_loaded_replica_gets_the_next_request():
+    gate = threading.Event()
+    answer = (200, {"choices": [CHOICE]})
+    with Fake({GENERATE: lambda _: (gate.wait(5), answer)[1]}) as slow, Fake({GENERATE: answer}) as fast:
+
+        async def use(client):
+            stuck = asyncio.create_task(generate_once(client))
+            await asyncio.sleep(0.05)
+            for _ in range(4):
+                await generate_once(client)
+            gate.set()
+            await stuck
+
+        run([slow.url, fast.url], use)
+        assert (slow.calls[GENERATE], fast.calls[GENERATE]) == (1, 4)
+
+
+def test_a_wave_is_split_into_contiguous_parts_with_their_seeds():
+    bodies = {}
+
+    def answer(name):
+        def respond(raw):
+            body = bodies[name] = json.loads(raw)
+            return 200, {"choices": [CHOICE | {"index": i} for i in reversed(range(len(body["prompt"])))]}
+
+        return {"/v1/completions": respond}
+
+    with Fake(answer("a")) as a, Fake(answer("b")) as b, Fake(answer("c")) as c:
+        wave = run(
+            [a.url, b.url, c.url], lambda client: client.generate_wave([[i] for i in range(8)], PARAMS)
+        )
+    assert len(wave) == 8
+    assert [bodies[n]["prompt"] for n in "abc"] == [[[0], [1]], [[2], [3], [4]], [[5], [6], [7]]]
+    assert [bodies[n]["seed"] for n in "abc"] == [3, 5, 8]
+
+
+def test_the_key_is_sent_and_no_server_is_a_clear_error():
+    with pytest.raises(InferenceError, match="No inference server"):
+        run([], generate_once)
+    with Fake({GENERATE: (401, {"error": {"message": "key?"}})}) as fake:
+        with pytest.raises(InferenceError, match=r"401: key\?") as caught:
+            run([fake.url], generate_once, key="secret")
+        assert "secret" not in str(caught.value)

@@ -1,0 +1,299 @@
+"""Continuous batching: who runs with whom, pauses, new weights, endings."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from buckeye.inference.sequences import Sequence
+from buckeye.inference.types import SamplingParams
+from buckeye.inference.weights import Checkpoint
+
+from .conftest import MAX_LEN, finish, make_engine
+
+PROMPT = tuple(range(20, 50))
+
+
+def sample(prompt=PROMPT, *, max_tokens=20, seed=0, **params) -> Sequence:
+    return Sequence(tuple(prompt), SamplingParams(max_tokens=max_tokens, seed=seed, **params))
+
+
+@pytest.fixture
+def engine(qwen3):
+    return make_engine(qwen3.directory)
+
+
+def steps(engine, count):
+    for _ in range(count):
+        engine.step()
+
+
+def done(engine, future):
+    """Let the engine obey, and return the future's result."""
+    engine.step()
+    return future.result(timeout=0)
+
+
+def test_identical_prompts_are_computed_once_and_sampled_separately(qwen3, engine):
+    group = [sample(seed=i) for i in range(5)]
+    finish(engine, *group)
+    assert engine.counters["prefill_tokens"] == len(PROMPT) - 1
+    assert engine.counters["prompt_tokens"] == 5 * len(PROMPT)
+    assert len({tuple(s.token_ids) for s in group}) == 5
+    for member in group:
+        expected = qwen3.logprobs(PROMPT, member.token_ids)
+        assert torch.tensor(member.logprobs) == pytest.approx(expected, abs=1e-4)
+        alone = sample(seed=member.params.seed)
+        finish(make_engine(qwen3.directory), alone)
+        assert alone.token_ids == member.token_ids
+        assert alone.logprobs == pytest.approx(member.logprobs, abs=1e-5)
+
+
+def test_a_late_sibling_uses_the_prompt_of_one_that_still_runs(qwen3, engine):
+    first, late = sample(seed=1), sample(seed=2)
+    engine.submit([first])
+    steps(engine, 5)
+    finish(engine, late)
+    assert engine.counters["prefill_tokens"] == len(PROMPT) - 1
+    assert torch.tensor(late.logprobs) == pytest.approx(qwen3.logprobs(PROMPT, late.token_ids), abs=1e-4)
+
+
+def test_after_a_reset_of_the_prefix_cache_a_sibling_is_computed_afresh(engine):
+    engine.submit([sample(seed=1)])
+    steps(engine, 3)
+    done(engine, engine.reset_prefix_cache())
+    finish(engine, sample(seed=2))
+    assert engine.counters["prefill_tokens"] == 2 * (len(PROMPT) - 1)
+
+
+def test_more_sequences_than_slots_and_ragged_ends(qwen3):
+    engine = make_engine(qwen3.directory, slots=3)
+    sequences = [sample(PROMPT[i % 4 : 4 + i], seed=i, max_tokens=1 + (7 * i) % 11) for i in range(1, 20)]
+    finish(engine, *sequences)
+    for s in sequences:
+        assert s.finish_reason == "length"
+        assert len(s.token_ids) == s.params.max_tokens
+        assert torch.tensor(s.logprobs) == pytest.approx(qwen3.logprobs(s.prompt_ids, s.token_ids), abs=1e-4)
+    assert not engine.running.sequences
+    assert not engine._prefixes
+
+
+def test_the_same_wave_gives_the_same_bits_whatever_ran_before(qwen3):
+    def wave():
+        return [sample(PROMPT[: 5 + i % 7], seed=i, temperature=0.9) for i in range(20)]
+
+    first, second = wave(), wave()
+    finish(make_engine(qwen3.directory), *first)
+    engine = make_engine(qwen3.directory)
+    finish(engine, sample(PROMPT[3:9], seed=99), sample(PROMPT, max_tokens=60))
+    finish(engine, *second)
+    assert [(s.token_ids, s.logprobs) for s in first] == [(s.token_ids, s.logprobs) for s in second]
+
+
+def test_randomness_does_not_depend_on_the_neighbours(qwen3):
+    alone = sample(seed=5)
+    finish(make_engine(qwen3.directory), alone)
+    among = sample(seed=5)
+    others = [sample(PROMPT[i:], seed=i, temperature=0.5, top_p=0.5) for i in range(1, 7)]
+    finish(make_engine(qwen3.directory), *others[:3], among, *others[3:])
+    assert among.token_ids == alone.token_ids
+
+
+def test_a_stop_token_ends_a_sequence_and_is_part_of_it(qwen3, engine):
+    free = sample(seed=4)
+    finish(engine, free)
+    stop = free.token_ids[6]
+    stopped = sample(seed=4, stop_token_ids=(stop, 319, 318))
+    finish(engine, stopped)
+    assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    assert stopped.finish_reason == "stop"
+
+
+def test_stop_tokens_are_not_sampled_before_min_tokens(qwen3, engine):
+    free = sample(seed=4)
+    finish(engine, free)
+    stops = tuple(set(free.token_ids[:8]))
+    held = sample(seed=4, stop_token_ids=stops, min_tokens=12)
+    finish(engine, held)
+    assert len(held.token_ids) >= 12
+    assert not set(held.token_ids[:12]) & set(stops)
+    allowed = qwen3.next_logprobs(PROMPT, held.token_ids)[0]
+    allowed[list(stops)] = float("-inf")
+    assert held.logprobs[0] == pytest.approx(allowed.log_softmax(-1)[held.token_ids[0]].item(), abs=1e-4)
+
+
+def test_the_end_of_the_context_ends_a_sequence(qwen3, engine):
+    sequence = sample(max_tokens=10_000)
+    finish(engine, sequence)
+    assert sequence.finish_reason == "length"
+    assert len(sequence.prompt_ids) + len(sequence.token_ids) == MAX_LEN
+    expected = qwen3.logprobs(PROMPT, sequence.token_ids)
+    assert torch.tensor(sequence.logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+def swap(engine, model, version):
+    engine.pause("keep")
+    installed = engine.install_weights(Checkpoint(model.directory), version)
+    engine.resume()
+    done(engine, installed)
+
+
+def test_new_weights_in_mid_generation(make_model, engine):
+    old, new = make_model("qwen3"), make_model("qwen3", seed=1)
+    sequences = [sample(seed=1), sample(seed=2), sample(PROMPT[:7], seed=3, temperature=0.0)]
+    engine.submit(sequences)
+    steps(engine, 8)
+    swap(engine, new, 17)
+    late = sample(seed=4)
+    finish(engine, late)
+    for s in sequences:
+        generation = s.generation()
+        assert generation.versions == [0] * 8 + [17] * 12
+        expected = torch.cat(
+            [old.logprobs(s.prompt_ids, s.token_ids)[:8], new.logprobs(s.prompt_ids, s.token_ids)[8:]]
+        )
+        # the later log-probs are those of the new weights on the whole text: no old keys and values are left
+        assert torch.tensor(s.logprobs) == pytest.approx(expected, abs=1e-4)
+    assert late.generation().versions == [17] * 20
+    assert torch.tensor(late.logprobs) == pytest.approx(new.logprobs(PROMPT, late.token_ids), abs=1e-4)
+
+
+def test_without_clear_cache_running_sequences_keep_their_keys_but_share_them_with_nobody(make_model, engine):
+    new = make_model("qwen3", seed=1)
+    running = sample(seed=1)
+    engine.submit([running])
+    steps(engine, 8)
+    engine.pause("keep", clear_cache=False)
+    done(engine, engine.install_weights(Checkpoint(new.directory), 1))
+    done(engine, engine.resume())
+    late = sample(seed=2)
+    finish(engine, late)
+    fresh = new.logprobs(PROMPT, running.token_ids)[8:]
+    assert (torch.tensor(running.logprobs[8:]) - fresh).abs().max() > 1e-2
+    assert torch.tensor(late.logprobs) == pytest.approx(new.logprobs(PROMPT, late.token_ids), abs=1e-4)
+
+
+def test_two_updates_in_one_pause_leave_no_trace_of_the_first(make_model, engine):
+    sequence = sample(seed=1)
+    engine.submit([sequence])
+    steps(engine, 3)
+    engine.pause("keep")
+    done(engine, engine.install_weights(Checkpoint(make_model("qwen3", seed=1).directory), 1))
+    done(engine, engine.install_weights(Checkpoint(make_model("qwen3").directory), 2))
+    engine.resume()
+    finish(engine)
+    assert sequence.version_spans() == [(0, 0, 3), (2, 3, 20)]
+    expected = make_model("qwen3").logprobs(PROMPT, sequence.token_ids)
+    assert torch.tensor(sequence.logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+def test_pause_keep_freezes_and_queues(engine):
+    running, queued = sample(), sample(seed=1)
+    engine.submit([running])
+    steps(engine, 3)
+    done(engine, engine.pause("keep"))
+    engine.submit([queued])
+    steps(engine, 5)
+    assert engine.is_paused
+    assert engine.counters["generation_tokens"] == 3
+    engine.resume()
+    finish(engine)
+    assert (running.finish_reason, queued.finish_reason) == ("length", "length")
+
+
+def test_pause_wait_lets_the_running_finish_and_admits_nobody(engine):
+    running, queued = sample(), sample(seed=1)
+    engine.submit([running])
+    steps(engine, 3)
+    paused = engine.pause("wait")
+    engine.submit([queued])
+    engine.step()
+    assert not paused.done()
+    while engine.step():
+        pass
+    assert paused.done()
+    assert running.finish_reason == "length"
+    assert queued.finish_reason is None
+    engine.resume()
+    finish(engine)
+    assert queued.finish_reason == "length"
+
+
+def test_pause_abort_ends_everything_and_keeps_what_was_sampled(qwen3):
+    engine = make_engine(qwen3.directory, slots=1)
+    running, waiting = sample(), sample(seed=1)
+    engine.submit([running, waiting])
+    steps(engine, 4)
+    done(engine, engine.pause("abort"))
+    assert running.finish_reason == waiting.finish_reason == "abort"
+    assert len(running.token_ids) == len(running.logprobs) == 4
+    assert waiting.generation().versions == waiting.token_ids == []
+
+
+def test_an_aborted_sequence_frees_its_slot(qwen3):
+    engine = make_engine(qwen3.directory, slots=2)
+    sequences = [sample(seed=i) for i in range(3)]
+    engine.submit(sequences)
+    steps(engine, 2)
+    engine.abort([sequences[0]])
+    finish(engine)
+    engine.abort(sequences)  # after the end: nothing happens
+    engine.step()
+    assert [s.finish_reason for s in sequences] == ["abort", "length", "length"]
+    expected = qwen3.logprobs(PROMPT, sequences[1].token_ids)
+    assert torch.tensor(sequences[1].logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_failing_step_ends_what_ran_and_nothing_else(engine, monkeypatch):
+    before = sample()
+    engine.submit([before])
+    steps(engine, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.decoder, "decode", lambda *_: torch.zeros(()).view(3))
+        engine.step()
+    assert before.finish_reason == "abort"
+    assert "engine failed" in before.error
+    after = sample()
+    finish(engine, after)
+    assert after.finish_reason == "length"
+
+
+def test_weights_that_give_no_numbers_are_an_error_not_tokens(engine):
+    engine.decoder.weights.final_norm.fill_(float("nan"))
+    sequence = sample()
+    finish(engine, sequence)
+    assert sequence.finish_reason == "abort"
+    assert "version 0" in sequence.error
+
+
+def test_streamed_sequences_report_every_token(engine):
+    seen = []
+    sequence = sample()
+    sequence.streamed = True
+    sequence.on_news = lambda: seen.append(len(sequence.token_ids))
+    finish(engine, sequence, sample(seed=1))
+    assert seen == list(range(1, 21))
+    assert len(sequence.logprobs) == 20
+
+
+def test_an_idle_engine_wakes_for_commands_and_requests(engine):
+    sequence = sample(max_tokens=3)
+    finished = threading.Event()
+    sequence.on_news = finished.set
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    try:
+        engine.pause("keep").result(timeout=10)
+        engine.resume().result(timeout=10)
+        engine.submit([sequence])
+        assert finished.wait(10)
+        unfinished = sample(max_tokens=100_000)
+        engine.pause("keep").result(timeout=10)
+        engine.submit([unfinished])
+    finally:
+        engine.stop()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert unfinished.finish_reason == "abort"

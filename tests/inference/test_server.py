@@ -1,0 +1,434 @@
+"""A real server process, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from buckeye.process import RunIdentity
+from buckeye.transport.weights import publish_weights
+
+from .conftest import MAX_LEN, VOCAB, Server, free_port
+from .test_protocol import JSON
+
+IDS = list(range(40, 60))
+
+
+def post(http, route, **body):
+    response = http.post(route, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def generate(http, ids=IDS, **params):
+    params = {"max_tokens": 12, "logprobs": 0, "seed": 3, "ignore_eos": True} | params
+    return post(http, "/inference/v1/generate", token_ids=ids, sampling_params=params)["choices"]
+
+
+def metric(http, name):
+    lines = http.get("/metrics").text.splitlines()
+    return float(next(line.split()[-1] for line in lines if line.startswith(name)))
+
+
+def wait_for(condition, timeout=10):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def publish(model, root, step):
+    def fill(directory):
+        shutil.copy(model.directory / "config.json", directory)
+        shutil.copy(model.directory / "model.safetensors", directory)
+
+    return publish_weights(root, step, fill, identity=RunIdentity(run_id="t", attempt=1), dtype="float32")
+
+
+# --- sampling ---
+
+
+def test_generate_returns_tokens_logprobs_and_versions(http, chat_model):
+    choices = generate(http, n=2)
+    assert [c["index"] for c in choices] == [0, 1]
+    for choice in choices:
+        content = choice["logprobs"]["content"]
+        assert [e["token_id"] for e in content] == choice["token_ids"]
+        expected = chat_model.logprobs(IDS, choice["token_ids"])
+        assert torch.tensor([e["logprob"] for e in content]) == pytest.approx(expected, abs=1e-4)
+        assert choice["finish_reason"] == "length"
+        assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 12}]
+    again = generate(http, seed=4)  # member i of a request is seeded with seed + i
+    assert again[0]["token_ids"] == choices[1]["token_ids"]
+
+
+def test_a_list_of_prompts_is_one_wave_with_consecutive_seeds(http):
+    prompts = [IDS, IDS[:5], IDS]
+    answer = post(
+        http,
+        "/v1/completions",
+        prompt=prompts,
+        max_tokens=12,
+        seed=3,
+        logprobs=0,
+        ignore_eos=True,
+        return_token_ids=True,
+        return_weight_versions=True,
+    )
+    assert [c["index"] for c in answer["choices"]] == [0, 1, 2]
+    for i, choice in enumerate(answer["choices"]):
+        alone = generate(http, prompts[i], seed=3 + i)[0]
+        assert choice["token_ids"] == alone["token_ids"]
+        assert choice["prompt_token_ids"] == prompts[i]
+        assert len(choice["logprobs"]["token_logprobs"]) == len(choice["logprobs"]["tokens"]) == 12
+        assert choice["weight_versions"] == alone["weight_versions"]
+    assert answer["usage"] == {"prompt_tokens": 45, "completion_tokens": 36, "total_tokens": 81}
+
+
+def test_greedy_chat_has_the_text_of_its_tokens(http, chat_model, tokenizer):
+    answer = post(
+        http,
+        "/v1/chat/completions",
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "the "}, {"type": "text", "text": "dog"}]}
+        ],
+        temperature=0,
+        max_tokens=15,
+        ignore_eos=True,
+        logprobs=True,
+        return_token_ids=True,
+    )
+    prompt = "<|im_start|>user\nthe dog<|im_end|>\n<|im_start|>assistant\n"
+    assert answer["prompt_token_ids"] == tokenizer.encode(prompt)
+    choice = answer["choices"][0]
+    expected = chat_model.reference.generate(
+        torch.tensor([answer["prompt_token_ids"]]), max_new_tokens=15, do_sample=False, pad_token_id=0
+    )
+    assert choice["token_ids"] == expected[0, len(answer["prompt_token_ids"]) :].tolist()
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": tokenizer.decode(choice["token_ids"], skip_special_tokens=True),
+    }
+    assert len(choice["logprobs"]["content"]) == 15
+    assert answer["usage"]["completion_tokens"] == 15
+
+
+def events(http, route, **body):
+    with http.stream("POST", route, json=body | {"stream": True}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_a_stream_adds_up_to_the_whole(http, with_ids):
+    body = {
+        "messages": [{"role": "user", "content": "fox"}],
+        "seed": 5,
+        "n": 2,
+        "max_tokens": 20,
+        "ignore_eos": True,
+        "logprobs": True,
+        "return_token_ids": with_ids,
+    }
+    whole = post(http, "/v1/chat/completions", **body)
+    parts = events(http, "/v1/chat/completions", **body, stream_options={"include_usage": True})
+    assert parts[-1]["usage"] == whole["usage"]
+    for index, choice in enumerate(whole["choices"]):
+        mine = [p["choices"][0] for p in parts if p["choices"] and p["choices"][0]["index"] == index]
+        assert mine[0]["delta"]["role"] == "assistant"
+        assert "".join(c["delta"].get("content", "") for c in mine) == choice["message"]["content"]
+        assert [t for c in mine for t in c.get("token_ids", [])] == choice.get("token_ids", [])
+        logprobs = [e for c in mine if c["logprobs"] for e in c["logprobs"]["content"]]
+        assert logprobs == choice["logprobs"]["content"]
+        assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["length"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_text_and_tokens(http, stream):
+    body = {"prompt": IDS, "seed": 8, "max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+    free = post(http, "/v1/completions", **body)["choices"][0]["text"]
+    stop = free[10:13]
+    expected = free[: free.index(stop)]
+    if stream:
+        parts = [e["choices"][0] for e in events(http, "/v1/completions", **body, stop=stop)]
+        text = "".join(p["text"] for p in parts)
+        tokens = [t for p in parts for t in p["token_ids"]]
+        reason = parts[-1]["finish_reason"]
+    else:
+        choice = post(http, "/v1/completions", **body, stop=[stop])["choices"][0]
+        text, tokens, reason = choice["text"], choice["token_ids"], choice["finish_reason"]
+    assert text == expected
+    assert reason == "stop"
+    assert len(tokens) < 60
+    wait_for(lambda: metric(http, "vllm:num_requests_running") == 0)
+
+
+def test_a_stop_token_is_a_token_but_not_text(http, tokenizer):
+    body = {"prompt": IDS, "seed": 8, "max_tokens": 20, "return_token_ids": True, "ignore_eos": True}
+    free = post(http, "/v1/completions", **body)["choices"][0]
+    stop = free["token_ids"][9]
+    choice = post(http, "/v1/completions", **body, stop_token_ids=[stop])["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["token_ids"][-1] == stop
+    assert choice["text"] == tokenizer.decode(choice["token_ids"][:-1], skip_special_tokens=True)
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "status", "message"),
+    [
+        ("/v1/completions", {"prompt": []}, 400, "empty"),
+        ("/v1/completions", {"prompt": [1, "a"]}, 400, "prompt"),
+        ("/v1/completions", {"prompt": [[1], []]}, 400, "no tokens"),
+        ("/v1/completions", {"prompt": [VOCAB]}, 400, f"vocabulary of {VOCAB}"),
+        ("/v1/completions", {"prompt": [1] * MAX_LEN}, 400, f"context is {MAX_LEN}"),
+        ("/v1/completions", {"prompt": [1], "temperature": 0.001}, 400, "temperature"),
+        ("/v1/completions", {"prompt": [1], "min_tokens": 5, "max_tokens": 2}, 400, "min_tokens"),
+        ("/v1/completions", {"prompt": [1], "stop_token_ids": [VOCAB]}, 400, "stop_token_ids"),
+        ("/v1/completions", {"prompt": [1], "logprobs": 3}, 400, "sampled token only"),
+        ("/v1/completions", {"prompt": [[1]] * 20, "n": 1024}, 400, "sequences"),
+        ("/v1/completions", {"prompt": [1], "model": "gpt-4"}, 404, "gpt-4"),
+        ("/v1/chat/completions", {"messages": []}, 400, "empty"),
+        ("/v1/chat/completions", {"messages": [{"content": "x"}]}, 400, "role"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            400,
+            "not text",
+        ),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}, "stream": True}, 400, "stream"),
+        ("/pause?mode=later", {}, 400, "mode"),
+        ("/update_weights", {"update_info": {"path": "/nowhere"}}, 400, "manifest"),
+        ("/finish_weight_update", {"weight_version": "3"}, 400, "update_weights"),
+        ("/v1/nothing", {}, 404, "Not Found"),
+        ("/health", {}, 405, "Not Allowed"),
+    ],
+)
+def test_impossible_requests_are_refused_with_a_reason(http, route, body, status, message):
+    response = http.post(route, json=body)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert message in error["message"]
+    assert error["code"] == status
+
+
+FIELDS = {
+    "/v1/completions": ["prompt", "stop", "logprobs", "seed", "top_k", "temperature", "stop_token_ids"],
+    "/v1/chat/completions": ["messages", "stop", "tools", "top_logprobs", "stream_options", "model"],
+    "/inference/v1/generate": ["token_ids", "sampling_params", "request_id", "stream"],
+    "/update_weights": ["update_info"],
+    "/finish_weight_update": ["weight_version"],
+    "/abort_requests": ["request_ids"],
+}
+VALUES = JSON | st.sampled_from(
+    [
+        [1, 2],
+        [[1], [2]],
+        ["a"],
+        [1.5],
+        [[]],
+        [True],
+        2**70,
+        -1,
+        {"path": "x"},
+        [{"role": "user", "content": 1}],
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_json_is_answered_or_refused(http, data):
+    route = data.draw(st.sampled_from(sorted(FIELDS)))
+    body = data.draw(st.dictionaries(st.sampled_from(FIELDS[route]), VALUES, max_size=4))
+    response = http.post(route, content=json.dumps(body))
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        assert response.json()["error"]["message"]
+
+
+def test_a_body_over_the_limit_is_refused(http, server):
+    def pieces():
+        for _ in range(70):
+            yield b" " * 2**20
+
+    try:
+        status = http.post("/v1/completions", content=pieces()).status_code
+    except httpx.TransportError:  # the server may hang up while the rest is still being sent
+        status = 413
+    assert status == 413
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1099511627776\r\n\r\n")
+        assert raw.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_a_client_that_leaves_frees_its_slot(http, server):
+    before = metric(http, 'vllm:request_success_total{finished_reason="abort"}')
+    http.post("/pause?mode=keep")  # so that nothing can finish by itself
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(
+            "/inference/v1/generate",
+            json={"token_ids": IDS, "sampling_params": {"max_tokens": 99}},
+            timeout=0.3,
+        )
+    with http.stream("POST", "/v1/completions", json={"prompt": IDS, "stream": True}):
+        wait_for(lambda: metric(http, "vllm:num_requests_waiting") >= 1)
+    wait_for(lambda: metric(http, 'vllm:request_success_total{finished_reason="abort"}') == before + 2)
+    http.post("/resume")
+    assert metric(http, "vllm:num_requests_running") == 0
+
+
+# --- steering ---
+
+
+def test_pause_resume_and_abort_requests(http, server):
+    with ThreadPoolExecutor() as pool, server.http() as other:
+        post(http, "/pause?mode=keep")
+        assert http.get("/is_paused").json() == {"is_paused": True}
+        answers = [
+            pool.submit(
+                other.post,
+                "/inference/v1/generate",
+                json={"token_ids": IDS, "sampling_params": {}, "request_id": f"r{i}"},
+            )
+            for i in range(2)
+        ]
+        wait_for(lambda: metric(http, "vllm:num_requests_waiting") == 2)
+        assert post(http, "/abort_requests", request_ids=["r0", "none"]) == {"aborted": ["r0"]}
+        aborted = answers[0].result(10).json()
+        assert aborted["choices"][0]["finish_reason"] == "abort"
+        assert not answers[1].done()
+        post(http, "/resume")
+        assert answers[1].result(10).json()["choices"][0]["finish_reason"] == "length"
+    assert http.get("/is_paused").json() == {"is_paused": False}
+
+
+def test_a_weight_update_changes_what_is_sampled_and_says_so(http, chat_model, make_model, tmp_path):
+    new, old = publish(make_model("qwen3", seed=3), tmp_path, 5), publish(chat_model, tmp_path, 6)
+    try:
+        post(http, "/start_weight_update")
+        checksum = post(http, "/update_weights", update_info={"path": str(new)})["checksum"]
+        assert generate(http)[0]["weight_versions"][0]["version"] != "5"  # nothing has changed yet
+        post(http, "/finish_weight_update", weight_version="5")
+        info = http.get("/weight_info").json()
+        assert (info["weight_version"], info["checksum"], info["dtype"]) == ("5", checksum, "float32")
+        assert metric(http, "buckeye:weight_version") == 5
+        choice = generate(http)[0]
+        assert choice["weight_versions"] == [{"version": "5", "start": 0, "end": 12}]
+        expected = make_model("qwen3", seed=3).logprobs(IDS, choice["token_ids"])
+        logprobs = torch.tensor([e["logprob"] for e in choice["logprobs"]["content"]])
+        assert logprobs == pytest.approx(expected, abs=1e-4)
+    finally:
+        post(http, "/update_weights", update_info={"path": str(old)})
+        post(http, "/finish_weight_update", weight_version="0")
+
+
+def test_bad_weights_are_refused_and_change_nothing(http, chat_model, make_model, tmp_path):
+    torn = publish(chat_model, tmp_path, 1)
+    with (torn / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x01")
+    foreign = publish(make_model("llama"), tmp_path, 2)
+    before = http.get("/weight_info").json()
+    for path, message in ((torn, "SHA-256 differs"), (foreign, "another architecture")):
+        post(http, "/start_weight_update")
+        response = http.post("/update_weights", json={"update_info": {"path": str(path)}})
+        assert response.status_code == 400
+        assert message in response.json()["error"]["message"]
+        assert http.post("/finish_weight_update", json={}).status_code == 400
+    assert http.get("/weight_info").json() == before
+    assert len(generate(http)[0]["token_ids"]) == 12
+
+
+def test_models_and_metrics(http, chat_model):
+    listed = http.get("/v1/models").json()["data"]
+    assert [(m["id"], m["max_model_len"]) for m in listed] == [(str(chat_model.directory), MAX_LEN)]
+    before = metric(http, "vllm:generation_tokens_total")
+    generate(http)
+    assert metric(http, "vllm:generation_tokens_total") == before + 12
+    assert metric(http, "vllm:kv_cache_usage_perc") == 0
+
+
+# --- the process ---
+
+
+def test_the_key_guards_every_route_but_health_and_the_process_ends_cleanly(qwen3, tmp_path):
+    server = Server(qwen3.directory, tmp_path, key="secret", max_num_seqs=2)
+    try:
+        server.wait_ready()
+        with httpx.Client(base_url=server.url, trust_env=False) as stranger, server.http() as friend:
+            assert stranger.get("/health").status_code == 200
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+                for method, route in (
+                    ("GET", "/metrics"),
+                    ("POST", "/pause"),
+                    ("POST", "/update_weights"),
+                    ("POST", "/v1/completions"),
+                    ("GET", "/nothing"),
+                ):
+                    refused = stranger.request(method, route, headers=headers)
+                    assert refused.status_code == 401
+                    assert "API key" in refused.json()["error"]["message"]
+            assert friend.get("/metrics").status_code == 200
+            # no tokenizer: ids in, ids out, and a reason for everything else
+            answer = post(friend, "/v1/completions", prompt=IDS, return_token_ids=True, max_tokens=3)
+            assert len(answer["choices"][0]["token_ids"]) == 3
+            refused = friend.post(
+                "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}
+            )
+            assert (refused.status_code, "tokenizer" in refused.text) == (400, True)
+            # a stream that is open when the server is asked to stop gets an end
+            friend.post("/pause?mode=keep")
+            with friend.stream("POST", "/v1/completions", json={"prompt": IDS, "stream": True}) as stream:
+                wait_for(lambda: metric(friend, "vllm:num_requests_waiting") == 1)
+                started = time.monotonic()
+                assert server.stop() == 0
+                assert time.monotonic() - started < 8
+                assert '"finish_reason":"abort"' in stream.read().decode()
+    finally:
+        server.process.kill()
+    log = server.log.read_text()
+    assert f"Inference server ready on {server.url} (model {qwen3.directory}, " in log
+    assert "2 slots" in log
+    assert "secret" not in log
+    assert "Inference server ready" in (tmp_path / "logs" / "inference.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("config", "message", "code"),
+    [
+        ({"server": {"host": "0.0.0.0"}}, "a key is required", 2),
+        ({"kv_cache_gb": 1e-6}, "kv_cache_gb", 1),
+    ],
+)
+def test_a_server_that_cannot_start_says_why_in_one_line(qwen3, tmp_path, config, message, code):
+    server = Server(qwen3.directory, tmp_path, **config)
+    assert server.process.wait(60) == code
+    log = server.log.read_text()
+    assert message in log
+    assert "Traceback" not in log
+
+
+def test_a_port_in_use_is_one_line(qwen3, tmp_path):
+    port = free_port()
+    with socket.socket() as occupant:
+        occupant.bind(("127.0.0.1", port))
+        occupant.listen()
+        server = Server(qwen3.directory, tmp_path, server={"port": port})
+        assert server.process.wait(60) == 1
+    log = server.log.read_text()
+    assert f"Cannot listen on 127.0.0.1:{port}" in log
+    assert "Traceback" not in log

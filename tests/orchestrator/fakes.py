@@ -1,0 +1,92 @@
+"""A fake engine and environment: everything between them is the real code."""
+
+import asyncio
+import random
+
+from buckeye.envs.base import Outcome, Task
+from buckeye.inference.client import Generation
+
+
+class LetterRenderer:
+    """One token a character; turn markers as in ChatML, but single characters."""
+
+    stop_token_ids = (ord("$"),)
+
+    def __init__(self, rewrites_history=False):
+        self.rewrites_history = rewrites_history
+
+    def render(self, messages, tools=()):
+        return Text("".join(f"{m['role'][0]}:{m['content']}$" for m in messages) + "a:")
+
+    def extend(self, conversation, sampled_ids, messages, tools=()):
+        known = conversation.text + "".join(map(chr, sampled_ids))
+        whole = self.render(messages).text
+        if self.rewrites_history or not whole.startswith(known):
+            return None
+        return Text(whole)
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+class Text:
+    def __init__(self, text):
+        self.text = text
+        self.ids = [ord(c) for c in text]
+
+
+class FakeEngine:
+    """Answers with random letters that depend on the seed only; records what it was asked."""
+
+    def __init__(self, version=0, delay=0.0):
+        self.version = version
+        self.delay = delay
+        self.calls = []
+        self.waves = []
+
+    def _answer(self, seed, max_tokens):
+        rng = random.Random(seed)
+        ids = [ord(rng.choice("abcd")) for _ in range(min(3, max_tokens - 1))] + [ord("$")]
+        n = len(ids)
+        return Generation(
+            token_ids=ids, logprobs=[-0.5] * n, versions=[self.version] * n, finish_reason="stop"
+        )
+
+    async def generate(self, prompt_ids, params):
+        self.calls.append((tuple(prompt_ids), params))
+        await asyncio.sleep(self.delay)
+        return self._answer(params.seed, params.max_tokens)
+
+    async def generate_wave(self, prompts, params):
+        self.waves.append((tuple(map(tuple, prompts)), params))
+        await asyncio.sleep(self.delay)
+        return [self._answer(params.seed + i, params.max_tokens) for i in range(len(prompts))]
+
+
+class LetterEnvironment:
+    """Reward 1 when the answer starts with the letter asked for. `turns` turns; may fail on purpose."""
+
+    def __init__(self, name="letters", size=10, turns=1, fail=lambda task, attempt: False, sleep=0.0):
+        self.name = name
+        self.turns = turns
+        self.fail = fail
+        self.sleep = sleep
+        self.attempts = {}
+        self._tasks = [
+            Task(id=f"{name}-{i}", messages=({"role": "user", "content": "abcd"[i % 4]},))
+            for i in range(size)
+        ]
+
+    def tasks(self, split):
+        return self._tasks
+
+    async def rollout(self, task, policy):
+        attempt = self.attempts[task.id] = self.attempts.get(task.id, 0) + 1
+        if self.fail(task, attempt):
+            raise RuntimeError("the environment broke")
+        messages = list(task.messages)
+        for _ in range(self.turns):
+            reply = await policy.chat(messages)
+            messages += [reply.message, {"role": "user", "content": "more"}]
+        await asyncio.sleep(self.sleep)
+        return Outcome(reward=float(reply.text.startswith(task.messages[0]["content"])))

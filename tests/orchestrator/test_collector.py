@@ -1,0 +1,216 @@
+"""Groups in flight: capacity, staleness, retries, drops, and a state from which a run goes on exactly."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buckeye.errors import RunError
+from buckeye.inference.client import SamplingParams
+from buckeye.orchestrator.collector import CollectorSettings, GroupCollector, group_filter
+from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.orchestrator.task_sampler import TaskSampler
+
+from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
+
+FRESH = {"next_group": 0, "pending": []}
+
+
+def collector(engine, env, *, level=1, groups=2, size=4, state=FRESH, lockstep=None, **changes):
+    options = {
+        "groups_per_batch": groups,
+        "group_size": size,
+        "max_async_level": level,
+        "max_off_policy_steps": 8,
+        "oversampling_factor": 1.0,
+        "max_empty_batches": 3,
+        "max_steps": None,
+        "weights_timeout": 5.0,
+        "drop_group": group_filter(drop_zero_spread=False, drop_solved_and_unsolved=False),
+    }
+    player = RolloutPlayer(
+        sampler=lockstep or engine,
+        renderer=LetterRenderer(),
+        params=SamplingParams(max_tokens=8),
+        seq_len=64,
+        seed=7,
+        timeout=5.0,
+        retries=1,
+    )
+    sampler = TaskSampler([NamedEnvironment(name=env.name, environment=env)], seed=1)
+    return GroupCollector(sampler, player, CollectorSettings(**(options | changes)), state=dict(state))
+
+
+async def batches(collector, engine, count, *, lag=0, lockstep=None):
+    """Collect `count` batches while a trainer that is `lag` steps behind publishes versions."""
+    collected = []
+    for step in range(count):
+        version = max(0, step - lag)
+        engine.version = version
+        collector.set_version(version)
+        if lockstep is not None:
+            lockstep.begin(step)
+        collected.append(await collector.collect(step, lambda version: None))
+    await collector.close()
+    return collected
+
+
+def test_a_batch_has_the_asked_number_of_groups_and_rollouts():
+    engine, env = FakeEngine(), LetterEnvironment()
+    (batch,) = asyncio.run(batches(collector(engine, env), engine, 1))
+    assert [len(g.rollouts) for g in batch.groups] == [4, 4]
+    assert all(r.reward is not None for g in batch.groups for r in g.rollouts)
+
+
+@given(level=st.integers(0, 3), lag=st.integers(0, 3), groups=st.integers(1, 3))
+@settings(max_examples=15, deadline=None)
+def test_no_batch_holds_tokens_older_than_the_async_level(level, lag, groups):
+    async def play():
+        engine = FakeEngine()
+        lockstep = Lockstep(engine) if level == 0 else None
+        c = collector(engine, LetterEnvironment(), level=level, groups=groups, size=2, lockstep=lockstep)
+        return await batches(c, engine, 5, lag=min(lag, level), lockstep=lockstep)
+
+    for step, batch in enumerate(asyncio.run(play())):
+        assert len(batch.groups) == groups
+        assert all(step - g.oldest_version <= level for g in batch.groups)
+
+
+def test_groups_run_ahead_by_exactly_the_async_level():
+    async def play():
+        engine = FakeEngine(delay=0.01)
+        c = collector(engine, LetterEnvironment(), level=2, groups=2)
+        await c.collect(0, lambda version: None)
+        ahead = c.in_flight + c.buffered
+        await c.close()
+        return ahead
+
+    assert asyncio.run(play()) == 4  # two batches of two groups beyond the one just taken
+
+
+def test_nothing_is_started_beyond_the_last_step():
+    async def play():
+        engine = FakeEngine()
+        c = collector(engine, LetterEnvironment(), level=3, groups=2, max_steps=1)
+        await c.collect(0, lambda version: None)
+        left = c.in_flight + c.buffered
+        await c.close()
+        return left
+
+    assert asyncio.run(play()) == 0
+
+
+def test_an_overtaken_group_is_dropped_as_stale_and_played_again():
+    async def play():
+        engine = FakeEngine(version=0)
+        c = collector(engine, LetterEnvironment(), level=1, groups=2)
+        await c.collect(0, lambda version: None)  # two more groups of version 0 are now in flight
+        await asyncio.sleep(0.01)
+        engine.version = 2
+        c.set_version(2)
+        batch = await c.collect(2, lambda version: None)
+        indices = {g.index for g in batch.groups}
+        await c.close()
+        return batch, indices
+
+    batch, indices = asyncio.run(play())
+    assert batch.dropped == {"stale": 2}
+    assert indices == {2, 3}  # the same tasks, sampled anew
+    assert all(g.oldest_version == 2 for g in batch.groups)
+
+
+def test_a_failed_rollout_is_retried_and_then_leaves_a_smaller_group():
+    def fail(task, attempt):
+        return attempt in (1, 2, 3)  # the first member fails, is retried and fails; a later one recovers
+
+    engine, env = FakeEngine(), LetterEnvironment(size=1, fail=fail)
+    (batch,) = asyncio.run(batches(collector(engine, env, groups=1), engine, 1))
+    assert batch.errored_rollouts == 4 - len(batch.groups[0].scored)
+    assert all(r.outcome.error and r.reward is None for r in batch.groups[0].rollouts if r.reward is None)
+
+
+def test_an_environment_that_always_fails_ends_the_run_with_the_reason():
+    engine, env = FakeEngine(), LetterEnvironment(fail=lambda task, attempt: True)
+    with pytest.raises(RunError, match="errored"):
+        asyncio.run(batches(collector(engine, env), engine, 1))
+
+
+def test_groups_without_spread_are_replaced_when_asked():
+    engine, env = FakeEngine(), LetterEnvironment()
+    drop = group_filter(drop_zero_spread=True, drop_solved_and_unsolved=False)
+    (batch,) = asyncio.run(batches(collector(engine, env, groups=4, drop_group=drop), engine, 1))
+    assert len(batch.groups) == 4
+    assert all(len(set(g.rewards)) > 1 for g in batch.groups)
+
+
+def test_difficulty_filter_drops_solved_and_unsolved():
+    drop = group_filter(drop_zero_spread=False, drop_solved_and_unsolved=True)
+    assert drop([0.0, 0.0])
+    assert drop([1.0, 1.0])
+    assert not drop([0.0, 1.0])
+    assert not drop([0.5, 0.5])
+
+
+def test_waiting_for_weights_has_a_deadline():
+    engine, env = FakeEngine(), LetterEnvironment()
+
+    async def play():
+        c = collector(engine, env, level=0, weights_timeout=0.05, lockstep=Lockstep(engine))
+        waits = []
+        try:
+            await c.collect(1, waits.append)  # version 1 never comes
+        finally:
+            await c.close()
+
+    with pytest.raises(RunError, match="no weights newer than version 0"):
+        asyncio.run(play())
+
+
+def test_state_continues_with_the_same_tasks():
+    """Five batches in one go, against two, a kill, and three: the same group indices are used, none twice."""
+
+    async def straight():
+        engine = FakeEngine()
+        return await batches(collector(engine, LetterEnvironment(), level=1), engine, 5)
+
+    async def interrupted():
+        engine = FakeEngine()
+        c = collector(engine, LetterEnvironment(), level=1)
+        first = await batches(c, engine, 2)
+        return first, c.state()
+
+    used = [g.index for b in asyncio.run(straight()) for g in b.groups]
+    first, state = asyncio.run(interrupted())
+
+    async def resumed():
+        engine = FakeEngine(version=2)
+        c = collector(engine, LetterEnvironment(), level=1, state=state)
+        out = []
+        for step in range(2, 5):
+            engine.version = step
+            c.set_version(step)
+            out.append(await c.collect(step, lambda version: None))
+        await c.close()
+        return out
+
+    again = [g.index for b in [*first, *asyncio.run(resumed())] for g in b.groups]
+    assert sorted(again) == sorted(used)
+    assert len(set(again)) == len(again)
+
+
+def test_synchronous_mode_makes_the_same_waves_whatever_the_timing():
+    async def play(sleep):
+        engine = FakeEngine()
+        lockstep = Lockstep(engine)
+        env = LetterEnvironment(turns=2, sleep=sleep)
+        c = collector(engine, env, level=0, groups=3, lockstep=lockstep)
+        await batches(c, engine, 3, lockstep=lockstep)
+        return engine.waves
+
+    fast, slow = asyncio.run(play(0.0)), asyncio.run(play(0.003))
+    assert fast == slow
+    assert len(fast) == 6  # three steps of two turns
+    assert all(len(prompts) == 12 for prompts, _ in fast)

@@ -1,0 +1,77 @@
+"""Evaluation figures against numbers computed by hand."""
+
+import asyncio
+
+import pytest
+
+from buckeye.envs.base import Outcome, Task
+from buckeye.inference.client import SamplingParams
+from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.evaluate import EvalResult, evaluate, wilson_interval
+from buckeye.orchestrator.rollout import Rollout, RolloutPlayer, Segment
+
+from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
+
+
+def rollout(task_id, reward, tokens=10):
+    segment = Segment()
+    segment.token_ids, segment.loss_mask = [1] * tokens, [True] * tokens
+    return Rollout(
+        env_name="e",
+        task=Task(id=task_id, messages=()),
+        outcome=Outcome(reward=reward),
+        segments=(segment,),
+        truncated=False,
+        turns=1,
+        seconds=0.0,
+    )
+
+
+def result(by_task, n):
+    return EvalResult(
+        env_name="e",
+        by_task={t: [rollout(t, r) for r in rewards] for t, rewards in by_task.items()},
+        rollouts_per_example=n,
+        errored=0,
+        seconds=12.3,
+    )
+
+
+def test_pass_at_k_is_unbiased():
+    got = result({"a": [1, 0, 0, 0], "b": [1, 1, 0, 0]}, 4)
+    assert got.pass_at(1) == pytest.approx((1 / 4 + 2 / 4) / 2)
+    assert got.pass_at(2) == pytest.approx((1 - 3 / 6 + 1 - 1 / 6) / 2)
+    assert got.pass_at(5) is None
+
+
+def test_the_summary_is_the_line_that_scripts_grep():
+    got = result({"a": [1.0, 0.0], "b": [0.5, 0.5]}, 2)
+    assert got.summary() == (
+        "Evaluated e in 12.3s (Avg@2=0.5000, Pass@1: 0.2500, "
+        "Completion Length: 10.00 (±0.00, ∈[10.00, 10.00]), Truncated: 0.0%)"
+    )
+
+
+def test_wilson_interval():
+    low, high = wilson_interval(50, 100)
+    assert (low, high) == (pytest.approx(0.4038, abs=1e-4), pytest.approx(0.5962, abs=1e-4))
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert wilson_interval(0, 10)[0] == 0.0
+
+
+def test_errored_rollouts_are_counted_and_not_scored():
+    env = LetterEnvironment(size=4, fail=lambda task, attempt: task.id == "letters-2")
+    player = RolloutPlayer(
+        sampler=FakeEngine(),
+        renderer=LetterRenderer(),
+        params=SamplingParams(max_tokens=8),
+        seq_len=64,
+        seed=0,
+        timeout=5.0,
+        retries=0,
+    )
+    named = NamedEnvironment(name="letters", environment=env)
+    got = asyncio.run(evaluate(named, player, split="eval", num_examples=-1, rollouts_per_example=2))
+    assert got.errored == 2
+    assert "letters-2" not in got.by_task
+    assert len(got.rewards) == 6

@@ -1,0 +1,128 @@
+"""Tokens once: what is trained is what was sampled, and nothing else is in the mask."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buckeye.envs.base import Task
+from buckeye.errors import InferenceError
+from buckeye.inference.client import SamplingParams
+from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.policy import RecordingPolicy, derive_seed
+from buckeye.orchestrator.rollout import RolloutPlayer
+
+from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
+
+
+def policy(engine, *, seq_len=200, renderer=None, seed=3):
+    return RecordingPolicy(
+        sampler=engine,
+        renderer=renderer or LetterRenderer(),
+        params=SamplingParams(max_tokens=8),
+        seq_len=seq_len,
+        seed=seed,
+    )
+
+
+async def converse(p, turns):
+    messages = [{"role": "user", "content": "a"}]
+    for turn in range(turns):
+        reply = await p.chat(messages)
+        messages += [reply.message, {"role": "user", "content": f"again {turn}"}]
+    return messages
+
+
+@given(turns=st.integers(1, 6), rewrites=st.booleans(), seed=st.integers(0, 2**32))
+def test_the_mask_covers_exactly_the_sampled_tokens(turns, rewrites, seed):
+    engine = FakeEngine(version=5)
+    p = policy(engine, renderer=LetterRenderer(rewrites_history=rewrites), seed=seed)
+    asyncio.run(converse(p, turns))
+    assert len(p.segments) == (turns if rewrites else 1)
+    sampled = [t for s in p.segments for t, m in zip(s.token_ids, s.loss_mask, strict=True) if m]
+    answered = [t for prompt, params in engine.calls for t in engine._answer(params.seed, 8).token_ids]
+    assert sampled == answered
+    for s in p.segments:
+        assert len(s.token_ids) == len(s.loss_mask) == len(s.logprobs) == len(s.versions)
+        for masked, logprob, version in zip(s.loss_mask, s.logprobs, s.versions, strict=True):
+            assert (logprob, version) == ((-0.5, 5) if masked else (0.0, -1))
+
+
+def test_each_turn_extends_the_ids_before_it_verbatim():
+    engine = FakeEngine()
+    p = policy(engine)
+    asyncio.run(converse(p, 3))
+    prompts = [prompt for prompt, _ in engine.calls]
+    assert prompts[1][: len(prompts[0])] == prompts[0]
+    assert prompts[2][: len(prompts[1])] == prompts[1]
+    assert tuple(p.segments[0].token_ids[: len(prompts[2])]) == prompts[2]
+
+
+def test_every_turn_has_its_own_seed_and_it_is_reproducible():
+    first, again = FakeEngine(), FakeEngine()
+    asyncio.run(converse(policy(first), 3))
+    asyncio.run(converse(policy(again), 3))
+    seeds = [params.seed for _, params in first.calls]
+    assert len(set(seeds)) == 3
+    assert seeds == [params.seed for _, params in again.calls]
+
+
+def test_a_full_context_ends_the_conversation_as_truncated():
+    engine = FakeEngine()
+    p = policy(engine, seq_len=14)
+    messages = asyncio.run(converse(p, 4))
+    assert messages[-2]["content"] == ""
+    assert p.finish_reason == "length"
+    assert all(len(s.token_ids) <= 14 for s in p.segments)
+
+
+def test_a_first_prompt_that_does_not_fit_is_an_error_not_a_reward():
+    with pytest.raises(InferenceError, match="raise orchestrator"):
+        asyncio.run(converse(policy(FakeEngine(), seq_len=4), 1))
+    player = RolloutPlayer(
+        sampler=FakeEngine(),
+        renderer=LetterRenderer(),
+        params=SamplingParams(max_tokens=8),
+        seq_len=4,
+        seed=0,
+        timeout=5.0,
+        retries=0,
+    )
+    env = NamedEnvironment(name="letters", environment=LetterEnvironment())
+
+    async def play():
+        return await player.start(env, env.environment.tasks("train")[0], 0)
+
+    rollout = asyncio.run(play())
+    assert rollout.reward is None
+    assert "seq_len is 4" in rollout.outcome.error
+
+
+def test_a_rollout_that_hangs_is_ended_and_counted():
+    class Hanging(LetterEnvironment):
+        async def rollout(self, task, policy):
+            await asyncio.sleep(60)
+
+    player = RolloutPlayer(
+        sampler=FakeEngine(),
+        renderer=LetterRenderer(),
+        params=SamplingParams(max_tokens=8),
+        seq_len=64,
+        seed=0,
+        timeout=0.05,
+        retries=0,
+    )
+
+    async def play():
+        task = Task(id="x", messages=({"role": "user", "content": "a"},))
+        return await player.start(NamedEnvironment(name="h", environment=Hanging()), task, 0)
+
+    rollout = asyncio.run(play())
+    assert rollout.reward is None
+    assert rollout.outcome.stop_reason == "timeout"
+
+
+def test_derived_seeds_do_not_collide_by_concatenation():
+    assert derive_seed(1, 23) != derive_seed(12, 3)
+    assert 0 <= derive_seed("x") < 2**63

@@ -1,0 +1,65 @@
+"""The chunked head equals the naive one, values and gradients, and holds few logits at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from buckeye.trainer.head import token_logprobs
+
+
+def _naive(hidden, weight, targets, temperatures):
+    log_p = torch.log_softmax(hidden @ weight.t() / temperatures[:, None], -1)
+    return log_p.gather(1, targets[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(-1)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+def test_equals_the_naive_head_in_float64(chunk):
+    torch.manual_seed(0)
+    hidden = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 11, (7,))
+    temperatures = torch.tensor([1.0, 0.5, 2.0, 1.0, 0.7, 1.0, 1.3], dtype=torch.float64)
+    upstream = torch.randn(2, 7, dtype=torch.float64)
+    results = []
+    for function in (_naive, lambda *args: token_logprobs(*args, chunk=chunk)):
+        hidden.grad = weight.grad = None
+        logprobs, entropies = function(hidden, weight, targets, temperatures)
+        (upstream[0] @ logprobs + upstream[1] @ entropies).backward()
+        results.append((logprobs, entropies, hidden.grad, weight.grad))
+    for naive, chunked in zip(*results, strict=True):
+        torch.testing.assert_close(chunked, naive, rtol=1e-12, atol=1e-12)
+
+
+def test_by_hand():
+    # logits 0 and ln 3 at temperature 1: probabilities 1/4 and 3/4
+    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [math.log(3.0)]])
+    logprobs, entropies = token_logprobs(hidden, weight, torch.tensor([1]), torch.tensor([1.0]))
+    assert logprobs.item() == pytest.approx(math.log(0.75))
+    assert entropies.item() == pytest.approx(-0.25 * math.log(0.25) - 0.75 * math.log(0.75))
+
+
+def test_no_tokens():
+    hidden = torch.randn(0, 4, requires_grad=True)
+    logprobs, _ = token_logprobs(hidden, torch.randn(9, 4), torch.zeros(0, dtype=torch.long), torch.ones(0))
+    logprobs.sum().backward()
+    assert hidden.grad.shape == (0, 4)
+
+
+def test_never_holds_all_logits(monkeypatch):
+    largest = 0
+    real = torch.log_softmax
+
+    def spy(logits, dim):
+        nonlocal largest
+        largest = max(largest, logits.numel())
+        return real(logits, dim)
+
+    monkeypatch.setattr(torch, "log_softmax", spy)
+    hidden = torch.randn(1000, 4, requires_grad=True)
+    weight = torch.randn(50_000, 4, requires_grad=True)
+    logprobs, _ = token_logprobs(hidden, weight, torch.zeros(1000, dtype=torch.long), torch.ones(1000))
+    logprobs.sum().backward()
+    assert 0 < largest * 4 <= 64 * 2**20

@@ -1,0 +1,124 @@
+"""Packed forward passes equal plain ones, sample by sample."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from buckeye.errors import UsageError
+from buckeye.trainer.head import token_logprobs
+from buckeye.trainer.model import load_policy, pick_device
+
+CPU = torch.device("cpu")
+
+
+def _compare(directory, lengths):
+    policy = load_policy(str(directory), CPU)
+    plain = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype=torch.float32)
+    torch.manual_seed(0)
+    samples = [torch.randint(0, 256, (length,)) for length in lengths]
+    hidden = policy.hidden_states(torch.cat(samples), lengths)
+    packed = (hidden @ policy.head_weight.t()).log_softmax(-1)
+    naive = torch.cat([plain(input_ids=ids[None]).logits[0].log_softmax(-1) for ids in samples])
+    torch.testing.assert_close(packed, naive, rtol=0, atol=1e-5)
+    packed[:, 3].sum().backward()
+    naive[:, 3].sum().backward()
+    for (name, ours), theirs in zip(policy.trainable.items(), plain.parameters(), strict=True):
+        scale = theirs.grad.abs().max().item()
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-4 * scale + 1e-5, msg=name)
+
+
+@pytest.mark.parametrize("lengths", [[9], [5, 5, 5], [12, 10, 9, 4, 4, 3, 1], [2, 30, 1, 29, 28]])
+def test_packed_equals_per_sample(tiny_model, lengths):
+    _compare(tiny_model, lengths)
+
+
+def test_other_architectures(tiny_llama):
+    _compare(tiny_llama, [7, 6, 3])
+
+
+def test_sliding_window(build_model):
+    directory = build_model(Qwen3Config, use_sliding_window=True, sliding_window=4, max_window_layers=0)
+    _compare(directory, [11, 9, 3])
+
+
+def test_padding_may_never_reach_a_real_token(tiny_model):
+    policy = load_policy(str(tiny_model), CPU)
+    ids = torch.randint(0, 256, (7,))
+    alone = policy.hidden_states(ids, [7])
+    other = policy.hidden_states(torch.cat([torch.randint(0, 256, (9,)), ids]), [9, 7])[9:]
+    torch.testing.assert_close(alone, other, rtol=0, atol=1e-5)
+
+
+def test_the_head_agrees_with_the_model(tiny_model):
+    policy = load_policy(str(tiny_model), CPU)
+    ids = torch.randint(0, 256, (9,))
+    hidden = policy.hidden_states(ids, [9])[:-1]
+    logprobs, _ = token_logprobs(hidden, policy.head_weight, ids[1:], torch.full((8,), 0.7))
+    logits = policy.model(input_ids=ids[None], layout=_layout(9)).logits[0, :-1]
+    expected = (logits / 0.7).log_softmax(-1).gather(1, ids[1:, None]).squeeze(1)
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
+
+
+def _layout(length):
+    from buckeye.trainer.attention import make_layout
+
+    return make_layout([length], CPU)
+
+
+def test_a_missing_model_is_one_message(tmp_path):
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        load_policy(str(tmp_path), CPU)
+
+
+def test_an_incomplete_model_is_one_message(tiny_model, tmp_path):
+    copy = shutil.copytree(tiny_model, tmp_path / "m")
+    tensors = load_file(copy / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=r"incomplete: .*model\.norm\.weight"):
+        load_policy(str(copy), CPU)
+    (copy / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        load_policy(str(copy), CPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_flash_equals_padded_attention(build_model):
+    directory = build_model(Qwen3Config, head_dim=64)
+    device, lengths = torch.device("cuda", 0), [30, 17, 5]
+    ids = torch.randint(0, 256, (sum(lengths),), device=device)
+    outputs = []
+    for flash in (True, False):
+        policy = load_policy(str(directory), device, flash=flash)
+        hidden = policy.hidden_states(ids, lengths)
+        hidden.float().square().mean().backward()
+        outputs.append((hidden, policy.model.get_input_embeddings().weight.grad))
+    for one, other in zip(*outputs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to take")
+def test_a_missing_gpu_is_one_message():
+    assert pick_device("auto").type == "cpu"
+    with pytest.raises(UsageError, match="0 GPUs"):
+        pick_device("cuda")
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_checkpointed_activations_give_the_same_gradients(tiny_model, every):
+    lengths, ids = [6, 4], torch.randint(0, 256, (10,))
+    gradients = []
+    for checkpointed in (False, True):
+        policy = load_policy(str(tiny_model), CPU)
+        if checkpointed:
+            policy.checkpoint_activations(every=every)
+        policy.hidden_states(ids, lengths).square().sum().backward()
+        gradients.append([p.grad for p in policy.trainable.values()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(recomputed, plain, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,47 @@
+"""FLOPs by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from buckeye.trainer.learner import format_step
+from buckeye.trainer.model import load_policy
+from buckeye.trainer.perf import peak_flops, peak_memory_gib, training_flops
+
+
+def test_flops_by_hand():
+    config = Qwen3Config(num_hidden_layers=2, num_attention_heads=4, head_dim=8, hidden_size=16)
+    # 10 matrix elements; samples of 3 and 5 tokens: 6 * 10 * 8 + 6 * 2 * 32 * (9 + 25)
+    assert training_flops(config, 10, [3, 5]) == pytest.approx(480 + 384 * 34)
+
+
+def test_matrix_elements(tiny_model, tiny_llama):
+    layer = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48
+    for model in (tiny_model, tiny_llama):  # tied or not, the output projection counts once
+        assert load_policy(str(model), torch.device("cpu")).matrix_elements == 2 * layer + 264 * 32
+
+
+def test_the_cpu_has_memory_but_no_known_peak():
+    assert peak_flops(torch.device("cpu")) is None
+    assert peak_memory_gib(torch.device("cpu")) > 0.01
+
+
+def test_the_line_of_a_step():
+    values = {
+        "seconds": 5.1,
+        "loss": -0.00123,
+        "entropy": 0.43211,
+        "mismatch_kl": 0.0004,
+        "grad_norm": 0.1234,
+        "lr": 3e-6,
+        "tokens_per_second": 12345.4,
+        "mfu": 0.111,
+        "peak_memory_gib": 12.5,
+        "other": 1.0,
+    }
+    assert format_step(3, values) == (
+        "Step 3 | Time: 5.10s | Loss: -0.0012 | Entropy: 0.4321 | Mismatch KL: 0.0004 | Grad. Norm: 0.1234 | "
+        "LR: 3.00e-06 | Throughput: 12345 tokens/s | MFU: 11.1% | Peak Mem.: 12.5 GiB"
+    )

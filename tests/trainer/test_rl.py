@@ -1,0 +1,360 @@
+"""The trainer process: steps, publishing, checkpoints, bit-exact resume, several ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from buckeye.checkpoint import list_checkpoints, read_orchestrator_state, resolve_checkpoint
+from buckeye.errors import CheckpointError, TransportError
+from buckeye.monitor.metrics import read_metrics
+from buckeye.process import RunIdentity
+from buckeye.trainer.head import token_logprobs
+from buckeye.trainer.model import load_policy
+from buckeye.trainer.rl import run_trainer
+from buckeye.transport.batches import Batch, Sample, write_batch
+from buckeye.transport.weights import verify_weights
+from tests.trainer.trainer_config import trainer_config
+
+ME = RunIdentity(run_id="local", attempt=1)
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    monkeypatch.setenv("BUCKEYE_THREADS", "1")
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def batches(tiny_model):
+    """Four batches whose log-probabilities are the model's, a little off."""
+    policy = load_policy(str(tiny_model), torch.device("cpu"))
+    rng = np.random.default_rng(0)
+
+    def sample(length: int) -> Sample:
+        ids = rng.integers(0, 256, length).astype(np.int32)
+        with torch.no_grad():
+            hidden = policy.hidden_states(torch.from_numpy(ids).long(), [length])[:-1]
+            targets = torch.from_numpy(ids[1:]).long()
+            exact, _ = token_logprobs(hidden, policy.head_weight, targets, torch.ones(length - 1))
+        mask = np.arange(length) >= length // 3
+        noisy = np.concatenate([[0.0], exact.numpy() + rng.normal(0, 0.1, length - 1)])
+        return Sample(
+            token_ids=ids,
+            loss_mask=mask,
+            logprobs=np.where(mask, noisy, 0).astype(np.float32),
+            versions=np.where(mask, 0, -1).astype(np.int32),
+            advantages=np.full(length, rng.normal(), np.float32),
+            temperature=1.0,
+        )
+
+    return [
+        Batch(
+            step=step,
+            samples=tuple(sample(int(n)) for n in rng.integers(3, 40, 9)),
+            orchestrator_state={"emitted": step},
+        )
+        for step in range(4)
+    ]
+
+
+def put(output_dir: Path, batches, identity=ME) -> None:
+    for batch in batches:
+        write_batch(output_dir / "batches", batch, identity=identity)
+
+
+def records(output_dir: Path):
+    return [r for r in read_metrics(output_dir / "metrics.jsonl") if r["process"] == "trainer"]
+
+
+def weights(output_dir: Path, step: int):
+    return load_file(output_dir / "weights" / f"step_{step}" / "model.safetensors")
+
+
+def assert_equal(one, other) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def test_a_run(tmp_path, tiny_model, batches, capsys):
+    put(tmp_path, batches)
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4, ckpt={"interval": 2}))
+    assert sorted(p.name for p in (tmp_path / "weights").iterdir()) == ["step_2", "step_3", "step_4"]
+    assert list((tmp_path / "batches").iterdir()) == []
+    manifest = verify_weights(tmp_path / "weights" / "step_4")
+    assert (manifest.run_id, manifest.attempt, manifest.step, manifest.dtype) == ("local", 1, 4, "float32")
+    assert [info.step for info in list_checkpoints(tmp_path / "checkpoints")] == [2, 4]
+    assert read_orchestrator_state(resolve_checkpoint(tmp_path / "checkpoints", 2)) == {"emitted": 1}
+    logged = records(tmp_path)
+    assert [r["step"] for r in logged] == [0, 1, 2, 3]
+    for record in logged:
+        expected = {"loss", "entropy", "mismatch_kl", "grad_norm", "lr", "tokens_per_second", "wait_seconds"}
+        assert expected <= record.keys()
+        assert "mfu" not in record
+    assert logged[0]["tokens"] == sum(len(s.token_ids) for s in batches[0].samples)
+    assert 0.004 < logged[0]["mismatch_kl"] < 0.006  # noise of variance 0.01: half of it
+    assert logged[3]["staleness_max"] == 3
+    lines = capsys.readouterr().out
+    assert "SUCCESS Step 3 | Time: " in lines
+    assert "MFU" not in lines
+    assert "SUCCESS RL trainer finished!" in (tmp_path / "logs" / "trainer.log").read_text()
+
+
+def test_the_published_model_is_complete(tmp_path, tiny_model, batches):
+    put(tmp_path, batches[:1])
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=1))
+    directory = tmp_path / "weights" / "step_1"
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    rendered = tokenizer.apply_chat_template([{"role": "user", "content": "ŋ"}], tokenize=False)
+    assert rendered == "<|im_start|>user\nŋ<|im_end|>\n"
+    assert model.config.tie_word_embeddings
+    first = weights(tmp_path, 0)
+    assert "lm_head.weight" not in first
+    original = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
+    assert all(torch.equal(original[name], tensor) for name, tensor in first.items())
+    assert not torch.equal(model.get_input_embeddings().weight, original["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
+def test_resume_is_bit_exact(tmp_path, tiny_model, batches, optimizer, monkeypatch):
+    common = {"optim": {"type": optimizer}, "scheduler": {"type": "cosine", "warmup": 1}}
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    put(straight, batches)
+    run_trainer(trainer_config(tiny_model, straight, max_steps=4, **common))
+    put(broken, batches[:2])
+    common["max_steps"] = 4
+    with pytest.raises(TransportError, match="No batch 2 arrived"):
+        run_trainer(trainer_config(tiny_model, broken, ckpt={"interval": 2}, batch_timeout=0.1, **common))
+    monkeypatch.setenv("BUCKEYE_ATTEMPT", "2")
+    put(broken, batches[2:], identity=replace(ME, attempt=2))
+    run_trainer(trainer_config(tiny_model, broken, ckpt={"resume_step": -1}, **common))
+    assert_equal(weights(broken, 4), weights(straight, 4))
+    for key in ("loss", "grad_norm", "entropy", "mismatch_kl", "lr"):
+        assert [r[key] for r in records(broken)] == [r[key] for r in records(straight)]
+    optimizers = [
+        load_file(resolve_checkpoint(run / "checkpoints", 4).path / "trainer" / "optimizer.safetensors")
+        for run in (straight, broken)
+    ]
+    assert_equal(*optimizers)
+
+
+def test_resuming_without_a_checkpoint_is_one_message(tmp_path, tiny_model):
+    with pytest.raises(CheckpointError, match="no committed checkpoint"):
+        run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4, ckpt={"resume_step": -1}))
+
+
+def test_parts_of_a_checkpoint_can_be_left_out(tmp_path, tiny_model, batches, monkeypatch):
+    put(tmp_path, batches[:2])
+    schedule = {"type": "linear", "warmup": 4, "decay": 0}
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=2, scheduler=schedule))
+    monkeypatch.setenv("BUCKEYE_ATTEMPT", "2")
+    put(tmp_path, batches[2:3], identity=replace(ME, attempt=2))
+    ckpt = {"resume_step": 2, "skip_progress": True, "skip_scheduler": True}
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=3, scheduler=schedule, ckpt=ckpt))
+    assert [(r["step"], r["lr"]) for r in records(tmp_path)] == [(0, 0.0025), (1, 0.005), (2, 0.0025)]
+    progress = resolve_checkpoint(tmp_path / "checkpoints", 3).path / "trainer" / "progress.json"
+    assert json.loads(progress.read_text())["samples"] == len(batches[2].samples)
+
+
+def test_checkpoints_are_pruned(tmp_path, tiny_model, batches):
+    put(tmp_path, batches)
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4, ckpt={"interval": 1, "keep": 2}))
+    assert [info.step for info in list_checkpoints(tmp_path / "checkpoints")] == [3, 4]
+
+
+def test_the_checkpoint_resumed_from_may_be_pruned(tmp_path, tiny_model, batches, monkeypatch):
+    put(tmp_path, batches[:1])
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=1))
+    monkeypatch.setenv("BUCKEYE_ATTEMPT", "2")
+    put(tmp_path, batches[1:], identity=replace(ME, attempt=2))
+    ckpt = {"interval": 1, "keep": 1, "resume_step": -1}
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4, ckpt=ckpt))
+    assert [info.step for info in list_checkpoints(tmp_path / "checkpoints")] == [4]
+    assert (tmp_path / "weights" / "step_4" / "tokenizer.json").exists()
+
+
+def test_sigterm_checkpoints_and_returns(tmp_path, tiny_model, batches):
+    put(tmp_path, batches[:1])
+    killer = threading.Thread(target=_signal_when, args=(tmp_path / "weights" / "step_1",))
+    killer.start()
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4))
+    killer.join()
+    assert [info.step for info in list_checkpoints(tmp_path / "checkpoints")] == [1]
+    assert read_orchestrator_state(resolve_checkpoint(tmp_path / "checkpoints", -1)) == {"emitted": 0}
+    assert "finished" not in (tmp_path / "logs" / "trainer.log").read_text()
+
+
+def _signal_when(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("field", ["advantages", "logprobs"])
+def test_a_non_finite_batch_is_left_out_and_counted(tmp_path, tiny_model, batches, field):
+    poisoned = replace(
+        batches[0].samples[0], **{field: np.full_like(batches[0].samples[0].advantages, np.nan)}
+    )
+    put(tmp_path, [replace(batches[0], samples=(poisoned, *batches[0].samples[1:])), batches[1]])
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=2))
+    log = (tmp_path / "logs" / "trainer.log").read_text()
+    assert "WARNING Step 0 left out" in log
+    assert [r["skipped"] for r in records(tmp_path)] == [1, 0]
+    assert_equal(weights(tmp_path, 0), weights(tmp_path, 1))
+    assert all(t.isfinite().all() for t in weights(tmp_path, 2).values())
+    progress = resolve_checkpoint(tmp_path / "checkpoints", 2).path / "trainer" / "progress.json"
+    assert json.loads(progress.read_text())["skipped"] == 1
+
+
+def test_a_batch_without_advantage_is_a_step_of_loss_zero(tmp_path, tiny_model, batches):
+    silent = tuple(replace(s, advantages=np.zeros_like(s.advantages)) for s in batches[0].samples)
+    put(tmp_path, [replace(batches[0], samples=silent), replace(batches[1], samples=())])
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=2))
+    assert [(r["loss"], r["grad_norm"]) for r in records(tmp_path)] == [(0, 0), (0, 0)]
+    assert (tmp_path / "weights" / "step_2").exists()
+
+
+def test_samples_without_advantage_change_nothing_but_the_divisor(tmp_path, tiny_model, batches):
+    samples = list(batches[0].samples)
+    samples[0] = replace(samples[0], advantages=np.zeros_like(samples[0].advantages))
+    losses = []
+    for name, kl_tau in (("skipped", 0.0), ("forwarded", 1e-30)):  # a KL term makes every sample count
+        put(tmp_path / name, [replace(batches[0], samples=tuple(samples))])
+        loss = {"kl_tau": kl_tau}
+        run_trainer(trainer_config(tiny_model, tmp_path / name, max_steps=1, loss=loss))
+        losses.append([records(tmp_path / name)[0][key] for key in ("loss", "grad_norm")])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_the_loss_is_per_token_of_the_whole_batch(tmp_path, tiny_model, batches):
+    """The reported loss equals one computed naively, whatever the bins."""
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model)
+    total, tokens = 0.0, 0
+    for sample in batches[0].samples:
+        ids = torch.from_numpy(sample.token_ids).long()
+        with torch.no_grad():
+            log_p = plain(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        ratio = (log_p - torch.from_numpy(sample.logprobs[1:])).exp().numpy()
+        mask = sample.loss_mask[1:] & (ratio > 0.125) & (ratio < 8)
+        total -= float((ratio * sample.advantages[1:])[mask].sum())
+        tokens += int(sample.loss_mask.sum())
+    found = []
+    for seq_len in (40, 1000):
+        run = tmp_path / str(seq_len)
+        put(run, batches[:1])
+        run_trainer(trainer_config(tiny_model, run, max_steps=1, seq_len=seq_len))
+        found.append(records(run)[0])
+    assert [r["loss"] for r in found] == pytest.approx([total / tokens] * 2, rel=1e-4)
+    assert found[0]["grad_norm"] == pytest.approx(found[1]["grad_norm"], rel=1e-4)
+    assert found[0]["trained_tokens"] == tokens
+
+
+def test_sequence_ratio_runs(tmp_path, tiny_model, batches):
+    put(tmp_path, batches[:1])
+    loss = {"ratio_type": "sequence", "ratio_length_norm": True, "kl_tau": 0.01}
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=1, loss=loss))
+    assert math.isfinite(records(tmp_path)[0]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"temperature": 0.0}, "temperature 0.0"),
+        ({"loss_mask": np.ones(5, np.bool_)}, "first token"),
+        ({"token_ids": np.full(5, 264, np.int32)}, "outside the model's 264"),
+    ],
+)
+def test_impossible_samples_are_refused(tmp_path, tiny_model, change, message):
+    sample = Sample(
+        token_ids=np.arange(5, dtype=np.int32),
+        loss_mask=np.arange(5) > 0,
+        logprobs=np.zeros(5, np.float32),
+        versions=np.zeros(5, np.int32),
+        advantages=np.ones(5, np.float32),
+        temperature=1.0,
+    )
+    bad = Batch(step=0, samples=(replace(sample, **change),), orchestrator_state={})
+    put(tmp_path, [bad])
+    with pytest.raises(TransportError, match=message):
+        run_trainer(trainer_config(tiny_model, tmp_path, max_steps=1))
+
+
+def test_two_ranks_equal_one(tmp_path, tiny_model, batches):
+    one, two = tmp_path / "one", tmp_path / "two"
+    # the last batch has a single bin: one rank has nothing to do in that step
+    chosen = [*batches[:2], replace(batches[2], samples=batches[2].samples[:1])]
+    put(one, chosen)
+    run_trainer(trainer_config(tiny_model, one, max_steps=3, seq_len=48))
+    put(two, chosen)
+    config = trainer_config(tiny_model, two, max_steps=3, seq_len=48)
+    _torchrun(config, tmp_path)
+    for name, tensor in weights(one, 3).items():
+        torch.testing.assert_close(weights(two, 3)[name], tensor, rtol=0, atol=2e-5, msg=name)
+    for key in ("loss", "grad_norm", "entropy", "mismatch_kl", "trained_tokens"):
+        found = [r[key] for r in records(two)]
+        assert found == pytest.approx([r[key] for r in records(one)], rel=1e-4), key
+    assert "Step 2 |" in (two / "logs" / "trainer" / "rank_1.log").read_text()
+
+
+def test_all_ranks_stop_together(tmp_path, tiny_model, batches):
+    put(tmp_path, batches[:1])
+    config = trainer_config(tiny_model, tmp_path, max_steps=4)
+    processes = [_rank(config, tmp_path, rank) for rank in range(2)]
+    log = tmp_path / "logs" / "trainer" / "rank_1.log"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and "Step 0 |" in log.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)  # whichever is told, all leave
+    assert [process.wait(60) for process in processes] == [0, 0]
+    assert [info.step for info in list_checkpoints(tmp_path / "checkpoints")] == [1]
+    assert "Stopping on request at step 1" in log.read_text()
+
+
+SCRIPT = Path(__file__).parent / "trainer_config.py"
+
+
+def _torchrun(config, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(config.model_dump_json())
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BUCKEYE_THREADS": "1"}
+    subprocess.run([*command, str(SCRIPT), str(path)], env=environment, timeout=90, check=True)
+
+
+def _rank(config, tmp_path: Path, rank: int) -> subprocess.Popen:
+    path = tmp_path / "config.json"
+    path.write_text(config.model_dump_json())
+    place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _port(tmp_path)}
+    environment = {**os.environ, **place, "OMP_NUM_THREADS": "1", "BUCKEYE_THREADS": "1"}
+    return subprocess.Popen([sys.executable, str(SCRIPT), str(path)], env=environment)
+
+
+def _port(tmp_path: Path) -> str:
+    """A free port, the same for all ranks of a test."""
+    path = tmp_path / "port"
+    if not path.exists():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            path.write_text(str(probe.getsockname()[1]))
+    return path.read_text()
