@@ -40,7 +40,7 @@ class Workspace:
             "<PORT>": "22",
             "from verifiers import": "from buckeye import",
             "Qwen/Qwen3-0.6B": str(model),
-            "max_steps = 1000": "max_steps = 2",
+            "max_steps = 1000": "max_steps = 3",
             "batch_size = 128": "batch_size = 8",
             "rollouts_per_example = 16": "rollouts_per_example = 4",
             "seq_len = 2048": "seq_len = 192",

@@ -104,9 +104,9 @@ def test_launch_with_8_devices(ws):
     assert "Starting inference process on CPU slot(s) 0 1 2 3 4 5" in printed
     assert "Starting trainer process on CPU slot(s) 6 7" in printed
     assert "RL training finished!" in printed
-    assert steps_trained(ws) == [0, 1]
+    assert steps_trained(ws) == [0, 1, 2]
     logs = {p.name for p in (ws.root / RUN / "logs").iterdir()}
-    assert {"inference.stdout", "inference_5.stdout", "trainer_1.stdout", "rl.log"} <= logs
+    assert {"inference.stdout", "inference_5.stdout", "trainer_1.stdout", "run.log"} <= logs
     orchestrator = (ws.root / RUN / "logs" / "orchestrator.stdout").read_text()
     for line in (
         r"INFO Starting orchestrator step 1",
@@ -116,32 +116,32 @@ def test_launch_with_8_devices(ws):
         r" \| Seq\. Length: \d+\.\d tokens/sample",
     ):
         assert re.search(line, orchestrator), line
-    put_away(ws)
 
 
 def test_launch_with_2_devices_and_watching_it(ws):
+    put_away(ws)
     printed = ws.run(LAUNCH_2)
     assert "Starting inference process on CPU slot(s) 0\n" in printed
     assert "Starting trainer process on CPU slot(s) 1\n" in printed
     tail = block("tail -f").replace("tail -f", "timeout 2 tail -f")
     assert "SUCCESS Step 1" in ws.run(tail, expect=124)
     ws.run(block("watch -n 1 nvidia-smi"), expect=None)
-    assert "step_2" in ws.run(block("ls -la outputs"))
+    assert "step_3" in ws.run(block("ls -la outputs"))
 
 
 def test_looking_at_the_disk(ws):
-    assert "step_2" in ws.run(block("du -h /workspace", "head -20"), expect=None)
+    assert "step_3" in ws.run(block("du -h /workspace", "head -20"), expect=None)
     assert "weights" in ws.run(block("watch -n 30"))
     monitor = block("monitor_disk.sh").replace("/tmp/monitor_disk.sh\n", "/tmp/monitor_disk.sh\n", 1)
     before, _, start = ws.text(monitor).rpartition("\n")
     assert "Disk Space Monitor" in ws.run(f"{before}\ntimeout 2 bash {start}", expect=124)
-    put_away(ws)
 
 
 def test_checkpointing(ws):
+    put_away(ws)
     ws.run(LAUNCH_CKPT)
     listed = ws.run(block("List available checkpoint steps"))
-    assert listed.split() == ["1", "2"]
+    assert listed.split() == ["1", "2", "3"]
 
 
 def test_checkpointing_from_the_files(ws):
@@ -155,18 +155,18 @@ def test_checkpointing_from_the_files(ws):
 
 
 def test_resuming_from_the_latest_checkpoint(ws):
-    ws.set_steps(3)
+    ws.set_steps(4)
     ws.run(RESUME_LATEST)
     assert steps_trained(ws) == [0, 1, 2]
     assert (
-        "Resuming training from checkpoint step `2`"
+        "Resuming training from checkpoint step `3`"
         in (ws.root / RUN / "logs" / "orchestrator.stdout").read_text()
     )
 
 
 def test_resuming_from_a_step(ws):
     ws.run(RESUME_STEP)
-    assert steps_trained(ws) == [0, 1, 2, 1, 2]
+    assert steps_trained(ws) == [0, 1, 2, 3, 1, 2, 3]
 
 
 def test_the_recovery_checklist(ws):

@@ -116,7 +116,7 @@ def test_a_run(tmp_path, tiny_model, batches, capsys):
     lines = capsys.readouterr().out
     assert "SUCCESS Step 3 | Time: " in lines
     assert "MFU" not in lines
-    assert "SUCCESS RL trainer finished!" in (tmp_path / "logs" / "trainer.log").read_text()
+    assert "SUCCESS RL trainer finished!" in (tmp_path / "logs" / "run.log").read_text()
 
 
 def test_the_published_model_is_complete(tmp_path, tiny_model, batches):
@@ -201,7 +201,7 @@ def test_sigterm_checkpoints_and_returns(tmp_path, tiny_model, batches):
     killer.join()
     assert [info.step for info in list_checkpoints(tmp_path / "checkpoints")] == [1]
     assert read_orchestrator_state(resolve_checkpoint(tmp_path / "checkpoints", -1)) == {"emitted": 0}
-    assert "finished" not in (tmp_path / "logs" / "trainer.log").read_text()
+    assert "finished" not in (tmp_path / "logs" / "run.log").read_text()
 
 
 def _signal_when(path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_non_finite_batch_is_left_out_and_counted(tmp_path, tiny_model, batche
     )
     put(tmp_path, [replace(batches[0], samples=(poisoned, *batches[0].samples[1:])), batches[1]])
     run_trainer(trainer_config(tiny_model, tmp_path, max_steps=2))
-    log = (tmp_path / "logs" / "trainer.log").read_text()
+    log = (tmp_path / "logs" / "run.log").read_text()
     assert "WARNING Step 0 left out" in log
     assert [r["skipped"] for r in records(tmp_path)] == [1, 0]
     assert_equal(weights(tmp_path, 0), weights(tmp_path, 1))
@@ -313,7 +313,7 @@ def test_two_ranks_equal_one(tmp_path, tiny_model, batches):
     for key in ("loss", "grad_norm", "entropy", "mismatch_kl", "trained_tokens"):
         found = [r[key] for r in records(two)]
         assert found == pytest.approx([r[key] for r in records(one)], rel=1e-4), key
-    assert "Step 2 |" in (two / "logs" / "trainer" / "rank_1.log").read_text()
+    assert "[trainer rank 1] " in (two / "logs" / "run.log").read_text()
 
 
 def test_all_ranks_stop_together(tmp_path, tiny_model, batches):

@@ -130,7 +130,7 @@ def test_long_samples_are_left_out_and_said(tmp_path, tiny_model, chat_file):
     path = tmp_path / "long.jsonl"
     path.write_text(chat_file.read_text() + "\n" + long)
     sft(tiny_model, tmp_path, path)
-    assert "1 of 3 samples are longer than seq_len = 64" in (tmp_path / "logs" / "sft.log").read_text()
+    assert "1 of 3 samples are longer than seq_len = 64" in (tmp_path / "logs" / "run.log").read_text()
     assert sum(r["samples"] for r in records(tmp_path)) == 5
     path.write_text(long)
     with pytest.raises(UsageError, match="longer than seq_len"):

@@ -131,8 +131,8 @@ tags: [reinforcement-learning, dakota, buckeye]
 # A small model of Dakota grammar
 
 A Qwen3-architecture model of a few million parameters, made and trained from nothing by `buckeye demo`
-(Buckeye {__version__}): a warm start on generated question-answer pairs, then reinforcement learning against the
-deterministic grader of the `dakota1890` environment.
+(Buckeye {__version__}): a warm start on generated question-answer pairs, then reinforcement learning against
+the deterministic grader of the `dakota1890` environment.
 
 Held-out words only, greedy decoding, 95 % Wilson intervals:
 

@@ -32,7 +32,7 @@ from buckeye.inference.render import ChatRenderer
 from buckeye.inference.sequences import Sequence
 from buckeye.inference.service import Service
 from buckeye.inference.weights import Checkpoint, Weights
-from buckeye.monitor.log import SUCCESS, setup_logging
+from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.process import cpu_threads, die_with_parent
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ _GIL_SWITCH_SECONDS = 0.0002
 def run_inference(config: InferenceConfig) -> None:
     """Serve until SIGTERM or SIGINT. Raises `UsageError` or `InferenceError` if it cannot start."""
     die_with_parent()
-    log_file = config.output_dir / "logs" / "inference.log"
-    setup_logging(config.log.level, log_file if config.log.file else None)
+    log_file = run_log(config.output_dir) if config.log.file else None
+    setup_logging(config.log.level, f"inference {config.server.port}", log_file)
     _on_stop_signal(lambda: sys.exit(0))
     log.info("Starting inference server")
     if config.backend == "vllm":

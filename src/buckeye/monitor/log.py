@@ -1,4 +1,5 @@
-"""One set-up of logging for every process: `HH:MM:SS    LEVEL message`, to stdout and to a file."""
+"""One set-up of logging for every process: `HH:MM:SS    LEVEL message`, to stdout and to the run's log
+file."""
 
 from __future__ import annotations
 
@@ -23,11 +24,14 @@ class _Formatter(logging.Formatter):
         return f"{code}{line}\x1b[0m" if code else line
 
 
-def setup_logging(level: str = "info", log_file: Path | None = None) -> None:
-    """Send Buckeye's log lines to stdout (coloured on a terminal only) and, without colour, to `log_file`."""
+def setup_logging(level: str, process: str, log_file: Path | None) -> None:
+    """Send Buckeye's log lines to stdout (coloured on a terminal only) and, if given, to a file.
+
+    All processes of a run append to the same file, whole lines at a time, each under its name.
+    """
     logging.addLevelName(SUCCESS, "SUCCESS")
     root = logging.getLogger("buckeye")
-    root.setLevel(level.upper())
+    root.setLevel("WARNING" if level == "warn" else level.upper())
     root.propagate = False
     for handler in list(root.handlers):
         root.removeHandler(handler)
@@ -38,5 +42,10 @@ def setup_logging(level: str = "info", log_file: Path | None = None) -> None:
     if log_file is not None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         to_file = logging.FileHandler(log_file, encoding="utf-8")
-        to_file.setFormatter(_Formatter(colour=False))
+        to_file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)7s [{process}] %(message)s"))
         root.addHandler(to_file)
+
+
+def run_log(output_dir: Path) -> Path:
+    """The one log file of a run, shared by its processes."""
+    return output_dir / "logs" / "run.log"

@@ -11,13 +11,14 @@ import statistics
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from buckeye.checkpoint import read_orchestrator_state, resolve_checkpoint
 from buckeye.config.orchestrator import EvalConfig, OrchestratorConfig
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
-from buckeye.monitor.log import SUCCESS, setup_logging
+from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.batch import batch_metrics, make_batch, write_rollouts
 from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector, group_filter
@@ -39,7 +40,7 @@ _STARTUP_TIMEOUT = 1800.0
 def run_orchestrator(config: OrchestratorConfig) -> None:
     """Run until `max_steps` batches are written, or until SIGTERM / SIGINT."""
     die_with_parent()
-    setup_logging(config.log.level, config.output_dir / "logs" / "orchestrator.log")
+    setup_logging(config.log.level, "orchestrator", run_log(config.output_dir) if config.log.file else None)
     asyncio.run(_until_stopped(Orchestrator(config)))
 
 
@@ -171,13 +172,14 @@ class Orchestrator:
     async def _steps(self, collector: GroupCollector, watcher: WeightsWatcher) -> None:
         config = self.config
         step = self.start_step
+        log.info("Waiting for weight checkpoint %d", step)
+        await watcher.reach(step, config.weights_timeout)
         while config.max_steps is None or step < config.max_steps:
             started = time.monotonic()
             log.info("Starting orchestrator step %d", step)
             await self._evaluate_if_due(step, watcher)
             val_reward = await self._validate_if_due(step, watcher)
-            if self.lockstep is not None:
-                self.lockstep.begin(derive_seed(self.seed, "step", step))
+            self._begin_waves("step", step)
             waiting = _WaitLog()
             collected = await collector.collect(step, waiting.on_wait)
             self._hand_over(step, collected, collector)
@@ -186,6 +188,10 @@ class Orchestrator:
             )
             step += 1
         await self._final_evaluation(step, watcher)
+
+    def _begin_waves(self, purpose: str, number: int) -> None:
+        if self.lockstep is not None:
+            self.lockstep.begin(derive_seed(self.seed, purpose, number))
 
     def _hand_over(self, step: int, collected: Collected, collector: GroupCollector) -> None:
         groups = collected.groups
@@ -261,9 +267,8 @@ class Orchestrator:
             await self._evaluate(self.config.eval, step, watcher)
 
     async def _evaluate(self, settings: EvalConfig, step: int, watcher: WeightsWatcher) -> None:
-        async with _fixed_version(watcher, self._version_to_measure(step)) as version:
-            if self.lockstep is not None:
-                self.lockstep.begin(derive_seed(self.seed, "eval", version))
+        async with self._measuring(watcher, step) as version:
+            self._begin_waves("eval", version)
             log.info("Running evals for checkpoint step %d", version)
             player = self._player(derive_seed(self.seed, "eval", version), self._eval_params(settings))
             for env_config, env in zip(settings.env, load_environments(settings.env), strict=True):
@@ -279,11 +284,12 @@ class Orchestrator:
                 log.log(SUCCESS, result.summary())
                 self.metrics.write("eval", version, result.metrics())
 
-    def _version_to_measure(self, step: int) -> int:
-        """The oldest policy version that an evaluation at `step` may measure."""
-        if step == self.config.max_steps:
-            return step
-        return max(self.start_step, step - self.config.max_async_level)
+    def _measuring(self, watcher: WeightsWatcher, step: int) -> AbstractAsyncContextManager[int]:
+        """Hold the policy version that an evaluation at `step` measures: the final one at the end, else one
+        that is no older than the rollouts of that step may be."""
+        final = step == self.config.max_steps
+        oldest = step if final else max(self.start_step, step - self.config.max_async_level)
+        return _fixed_version(watcher, oldest, self.config.weights_timeout)
 
     def _eval_params(self, settings: EvalConfig) -> SamplingParams:
         base, sampling = self._params(), settings.sampling
@@ -300,9 +306,8 @@ class Orchestrator:
         if settings is None or step % settings.interval:
             return None
         log.info("Running validation for step %d", step)
-        async with _fixed_version(watcher, self._version_to_measure(step)) as version:
-            if self.lockstep is not None:
-                self.lockstep.begin(derive_seed(self.seed, "val", version))
+        async with self._measuring(watcher, step) as version:
+            self._begin_waves("val", version)
             player = self._player(derive_seed(self.seed, "val", version), self._params())
             results: list[EvalResult] = [
                 await evaluate(
@@ -345,10 +350,9 @@ class _WaitLog:
 
 
 @contextlib.asynccontextmanager
-async def _fixed_version(watcher: WeightsWatcher, at_least: int) -> AsyncIterator[int]:
+async def _fixed_version(watcher: WeightsWatcher, at_least: int, timeout: float) -> AsyncIterator[int]:
     """Wait for a policy version, then keep the engines at it (or a newer one) for the length of the block."""
-    while watcher.version < at_least:
-        await asyncio.sleep(0.02)
+    await watcher.reach(at_least, timeout)
     async with watcher.held:
         yield watcher.version
 

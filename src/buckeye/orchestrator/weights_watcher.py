@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from buckeye.errors import RunError
 from buckeye.inference.client import InferenceClient
 from buckeye.process import RunIdentity
 from buckeye.transport.weights import newest_weights, read_weights_manifest
@@ -38,7 +39,6 @@ class WeightsWatcher:
         self._on_update = on_update
         self.version = first_version - 1  # nothing of this attempt is loaded yet
         self.held = asyncio.Lock()
-        self.update_seconds = 0.0
 
     async def run(self) -> None:
         """Until cancelled. Raises TransportError or InferenceError if an update fails."""
@@ -49,11 +49,20 @@ class WeightsWatcher:
                     await self._update(*found)
             await asyncio.sleep(_POLL_SECONDS)
 
+    async def reach(self, version: int, timeout: float) -> None:
+        """Until the engines have `version` or a newer one. Raises RunError after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while self.version < version:
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"weights of version {version} did not appear in {self._root} within {timeout:g} s "
+                    "(orchestrator.weights_timeout): is the trainer running?"
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+
     async def _update(self, version: int, path: Path) -> None:
         log.info("Updating weights to weight checkpoint %d", version)
-        started = time.monotonic()
         manifest = read_weights_manifest(path)
         await self._client.update_weights(path, version, manifest.checksum)
-        self.update_seconds = time.monotonic() - started
         self.version = version
         self._on_update(version)

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def run_evals(config: EvalsConfig) -> int:
     """Evaluate, print the era's line per environment, write `evals/<env>.json` and `.jsonl`; exit code 0."""
-    setup_logging(config.log.level)
+    setup_logging(config.log.level, "evals", None)
     for result in asyncio.run(evaluate_model(config)):
         log.log(SUCCESS, result.summary())
         write_result(config, result)

@@ -14,7 +14,7 @@ from buckeye.checkpoint import resolve_checkpoint
 from buckeye.config.dump import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError
-from buckeye.monitor.log import SUCCESS, setup_logging
+from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.process import RunIdentity, StopFlag
 from buckeye.run.directory import begin_attempt, clean, files_of_a_run, locked, refuse_used
 from buckeye.run.disk import human_bytes
@@ -43,7 +43,7 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
         model_path = fetch_model(config.trainer.model.name)
         plan = make_plan(config, this_machine(), model_path=model_path)
         identity = begin_attempt(output_dir, resumed_step=resume_step)
-        setup_logging(config.log.level, output_dir / "logs" / "rl.log")
+        setup_logging(config.log.level, "rl", run_log(output_dir) if config.log.file else None)
         _warn_about_disk(plan, output_dir)
         write_role_configs(config, plan, model_path=model_path, resume_step=resume_step)
         return _run(config, plan, identity, command)

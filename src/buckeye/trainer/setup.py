@@ -19,7 +19,7 @@ from buckeye.config.trainer import (
     TrainerConfig,
 )
 from buckeye.errors import UsageError
-from buckeye.monitor.log import setup_logging
+from buckeye.monitor.log import run_log, setup_logging
 from buckeye.process import cpu_threads, die_with_parent
 from buckeye.trainer.distributed import Ranks, join_ranks, local_rank
 from buckeye.trainer.export import read_tokenizer_files
@@ -38,9 +38,8 @@ def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ra
     torch.manual_seed(config.seed)
     device = pick_device(config.model.device, local_rank())
     ranks = join_ranks(device, timeout_seconds=config.dist_timeout_seconds)
-    logs = config.output_dir / "logs"
-    log_file = logs / f"{name}.log" if ranks.first else logs / name / f"rank_{ranks.rank}.log"
-    setup_logging(config.log.level, log_file if config.log.file else None)
+    process = name if ranks.first else f"{name} rank {ranks.rank}"
+    setup_logging(config.log.level, process, run_log(config.output_dir) if config.log.file else None)
     try:
         yield ranks
     finally:

@@ -1,0 +1,88 @@
+"""A tiny model, a tiny environment, and `rl` on them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buckeye.trainer.tiny import TinySize, make_tiny_model
+
+ENVIRONMENT = '''
+"""Reward for the share of a's in the first three characters: a tiny model learns it at once."""
+
+from buckeye.envs.base import Outcome, Task
+
+
+class Letters:
+    name = "letters"
+
+    def tasks(self, split):
+        prompts = [{"role": "user", "content": f"say {i}"} for i in range(40)]
+        return [Task(id=f"{split}-{i}", messages=(p,)) for i, p in enumerate(prompts)]
+
+    async def rollout(self, task, policy):
+        reply = await policy.chat(list(task.messages))
+        return Outcome(reward=reply.text[:3].count("a") / 3)
+
+
+def load_environment():
+    return Letters()
+'''
+
+
+class Runner:
+    """Runs commands of this environment's Python in a directory of its own."""
+
+    def __init__(self, root, model):
+        self.root = root
+        self.model = model
+        (root / "letters.py").write_text(ENVIRONMENT)
+        self.env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("PRIME_", "BUCKEYE_"))},
+            "HF_HUB_OFFLINE": "1",
+        }
+
+    def argv(self, *words):
+        return [sys.executable, "-m", "buckeye", *map(str, words)]
+
+    def rl(self, output, *words, steps=4, level=1):
+        return self.argv(
+            *("rl", "--model.name", self.model, "--max-steps", steps, "--max-async-level", level),
+            *("--orchestrator.env.0.id", "letters.py", "--orchestrator.batch-size", 16),
+            *("--orchestrator.rollouts-per-example", 4, "--orchestrator.seq-len", 64),
+            *("--orchestrator.sampling.max-tokens", 6, "--trainer.optim.lr", "1e-2"),
+            *("--inference", "{}", "--output-dir", output),
+            *words,
+        )
+
+    def run(self, argv, *, limit=120):
+        return subprocess.run(
+            argv, cwd=self.root, env=self.env, capture_output=True, text=True, timeout=limit, check=False
+        )
+
+    def start(self, argv):
+        return subprocess.Popen(
+            argv, cwd=self.root, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def metrics(self, output, process):
+        path = Path(self.root / output / "metrics.jsonl")
+        records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return {r["step"]: r for r in records if r["process"] == process}
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    texts = ["say 1 2 3 4 5 6 7 8 9 a b c d"] * 20
+    size = TinySize(vocab_size=310, layers=1, hidden=64, max_length=128)
+    make_tiny_model(path, texts=texts, size=size, seed=0)
+    return path
+
+
+@pytest.fixture
+def runner(tmp_path, tiny_model):
+    return Runner(tmp_path, tiny_model)

@@ -1,0 +1,171 @@
+"""`rl` from start to end: what it leaves, how it is interrupted, resumed, refused, and how it fails."""
+
+import json
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def wait_for(condition, what, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        time.sleep(0.05)
+
+
+def processes_of(directory):
+    """Processes whose command line names a directory."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(directory) in word for word in process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+def curve(runner, output):
+    """Reward, loss and gradient norm of every step, to the last digit."""
+    rewards = runner.metrics(output, "orchestrator")
+    losses = runner.metrics(output, "trainer")
+    return [(s, rewards[s]["reward/mean"], losses[s]["loss"], losses[s]["grad_norm"]) for s in sorted(losses)]
+
+
+def test_a_run_leaves_what_the_guide_says(runner):
+    done = runner.run(runner.rl("out"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "Step 4/4 | reward" in done.stdout
+    assert "\x1b" not in done.stdout
+    out = runner.root / "out"
+    for name in ("orchestrator.stdout", "trainer.stdout", "inference.stdout", "run.log"):
+        assert (out / "logs" / name).stat().st_size > 0, name
+    assert (out / "weights" / "step_4" / "model.safetensors").exists()
+    assert (out / "checkpoints" / "step_4" / "COMMITTED").exists()
+    rollouts = [json.loads(x) for x in (out / "rollouts" / "step_3.jsonl").read_text().splitlines()]
+    assert len(rollouts) == 16
+    assert all(r["error"] is None and r["text"] for r in rollouts)
+    trainer = runner.metrics("out", "trainer")
+    assert sorted(trainer) == [0, 1, 2, 3]
+    assert all(r["staleness_max"] <= 1 for r in trainer.values())
+    assert all(abs(r.get("mismatch_kl", 0.0)) < 1e-4 for r in trainer.values())
+    assert not processes_of(out)
+
+
+def test_interrupted_and_resumed_is_the_same_to_the_last_digit(runner):
+    straight = runner.run(runner.rl("straight", steps=5, level=0))
+    assert straight.returncode == 0, straight.stderr
+    running = runner.start(runner.rl("broken", steps=5, level=0))
+    wait_for(lambda: len(runner.metrics("broken", "trainer")) >= 2, "the second step")
+    running.send_signal(signal.SIGINT)
+    printed, _ = running.communicate(timeout=90)
+    assert running.returncode == 130, printed
+    assert "--resume" in printed
+    assert not processes_of(runner.root / "broken")
+    assert len(runner.metrics("broken", "trainer")) < 5
+    resumed = runner.run(runner.rl("broken", "--resume", steps=5, level=0))
+    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    assert curve(runner, "broken") == curve(runner, "straight")
+    final = [
+        runner.root / name / "weights" / "step_5" / "model.safetensors" for name in ("broken", "straight")
+    ]
+    assert final[0].read_bytes() == final[1].read_bytes()
+
+
+def test_a_used_directory_is_refused_with_the_command_to_type(runner):
+    first = runner.run(runner.rl("out", steps=1))
+    assert first.returncode == 0, first.stderr
+    before = sorted(p for p in (runner.root / "out").rglob("*"))
+    again = runner.run(runner.rl("out", steps=1))
+    assert again.returncode == 2
+    assert "--resume" in again.stderr
+    assert "Nothing was touched" in again.stderr
+    assert sorted(p for p in (runner.root / "out").rglob("*")) == before
+    (runner.root / "out" / "notes.txt").write_text("mine")
+    clean = runner.run(runner.rl("out", "--clean", steps=1))
+    assert clean.returncode == 0, clean.stderr
+    assert (runner.root / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_a_child_that_dies_ends_the_run_with_its_last_lines(runner):
+    running = runner.start(runner.rl("out", steps=500))
+    wait_for(lambda: runner.metrics("out", "trainer"), "the first step")
+    (trainer,) = [p for p in processes_of("out") if "trainer" in p.cmdline()]
+    trainer.send_signal(signal.SIGKILL)
+    printed, _ = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert "Trainer 0 was ended by SIGKILL" in printed
+    assert "SUCCESS Step" in printed
+    assert "Traceback" not in printed
+    wait_for(lambda: not processes_of(runner.root / "out"), "the end of all children", 15)
+
+
+def test_children_end_with_a_launcher_that_is_killed(runner):
+    running = runner.start(runner.rl("out", steps=500))
+    wait_for(lambda: len(processes_of(runner.root / "out" / "configs")) == 3, "three children")
+    os.kill(running.pid, signal.SIGKILL)
+    running.communicate(timeout=30)
+    wait_for(lambda: not processes_of(runner.root / "out"), "the end of all children", 30)
+    again = runner.run(runner.rl("out", "--clean", steps=1))  # the lock went with the process
+    assert again.returncode == 0, again.stderr
+
+
+def test_an_environment_that_always_fails_is_not_a_reward_of_zero(runner):
+    source = (runner.root / "letters.py").read_text()
+    (runner.root / "letters.py").write_text(
+        source.replace("reply = await", "raise OSError('no such tool')\n        reply = await")
+    )
+    done = runner.run(runner.rl("out", "--orchestrator.max-empty-batches", 2))
+    assert done.returncode == 1
+    assert "gave nothing to train on" in done.stderr
+    assert not runner.metrics("out", "trainer")
+
+
+def test_two_runs_do_not_share_a_directory(runner):
+    running = runner.start(runner.rl("out", steps=500))
+    wait_for(lambda: (runner.root / "out" / "run.json").exists(), "the start")
+    second = runner.run(runner.rl("out", "--clean"))
+    assert second.returncode == 2
+    assert "is in use" in second.stderr
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=60)
+    assert running.returncode == 130
+
+
+def test_evaluation_and_validation_are_interleaved(runner):
+    words = ("--orchestrator.eval.env", '[{"id": "letters.py"}]', "--orchestrator.eval.interval", 2)
+    done = runner.run(
+        runner.rl("out", *words, "--orchestrator.val.interval", 2, "--orchestrator.val.num-examples", 4)
+    )
+    assert done.returncode == 0, done.stderr
+    evals = runner.metrics("out", "eval")
+    assert sorted(evals) == sorted({0, *evals, 4})
+    assert all(0 <= r["eval/letters/avg@1"] <= 1 for r in evals.values())
+    text = (runner.root / "out" / "logs" / "orchestrator.stdout").read_text()
+    assert "Evaluated letters in" in text
+    assert "| Val. Reward: 0." in text
+
+
+def test_dry_run_writes_nothing(runner):
+    before = sorted(runner.root.rglob("*"))
+    done = runner.run(runner.rl("out", "--dry-run", "--inference-gpu-ids", "0,1", "--trainer-gpu-ids", "2"))
+    assert done.returncode == 0, done.stderr
+    assert "inference 1" in done.stdout
+    assert "disk: weights" in done.stdout
+    assert '"max_async_level": 1' in done.stdout
+    assert sorted(runner.root.rglob("*")) == before
+
+
+def test_dry_run_only_warns_about_what_a_start_would_need(runner):
+    done = runner.run(
+        runner.argv(
+            *("rl", "--model.name", "nobody/has-this", "--orchestrator.env.0.id", "no-such-env", "--resume"),
+            *("--orchestrator.batch-size", 8, "--orchestrator.rollouts-per-example", 4, "--dry-run"),
+        )
+    )
+    assert done.returncode == 0
+    assert "nobody/has-this" in done.stderr
+    assert "no-such-env" in done.stderr
+    assert "no committed checkpoint" in done.stderr
