@@ -1,28 +1,40 @@
-"""The base of every configuration class."""
+"""What all configuration classes have in common."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator
+from pydantic_core import PydanticCustomError
+
+CONFLICT = "conflict"
+"""The pydantic error type of `conflict`."""
 
 
 class BaseConfig(BaseModel):
-    """Frozen; unknown keys are errors; the string "None" means None; attribute docstrings are the help text.
+    """Immutable settings. Keys that are no fields are errors; the string under a field is its help text.
 
-    `aliases` maps older names of a field to its name. They are replaced before validation, where files and
-    flags are read, so that messages can still quote what was written.
+    `aliases` maps names of an earlier version to the field that they mean; `load_config` applies it.
     """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, defer_build=True
     )
+    aliases: ClassVar[Mapping[str, str]] = {}
 
-    aliases: ClassVar[dict[str, str]] = {}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _none_strings(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {key: None if value == "None" else value for key, value in data.items()}
+def conflict(message: str, *fields: str) -> PydanticCustomError:
+    """An error for settings that do not go together, to raise in a validator; `fields` are those settings."""
+    return PydanticCustomError(CONFLICT, "{message}", {"message": message, "fields": list(fields)})
+
+
+def variant(default: str) -> Discriminator:
+    """Tells the classes of a union apart by `type`, which may be left out for the default one."""
+
+    def tag(value: Any) -> str | None:
+        if isinstance(value, dict):
+            return str(value.get("type", default))
+        return getattr(value, "type", None)
+
+    return Discriminator(tag)

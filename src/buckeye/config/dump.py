@@ -1,4 +1,4 @@
-"""A configuration as text that reads back as the same configuration."""
+"""Handing a configuration to another process."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from buckeye.config.base import BaseConfig
 
 
 def to_json(config: BaseConfig) -> str:
-    """JSON for `@ file.json`; explicit None included."""
-    return json.dumps(config.model_dump(mode="json"), indent=1, ensure_ascii=False)
+    """The whole configuration as JSON, which `@ FILE.json` reads back to an equal object; None is null."""
+    return json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"

@@ -3,52 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from buckeye.config.base import BaseConfig
-from buckeye.config.orchestrator import ClientConfig, EvalSamplingConfig, OrchestratorModelConfig
-from buckeye.config.shared import LogConfig, PositiveInt
+from buckeye.config.orchestrator import AllOrCount, EnvConfig
+from buckeye.config.shared import ClientConfig, EvalSamplingConfig, LogConfig, PolicyModelConfig
 
 
-class EvalsEnvConfig(BaseConfig):
-    """An environment to evaluate on."""
+class MeasuredEnvConfig(EnvConfig):
+    """An environment to measure a model on."""
 
-    id: str
-    """`owner/name`, `name`, `owner/name@version`, or a local path."""
-    args: dict[str, Any] = {}
-    """Arguments of its `load_environment`."""
-    name: str | None = None
-    """Name of its result files; the environment's own by default."""
     split: str = "eval"
     """Which of its tasks."""
-    num_examples: Annotated[int, Field(ge=-1)] = -1
-    """How many tasks; -1 is all."""
+    num_examples: AllOrCount = -1
+    """How many of them; -1 is all."""
     rollouts_per_example: PositiveInt = 1
-    """Rollouts of each task."""
+    """How many rollouts of each."""
 
 
 class EvalsConfig(BaseConfig):
-    """Evaluate a model on environments."""
+    """Measures a model on environments."""
 
-    env: Annotated[list[EvalsEnvConfig], Field(min_length=1)]
-    """The environments, `[[env]]`."""
-    model: OrchestratorModelConfig = OrchestratorModelConfig()
+    env: Annotated[list[MeasuredEnvConfig], Field(min_length=1)] = [MeasuredEnvConfig()]
+    """The environments."""
+    model: PolicyModelConfig = PolicyModelConfig()
     """The model."""
-    sampling: EvalSamplingConfig = EvalSamplingConfig()
-    """How to sample; temperature 0 is greedy."""
     client: ClientConfig | None = None
-    """A running server to use; None starts one."""
+    """A server that serves it; None starts one."""
+    sampling: EvalSamplingConfig = EvalSamplingConfig()
+    """How it samples."""
     seq_len: PositiveInt = 2048
-    """Longest sample in tokens, prompt included."""
+    """Longest rollout in tokens, prompt included."""
     max_concurrent: PositiveInt | None = None
-    """Rollouts in flight at most."""
-    rollout_timeout: Annotated[float, Field(gt=0.0)] = 600.0
+    """Most rollouts at a time; None is no limit."""
+    rollout_timeout: PositiveFloat = 600.0
     """Seconds that a rollout may take."""
     seed: int = 0
-    """Seed of sampling."""
+    """Seed of the sampling."""
     log: LogConfig = LogConfig()
     """What is logged."""
     output_dir: Path = Path("outputs")
-    """Results go to `evals/` in it."""
+    """Where `evals/` is written."""

@@ -1,221 +1,247 @@
-"""Command lines: `@ file`, `--section @ file`, `--a.b value`, and the settings of `PRIME_A__B` variables."""
+"""Command-line flags: which files they name, and which settings they make."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from buckeye.config.base import BaseConfig
-from buckeye.config.fields import FieldType, canonical_name, suggestions, type_of
-from buckeye.config.source import read_config_file
-from buckeye.config.tree import Leaf, Node, get, merge, nest, put
+from buckeye.config.names import Target, resolve, unknown_setting
+from buckeye.config.problems import Problem
+from buckeye.config.settings import KeyPath, Layer, Place, Settings, dotted
+from buckeye.config.structure import Shape
+from buckeye.config.values import is_none, parse_bool, parse_text
 
-_ENV_RANK, _FLAG_RANK = 0, 2
-_ENV_PREFIX = "PRIME_"
-_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+AT = "@"
 
 
-def read_command_line(
-    model: type[BaseConfig], argv: Sequence[str], environ: Mapping[str, str] | None = None
-) -> tuple[dict[str, Node], list[str]]:
-    """All settings for `model` as a tree, and the problems found in the words of the command line.
+@dataclass(frozen=True, slots=True)
+class FileReference:
+    """`@ FILE` at the root, or behind the flag of a section."""
 
-    Flags beat files, a later file beats an earlier one, files beat environment variables. Raises ConfigError
-    for a file that cannot be read.
+    section: KeyPath
+    file: str
+    place: Place | None
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A value that a flag sets."""
+
+    path: KeyPath
+    value: Any
+    place: Place
+
+
+@dataclass(slots=True)
+class Flags:
+    """What a command line says."""
+
+    files: list[FileReference] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def parse_flags(model: type[BaseConfig], argv: Sequence[str]) -> Flags:
+    """Read a command line for the configuration class `model`.
+
+    `@ FILE` and `@FILE` name files, for everything or behind the flag of a section. A flag is `--a.b VALUE`
+    or `--a.b=VALUE`, with - or _ in its name. `--flag` and `--no-flag` switch; the bare flag of a section
+    enables it. Lists are `0,1`, `[0,1]`, `0 1`, or the flag several times; sections may be JSON.
     """
-    variables = os.environ if environ is None else environ
-    words = _Words(model, list(argv))
-    words.read()
-    tree = merge(merge(_from_environment(model, variables), words.files), words.flags)
-    assert isinstance(tree, dict)
-    return tree, words.problems
+    return _Parser(model, argv).parse()
 
 
-def resolve(model: type[BaseConfig], path: Sequence[str]) -> tuple[tuple[str, ...], FieldType] | None:
-    """The canonical path and type of a dotted path; None if there is no such setting. Keys below a free table
-    (`env.0.args.x`) resolve to that table's type."""
-    models: tuple[type[BaseConfig], ...] = (model,)
-    found: list[str] = []
-    kind: FieldType | None = None
-    for key in path:
-        if kind is not None and kind.is_dict:
-            found.append(key)
-            continue
-        if kind is not None and kind.item_models and not models:
-            if not key.isdigit():
-                return None
-            found.append(key)
-            models = kind.item_models
-            continue
-        name = canonical_name(models, key)
-        if name is None:
-            return None
-        kind = type_of(models, name)
-        found.append(name)
-        models = kind.models
-    return (tuple(found), kind) if kind is not None else None
+def apply(assignments: Sequence[Assignment], settings: Settings) -> list[Problem]:
+    """Write the values of flags into the settings: the last one wins, lists given several times are joined,
+    and a setting of one list item (`env.0.id`) goes over the list that contains it."""
+    joined: dict[KeyPath, list[Any]] = {}
+    for one in assignments:
+        value = one.value
+        if isinstance(value, list):
+            value = joined.setdefault(one.path, [])
+            value += one.value
+        if not _indices(one.path):
+            settings.put(one.path, value, one.place)
+    problems = []
+    for one in sorted(assignments, key=lambda a: _indices(a.path)):
+        if _indices(one.path):
+            problems += _put_in_list(one, settings)
+    return problems
 
 
-class _Words:
-    """The words of a command line, read from left to right."""
+def _indices(path: KeyPath) -> tuple[int, ...]:
+    return tuple(key for key in path if isinstance(key, int))
 
-    def __init__(self, model: type[BaseConfig], argv: list[str]) -> None:
+
+def _put_in_list(one: Assignment, settings: Settings) -> list[Problem]:
+    first = next(i for i, key in enumerate(one.path) if isinstance(key, int))
+    items = settings.get(one.path[:first])
+    count = len(items) if isinstance(items, list) else 0
+    if isinstance(index := one.path[first], int) and index > count:
+        message = f"{dotted(one.path[:first])} has {count} entries, so the next one is number {count}."
+        return [Problem(path=one.path, place=one.place, message=message)]
+    settings.put(one.path, one.value, one.place)
+    return []
+
+
+class _Parser:
+    def __init__(self, model: type[BaseConfig], argv: Sequence[str]) -> None:
         self.model = model
-        self.argv = argv
-        self.files: Node = {}
-        self.flags: dict[str, Node] = {}
-        self.problems: list[str] = []
-        self._seen: set[tuple[str, ...]] = set()
+        self.words = list(argv)
+        self.position = 0
+        self.flags = Flags()
 
-    def read(self) -> None:
-        """Read every word."""
-        while self.argv:
-            word = self.argv.pop(0)
-            if word.startswith("@"):
-                self._file((), word)
+    def parse(self) -> Flags:
+        while self.position < len(self.words):
+            word = self._next()
+            if word.startswith(AT):
+                self._file((), word, None)
             elif word.startswith("--") and len(word) > 2:
                 self._flag(word)
             else:
-                self.problems.append(
-                    f"{word}: unexpected word; settings are flags (`--max-steps 10`) or files (`@ train.toml`)"
-                )
+                self._stray(word)
+        return self.flags
 
-    def _file(self, path: tuple[str, ...], at_word: str) -> None:
-        name = at_word[1:] or (self.argv.pop(0) if self.argv else "")
-        if not name or name.startswith("--"):
-            where = f"--{'.'.join(path)} " if path else ""
-            self.problems.append(f"{where}@: the name of a file is missing after the @")
-            return
-        self.files = merge(self.files, nest(path, read_config_file(Path(name).expanduser())))
+    def _next(self) -> str:
+        self.position += 1
+        return self.words[self.position - 1]
+
+    def _peek(self) -> str | None:
+        return self.words[self.position] if self.position < len(self.words) else None
+
+    def _values(self) -> list[str]:
+        """Take the words that follow, up to the next flag or file."""
+        values = []
+        while (word := self._value()) is not None:
+            values.append(word)
+        return values
+
+    def _value(self) -> str | None:
+        """Take the next word if it is a value."""
+        word = self._peek()
+        return self._next() if word is not None and _is_value(word) else None
 
     def _flag(self, word: str) -> None:
-        written, equals, inline = word[2:].partition("=")
-        keys = tuple(written.replace("-", "_").split("."))
-        resolved = resolve(self.model, keys)
-        if resolved is None and (negated := self._negated(written)) is not None:
-            if equals:
-                self.problems.append(f"--{written} takes no value")
-                return
-            path, kind = negated
-            put(self.flags, path, Leaf(False if kind.is_bool else None, f"--{written}", _FLAG_RANK))
-            return
-        if resolved is None:
-            self.problems.append(unknown_setting(self.model, keys, f"--{written}"))
-            self._skip_values()
-            return
-        path, kind = resolved
-        if not equals and self.argv and self.argv[0].startswith("@"):
-            self._file(path, self.argv.pop(0))
-            return
-        values = [inline] if equals else self._values(kind, free=len(path) > len(keys))
-        self._set(path, kind, values, f"--{written}")
-
-    def _negated(self, written: str) -> tuple[tuple[str, ...], FieldType] | None:
-        """What `--no-a.b` means: a boolean off, or an optional section None."""
-        if not written.startswith(("no-", "no_")):
-            return None
-        resolved = resolve(self.model, tuple(written[3:].replace("-", "_").split(".")))
-        if resolved is None or not (resolved[1].is_bool or (resolved[1].models and resolved[1].allows_none)):
-            return None
-        return resolved
-
-    def _values(self, kind: FieldType, *, free: bool) -> list[str]:
-        """The words that belong to a flag: several for a list, an optional one for a switch, else one."""
-        taken: list[str] = []
-        while self.argv and not self.argv[0].startswith(("--", "@")):
-            if kind.is_bool and self.argv[0].lower() not in (*_TRUE, *_FALSE):
-                break
-            taken.append(self.argv.pop(0))
-            if not kind.is_list:
-                break
-        return taken
+        name, sign, text = word[2:].partition("=")
+        given = text if sign else None
+        place = Place(f"--{name}", Layer.FLAG)
+        target = resolve(self.model, name.split("."))
+        negated = False
+        if target.shape is None and name.startswith(("no-", "no_")):
+            switched = resolve(self.model, name[3:].split("."))
+            negated = switched.shape is not None and switched.shape.is_flag
+            target = switched if negated else target
+        if target.shape is None:
+            if given is None:
+                self._skip_values()
+            self._problem(unknown_setting(self.model, target.path, place, target.owner))
+        elif negated:
+            self._negation(target, given, place)
+        elif target.shape.tables:
+            self._section(target.path, target.shape, given, place)
+        else:
+            self._setting(target.path, target.shape, given, place)
 
     def _skip_values(self) -> None:
-        while self.argv and not self.argv[0].startswith(("--", "@")):
-            self.argv.pop(0)
+        """Leave out what belongs to a flag that cannot be used."""
+        if not (self._peek() or "").startswith(AT):
+            self._values()
+        elif self._next() == AT:
+            self._value()
 
-    def _set(self, path: tuple[str, ...], kind: FieldType, values: list[str], flag: str) -> None:
-        if not values and not kind.is_bool and not kind.models:
-            self.problems.append(f"{flag}: a value is missing")
+    def _negation(self, target: Target, given: str | None, place: Place) -> None:
+        if given is not None:
+            message = f"takes no value; write --{place.text[5:]}={given} or {place.text}."
+            self._problem(Problem(place=place, message=message))
+        else:
+            self._assign(target.path, False, place)
+
+    def _section(self, path: KeyPath, shape: Shape, given: str | None, place: Place) -> None:
+        following = self._peek() if given is None else given
+        if following is not None and following.startswith(AT):
+            self._file(path, self._next() if given is None else given, place)
             return
-        value = _convert(kind, values)
-        node: Node
-        if kind.is_list and path in self._seen:  # a repeated list flag adds to it
-            before = get(self.flags, path)
-            if isinstance(before, Leaf) and isinstance(before.value, list) and isinstance(value, list):
-                value = before.value + value
-        self._seen.add(path)
-        node = _with_place(value, flag)
-        if isinstance(node, dict) and not node and isinstance(get(self.flags, path), dict):
-            return  # `--ckpt.interval 5 --ckpt`: enabled already
-        put(self.flags, path, node)
+        if given is None:
+            given = self._value()
+        if given is None:
+            self._assign(path, {}, place)
+        elif given.lstrip().startswith("{") or is_none(given, shape):
+            self._parsed(path, shape, given, place)
+        else:
+            self._problem(Problem(place=place, message=_no_section(given, place)))
 
+    def _setting(self, path: KeyPath, shape: Shape, given: str | None, place: Place) -> None:
+        if given is None and (self._peek() or "").startswith(AT):
+            message = f"@ FILE gives a whole section its settings; {dotted(path)} is {shape.expected()}."
+            self._skip_values()
+            self._problem(Problem(place=place, message=message))
+        elif bool in shape.scalars:
+            self._switch(path, shape, given, place)
+        elif shape.element is not None and given is None:
+            self._list(path, shape, self._values(), place)
+        elif given is None and (given := self._value()) is None:
+            self._problem(Problem(place=place, message=f"needs a value: {shape.expected()}."))
+        else:
+            self._parsed(path, shape, given, place)
 
-def unknown_setting(model: type[BaseConfig], keys: Sequence[str], place: str) -> str:
-    """The message for a setting that does not exist."""
-    flag_style = place.startswith("--")
-    close = suggestions(model, keys)
-    shown = [f"--{name.replace('_', '-')}" if flag_style else name for name in close]
-    hint = (
-        f"; did you mean {' or '.join(shown)}?" if shown else f" (see `{model.__name__[:-6].lower()} --help`)"
-    )
-    name = "" if flag_style else f" `{'.'.join(keys)}`"
-    return (
-        f"{place}: there is no setting{name} of this name{hint}"
-        if flag_style
-        else (f"{place}: there is no setting{name}{hint}")
-    )
+    def _switch(self, path: KeyPath, shape: Shape, given: str | None, place: Place) -> None:
+        following = self._peek()
+        if given is None and following is not None:
+            is_word = parse_bool(following) is not None or is_none(following, shape)
+            given = self._next() if is_word else None
+        self._parsed(path, shape, "true" if given is None else given, place)
 
+    def _list(self, path: KeyPath, shape: Shape, texts: list[str], place: Place) -> None:
+        if not texts:
+            self._problem(Problem(place=place, message=f"needs a value: {shape.expected()}."))
+        elif len(texts) == 1:
+            self._parsed(path, shape, texts[0], place)
+        else:
+            for text in texts:
+                self._parsed(path, shape, text, place)
 
-def _convert(kind: FieldType, values: list[str]) -> Any:
-    """Words as a value. Numbers and choices stay text: validation reads them by the field's type."""
-    text = " ".join(values)
-    if not values:
-        return True if kind.is_bool else {}
-    if text.lower() in ("none", "null") and (kind.allows_none or kind.models):
-        return None
-    if kind.is_bool and text.lower() in (*_TRUE, *_FALSE):
-        return text.lower() in _TRUE
-    if text[:1] in "[{" and (kind.is_list or kind.is_dict or kind.models):
+    def _parsed(self, path: KeyPath, shape: Shape, text: str, place: Place) -> None:
         try:
-            return json.loads(text)
-        except ValueError:
-            return text
-    if kind.is_list:
-        return [item.strip() for word in values for item in word.split(",") if item.strip()]
-    if kind.is_dict:
-        return _scalar(text)
-    return text
+            self._assign(path, parse_text(text, shape), place)
+        except ValueError as error:
+            self._problem(Problem(path=path, place=place, message=f"{error}."))
+
+    def _file(self, section: KeyPath, word: str, place: Place | None) -> None:
+        file = word[1:] or self._value()
+        if not file:
+            where = f"{place.text} " if place is not None else ""
+            self._problem(Problem(message=f"{where}@ needs a file: {where}@ FILE.toml"))
+        else:
+            self.flags.files.append(FileReference(section, file, place))
+
+    def _stray(self, word: str) -> None:
+        if Path(word).suffix in (".toml", ".json"):
+            hint = f"To read a file, write @ {word}"
+        elif word.startswith("-") and len(word.strip("-")) > 1:
+            hint = f"Long flags start with two dashes: --{word.strip('-')}"
+        else:
+            hint = "Settings are written --name VALUE, files @ FILE.toml"
+        self._problem(Problem(message=f"unexpected argument {word!r}. {hint}."))
+
+    def _assign(self, path: KeyPath, value: Any, place: Place) -> None:
+        self.flags.assignments.append(Assignment(path, value, place))
+
+    def _problem(self, problem: Problem) -> None:
+        self.flags.problems.append(problem)
 
 
-def _scalar(text: str) -> Any:
-    """A value inside a free table has no declared type: JSON if it reads as JSON, else text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def _no_section(word: str, place: Place) -> str:
+    if Path(word).suffix in (".toml", ".json"):
+        return f"to read a file, write {place.text} @ {word}"
+    return (
+        f"{word!r} is no section. Set what is in it ({place.text}.NAME VALUE), or give a file (@ FILE.toml)."
+    )
 
 
-def _with_place(value: Any, place: str, rank: int = _FLAG_RANK) -> Node:
-    if isinstance(value, dict):
-        return {str(key): _with_place(item, place, rank) for key, item in value.items()}
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        return [_with_place(item, place, rank) for item in value]
-    return Leaf(value, place, rank)
-
-
-def _from_environment(model: type[BaseConfig], variables: Mapping[str, str]) -> Node:
-    """`PRIME_TRAINER__MAX_STEPS=5`. Variables that name no setting (PRIME_API_KEY) are none of our
-    business."""
-    tree: dict[str, Node] = {}
-    for name, text in sorted(variables.items()):
-        if not name.startswith(_ENV_PREFIX):
-            continue
-        resolved = resolve(model, tuple(name[len(_ENV_PREFIX) :].lower().split("__")))
-        if resolved is not None:
-            path, kind = resolved
-            put(tree, path, _with_place(_convert(kind, [text]), f"${name}", _ENV_RANK))
-    return tree
+def _is_value(word: str) -> bool:
+    """Whether a word is a value: not a file, not a flag; negative numbers are."""
+    dashed = word.startswith("--") or (word.startswith("-") and word[1:2].isalpha())
+    return not dashed and not word.startswith(AT)

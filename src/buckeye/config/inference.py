@@ -1,87 +1,81 @@
-"""Settings of an inference server."""
+"""Settings of the inference server."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from buckeye.config.base import BaseConfig
-from buckeye.config.shared import (
-    DEFAULT_MODEL,
-    Device,
-    LogConfig,
-    PositiveInt,
-    SharedWeightBroadcastConfig,
-)
+from buckeye.config.shared import FilesystemBroadcastConfig, LogConfig, Port, WeightBroadcast
 
 
 class ServerConfig(BaseConfig):
     """Where the server listens."""
 
     host: str | None = None
-    """Address; None is the loopback. Any other address needs a key."""
-    port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    """Port; `rl` finds a free one unless it is given."""
+    """The address; None is 127.0.0.1. Any other needs a key."""
+    port: Port = 8000
+    """The port."""
     api_key_var: str = "BUCKEYE_INFERENCE_KEY"
-    """Environment variable that holds the key clients must send."""
+    """The environment variable that holds the key which clients must send."""
 
 
-class InferenceModelConfig(BaseConfig):
-    """The model as it is served."""
+class ServedModelConfig(BaseConfig):
+    """The model to serve."""
 
-    name: str = DEFAULT_MODEL
-    """A local model directory or a Hugging Face id."""
+    name: str = "Qwen/Qwen3-0.6B"
+    """A model directory, or a name on the Hugging Face hub."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where it runs; auto takes a GPU if there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision; auto is float32 on a CPU, bfloat16 on a GPU."""
-    device: Device = "auto"
-    """Where to run; auto takes a GPU where there is one."""
+    """What it computes in; auto is float32 on a CPU and bfloat16 on a GPU."""
     max_model_len: PositiveInt | None = None
-    """Longest context; None is the model's own."""
+    """Longest sequence in tokens; None is the model's."""
     enforce_eager: bool = False
-    """vLLM: no compiled graphs."""
+    """Use no CUDA graphs."""
     trust_remote_code: bool = False
     """Run code that comes with the model."""
     enable_auto_tool_choice: bool = False
-    """vLLM: let the model choose tools."""
+    """Parse tool calls out of replies."""
     tool_call_parser: str = "hermes"
-    """vLLM: how tool calls are written."""
+    """How they are written."""
 
 
 class ParallelConfig(BaseConfig):
-    """How many devices a server and its replicas use."""
+    """How the server is spread over devices."""
 
     tp: PositiveInt = 1
-    """Devices of one replica."""
-    dp: PositiveInt = 1
-    """Replicas; each is an independent server."""
+    """Devices that share one copy of the model."""
+    dp: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Copies of the model, each a server of its own."""
 
 
 class InferenceConfig(BaseConfig):
-    """An inference server."""
+    """Serves the model to the orchestrator and to any OpenAI client."""
 
     server: ServerConfig = ServerConfig()
-    """Where it listens."""
-    model: InferenceModelConfig = InferenceModelConfig()
-    """The model."""
+    """Where the server listens."""
+    model: ServedModelConfig = ServedModelConfig()
+    """The model to serve."""
     parallel: ParallelConfig = ParallelConfig()
-    """Devices and replicas."""
+    """How the server is spread over devices."""
     backend: Literal["auto", "torch", "vllm"] = "auto"
-    """The engine: Buckeye's own (torch) or vLLM."""
+    """The engine; auto is the embedded one (torch)."""
     max_num_seqs: PositiveInt = 128
-    """Sequences decoded at the same time."""
-    kv_cache_gb: Annotated[float, Field(gt=0.0)] | None = None
-    """Memory of the key-value cache in GB; None takes a quarter of what there is."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
-    """vLLM: share of the GPU's memory."""
+    """Most sequences that are generated at a time."""
+    kv_cache_gb: PositiveFloat | None = None
+    """Memory for keys and values in GB; None is a quarter of what there is."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of a GPU's memory that vLLM takes."""
     seed: int | None = None
     """Seed of requests that bring none."""
-    weight_broadcast: SharedWeightBroadcastConfig = SharedWeightBroadcastConfig()
-    """How weights arrive."""
+    weight_broadcast: WeightBroadcast = FilesystemBroadcastConfig()
+    """How new weights arrive."""
     vllm: dict[str, Any] = {}
-    """Further settings for vLLM."""
+    """Further arguments for vLLM, by its own names."""
     log: LogConfig = LogConfig()
     """What is logged."""
     output_dir: Path = Path("outputs")
-    """The run directory."""
+    """Where logs are written."""

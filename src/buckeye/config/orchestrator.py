@@ -2,302 +2,352 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Tag, model_validator
 
-from buckeye.config.base import BaseConfig
+from buckeye.config.base import BaseConfig, conflict, variant
 from buckeye.config.shared import (
-    DEFAULT_MODEL,
-    Fraction,
+    CheckpointConfig,
+    ClientConfig,
+    EvalSamplingConfig,
+    FilesystemBroadcastConfig,
     LogConfig,
-    PositiveInt,
-    SharedWeightBroadcastConfig,
+    PolicyModelConfig,
     WandbConfig,
+    WeightBroadcast,
 )
 
-
-class ClientConfig(BaseConfig):
-    """Where the engines are."""
-
-    base_url: list[str] = ["http://localhost:8000/v1"]
-    """Their addresses; filled in by `rl`."""
-    timeout: Annotated[float, Field(gt=0.0)] = 1200.0
-    """Seconds that a request may take."""
-    api_key_var: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key."""
-    headers: dict[str, str] = {}
-    """Further headers."""
-    server_type: Literal["vllm", "openai"] = "vllm"
-    """What kind of server it is."""
-
-    @field_validator("base_url", mode="before")
-    @classmethod
-    def _one_is_a_list(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
-
-
-class OrchestratorModelConfig(BaseConfig):
-    """The model as the orchestrator knows it: its tokenizer and chat template."""
-
-    name: str = DEFAULT_MODEL
-    """A local model directory or a Hugging Face id."""
-    trust_remote_code: bool = False
-    """Run code that comes with the model."""
-
-
-class SamplingConfig(BaseConfig):
-    """How rollouts are sampled."""
-
-    temperature: Annotated[float, Field(ge=0.0)] = 1.0
-    """Softmax temperature."""
-    max_tokens: PositiveInt | None = None
-    """Longest turn; None is what the context leaves."""
-    min_tokens: Annotated[int, Field(ge=0)] = 0
-    """Shortest turn."""
-    repetition_penalty: Annotated[float, Field(gt=0.0)] = 1.0
-    """Penalty on tokens seen before; 1 is none."""
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Sample from the smallest set of tokens with this probability."""
-    top_k: Annotated[int, Field(ge=-1)] = -1
-    """Sample from the most probable tokens only; -1 is all."""
-    seed: int | None = None
-    """Seed of sampling; None uses the orchestrator's."""
-
-
-class EvalSamplingConfig(BaseConfig):
-    """How evaluations are sampled; what is None is as in training, but never truncated."""
-
-    temperature: Annotated[float, Field(ge=0.0)] | None = None
-    """Softmax temperature; 0 is greedy."""
-    max_tokens: PositiveInt | None = None
-    """Longest turn."""
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    """Shortest turn."""
-    repetition_penalty: Annotated[float, Field(gt=0.0)] | None = None
-    """Penalty on tokens seen before."""
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Sample from the smallest set of tokens with this probability."""
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    """Sample from the most probable tokens only."""
-    seed: int | None = None
-    """Seed of sampling."""
+Share = Annotated[float, Field(ge=0, le=1)]
+AllOrCount = Annotated[int, Field(ge=-1)]
 
 
 class EnvConfig(BaseConfig):
     """An environment."""
 
-    id: str
-    """`owner/name`, `name`, `owner/name@version`, or a local path."""
+    id: str = "reverse-text"
+    """NAME, OWNER/NAME, OWNER/NAME@VERSION, or a path."""
     args: dict[str, Any] = {}
-    """Arguments of its `load_environment`."""
+    """Arguments for its `load_environment`."""
     name: str | None = None
-    """Name in logs and metrics; the environment's own by default."""
-    ratio: Annotated[float, Field(gt=0.0)] = 1.0
-    """Its share of the groups, relative to the others'."""
+    """What it is called in logs and metrics; None is the id without owner and version."""
 
 
-class EvalEnvConfig(BaseConfig):
-    """An environment to evaluate on."""
+class TrainEnvConfig(EnvConfig):
+    """An environment to train on."""
 
-    id: str
-    """`owner/name`, `name`, `owner/name@version`, or a local path."""
-    args: dict[str, Any] = {}
-    """Arguments of its `load_environment`."""
-    name: str | None = None
-    """Name in logs and metrics; the environment's own by default."""
-    num_examples: Annotated[int, Field(ge=-1)] | None = None
-    """How many tasks; -1 is all."""
+    ratio: PositiveFloat = 1.0
+    """Its share of the tasks, relative to the other environments'."""
+
+
+class EnvMixConfig(BaseConfig):
+    """How tasks of several environments are mixed."""
+
+    strategy: Literal["interleave", "concatenate"] = "interleave"
+    """Alternate between them, or one after the other."""
+    probabilities: list[Share] | None = None
+    """The share of each."""
+    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "all_exhausted"
+    """When the mix starts anew."""
+    seed: int | None = None
+    """Seed of the mix."""
+
+
+class SamplingConfig(BaseConfig):
+    """How rollouts are sampled."""
+
+    temperature: PositiveFloat = 1.0
+    """Above 1 evens the distribution out, below 1 sharpens it."""
+    max_tokens: PositiveInt | None = None
+    """Longest reply, in tokens; None is what is left of seq_len."""
+    min_tokens: NonNegativeInt = 0
+    """Shortest reply, in tokens."""
+    repetition_penalty: PositiveFloat = 1.0
+    """Above 1 discourages repetition."""
+    top_p: float = 1.0
+    """Training needs the whole distribution: only 1."""
+    top_k: int = -1
+    """Training needs the whole distribution: only -1."""
+    seed: int | None = None
+    """Seed of the sampling; None is the orchestrator's seed."""
+
+    @model_validator(mode="after")
+    def _whole_distribution(self) -> SamplingConfig:
+        for name, whole in (("top_p", 1.0), ("top_k", -1)):
+            value = getattr(self, name)
+            if value != whole:
+                raise conflict(
+                    f"{name} = {value:g} cuts the distribution that tokens are sampled from, so the "
+                    f"importance ratios of training would be wrong; leave it at {whole:g} (an evaluation "
+                    "may set it in eval.sampling)",
+                    name,
+                )
+        return self
+
+
+class EvalEnvConfig(EnvConfig):
+    """An environment to evaluate on during training."""
+
+    num_examples: AllOrCount | None = None
+    """How many tasks; None is the value of `eval`."""
     rollouts_per_example: PositiveInt | None = None
-    """Rollouts of each task."""
+    """How many rollouts of each; None is the value of `eval`."""
+
+
+class EvalSaveDiskConfig(BaseConfig):
+    """Save evaluations to disk."""
+
+    path: Path | None = None
+    """The directory."""
+
+
+class EvalSaveHFConfig(BaseConfig):
+    """Save evaluations to the Hugging Face hub."""
+
+    dataset_name: str | None = None
+    """The data set."""
+    dataset_subset: str | None = None
+    """Its configuration."""
+    dataset_split: str | None = None
+    """Its split."""
+    private: bool = False
+    """Create it as private."""
 
 
 class EvalSaveConfig(BaseConfig):
-    """Where evaluation results go besides the metrics."""
+    """Where evaluations are saved."""
 
-    disk: bool = False
-    """Write them to `evals/`."""
-    hf: bool = False
-    """Push them to the Hugging Face hub."""
+    disk: EvalSaveDiskConfig | None = None
+    """On disk."""
+    hf: EvalSaveHFConfig | None = None
+    """On the Hugging Face hub."""
     env_hub: bool = False
-    """Push them to the environments hub."""
+    """On the environments hub."""
 
 
 class EvalConfig(BaseConfig):
-    """Evaluation during training."""
+    """Evaluation during training, on the eval split."""
 
-    env: Annotated[list[EvalEnvConfig], Field(min_length=1)]
+    env: Annotated[list[EvalEnvConfig], Field(min_length=1)] = [EvalEnvConfig()]
     """The environments."""
     sampling: EvalSamplingConfig = EvalSamplingConfig()
-    """How to sample."""
+    """How it samples."""
     save: EvalSaveConfig = EvalSaveConfig()
-    """Where results go."""
-    num_examples: Annotated[int, Field(ge=-1)] = -1
-    """How many tasks of each; -1 is all."""
+    """Where it is saved."""
+    num_examples: AllOrCount = -1
+    """How many tasks of each environment; -1 is all."""
     rollouts_per_example: PositiveInt = 1
-    """Rollouts of each task."""
+    """How many rollouts of each task."""
     interval: PositiveInt = 100
-    """Every how many steps."""
+    """Steps between two evaluations."""
     eval_base_model: bool = True
-    """Also before the first step."""
+    """Also evaluate before the first step."""
 
 
 class ValConfig(BaseConfig):
-    """A quick look at held-out reward, shown in the step's log line."""
+    """A small evaluation whose mean reward is shown with the step."""
 
-    num_examples: PositiveInt = 16
-    """How many tasks of each environment."""
+    num_examples: AllOrCount = 16
+    """How many tasks of each environment; -1 is all."""
     rollouts_per_example: PositiveInt = 1
-    """Rollouts of each task."""
+    """How many rollouts of each task."""
     interval: PositiveInt = 10
-    """Every how many steps."""
+    """Steps between two."""
 
 
-class OrchestratorCheckpointConfig(BaseConfig):
-    """The orchestrator's part of the checkpoints; the trainer writes them."""
+class OrchestratorCheckpointConfig(CheckpointConfig):
+    """Checkpoints of the orchestrator; they are part of the trainer's."""
 
-    interval: PositiveInt | None = None
-    """Save every so many steps; None saves only on the way out."""
-    resume_step: Annotated[int, Field(ge=-1)] | None = None
-    """Resume from this step; -1 is the newest checkpoint there is."""
-    keep: PositiveInt | None = None
-    """Keep only so many of the newest checkpoints; None keeps all."""
     skip_progress: bool = False
-    """On resume, start with the tasks anew."""
+    """On resuming, start the data anew."""
     skip_buffer: bool = False
-    """On resume, do not play the unfinished groups again."""
+    """On resuming, forget the groups that were started."""
     buffer_path: Path | None = None
-    """Unused; accepted for older files."""
+    """Where an earlier run's buffer is."""
 
 
 class AdvantageConfig(BaseConfig):
-    """Advantages: reward minus the mean of the group, and variants."""
+    """How rewards become advantages: the reward minus its group's mean."""
 
     std_norm: Literal["local", "global"] | None = None
-    """Divide by the deviation of the group, or of the batch."""
+    """Divide by the deviation of the group (local) or of the batch (global)."""
     length_weighted_mean: bool = False
-    """Weigh the mean by completion length."""
+    """Weigh the mean by the lengths of the replies."""
     leave_one_out: bool = False
-    """The mean of the others."""
+    """The mean of the others instead."""
     neg_clipped: bool = False
     """Negative advantages become 0."""
 
 
-class BufferConfig(BaseConfig):
-    """Which groups are worth training on."""
+class SimpleBufferConfig(BaseConfig):
+    """Groups are used in the order they finish."""
 
-    type: Literal["simple", "difficulty-pool", "online-difficulty"] = "simple"
-    """Kind of buffer; online-difficulty is simple with online_difficulty_filtering."""
+    type: Literal["simple"] = "simple"
+    """How the groups of a batch are chosen."""
     seed: int | None = None
-    """Seed of the pools."""
+    """Seed of the choice."""
     from_scratch: bool = True
-    """Start with empty pools."""
-    easy_fraction: Fraction = 0.0
-    """Share of tasks from the easy pool."""
-    hard_fraction: Fraction = 0.0
-    """Share of tasks from the hard pool."""
-    easy_threshold: float | None = None
-    """Mean reward from which a task is easy."""
-    hard_threshold: float | None = None
-    """Mean reward up to which a task is hard."""
-    easy_border: float = 0.8
-    """Mean reward from which a task is easy (older name)."""
-    hard_border: float = 0.2
-    """Mean reward up to which a task is hard (older name)."""
-    min_reward: float = 0.01
-    """Lowest mean reward of a group that is kept."""
-    max_reward: float = 0.99
-    """Highest mean reward of a group that is kept."""
-    oversampling_factor: Annotated[float, Field(ge=1.0)] = 1.0
-    """Groups played for each that is used."""
+    """Start with an empty buffer."""
+    easy_fraction: Share = 0.0
+    """Share of the batch that is drawn from easy tasks."""
+    hard_fraction: Share = 0.0
+    """Share of the batch that is drawn from hard tasks."""
+    easy_threshold: Share | None = None
+    """Tasks with a mean reward of at least this are easy."""
+    hard_threshold: Share | None = None
+    """Tasks with a mean reward of at most this are hard."""
     online_difficulty_filtering: bool = False
-    """Drop groups whose mean reward is exactly 0 or 1, and play others."""
+    """Drop groups that were solved by all rollouts, or by none."""
 
 
-class EnvMixConfig(BaseConfig):
-    """How several environments are mixed; see also `ratio` of an environment."""
+class DifficultyPoolBufferConfig(BaseConfig):
+    """Tasks are drawn from pools by difficulty."""
 
-    strategy: Literal["interleave", "concatenate"] = "interleave"
-    """Interleave by ratio."""
-    probabilities: list[float] | None = None
-    """Shares of the environments in their order; same as their ratios."""
-    stopping_strategy: Literal["all_exhausted", "first_exhausted"] = "all_exhausted"
-    """Tasks are dealt again when they run out."""
+    type: Literal["difficulty-pool"] = "difficulty-pool"
+    """How the groups of a batch are chosen."""
     seed: int | None = None
-    """Seed of the order."""
+    """Seed of the choice."""
+    from_scratch: bool = True
+    """Start with an empty buffer."""
+    easy_border: Share = 0.8
+    """Tasks with a larger mean reward are easy."""
+    hard_border: Share = 0.2
+    """Tasks with a smaller mean reward are hard."""
+    easy_fraction: Share = 0.1
+    """Share of easy tasks."""
+    hard_fraction: Share = 0.1
+    """Share of hard tasks."""
+
+    @property
+    def online_difficulty_filtering(self) -> bool:
+        return False
+
+
+class OnlineDifficultyBufferConfig(BaseConfig):
+    """Groups that are too easy or too hard are dropped."""
+
+    type: Literal["online-difficulty"] = "online-difficulty"
+    """How the groups of a batch are chosen."""
+    seed: int | None = None
+    """Seed of the choice."""
+    from_scratch: bool = True
+    """Start with an empty buffer."""
+    min_reward: Share = 0.01
+    """Groups with a smaller mean reward are dropped."""
+    max_reward: Share = 0.99
+    """Groups with a larger mean reward are dropped."""
+    oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
+    """How many more groups are kept in flight than a batch needs."""
+
+    @property
+    def online_difficulty_filtering(self) -> bool:
+        return True
+
+
+BufferConfig = Annotated[
+    Annotated[SimpleBufferConfig, Tag("simple")]
+    | Annotated[DifficultyPoolBufferConfig, Tag("difficulty-pool")]
+    | Annotated[OnlineDifficultyBufferConfig, Tag("online-difficulty")],
+    variant("simple"),
+]
 
 
 class OrchestratorConfig(BaseConfig):
-    """The orchestrator: tasks in, batches of rollouts out."""
+    """Plays rollouts with the policy and turns them into batches."""
 
-    aliases: ClassVar[dict[str, str]] = {"async_level": "max_async_level"}
+    aliases: ClassVar[Mapping[str, str]] = {"async_level": "max_async_level"}
 
-    model: OrchestratorModelConfig = OrchestratorModelConfig()
-    """The model."""
-    env: list[EnvConfig] = []
-    """The environments to train on, `[[env]]`."""
+    batch_size: PositiveInt = 128
+    """Rollouts in a batch."""
+    rollouts_per_example: PositiveInt = 1
+    """Rollouts of one task: the group that is compared."""
+    seq_len: PositiveInt = 2048
+    """Longest rollout in tokens, prompt included."""
+    max_steps: PositiveInt | None = None
+    """Batches to make; None never ends."""
+    max_async_level: NonNegativeInt = 1
+    """How many steps sampling may run ahead of training; 0 is synchronous."""
+    strict_async_level: bool = False
+    """Sample batch N with exactly version N - max_async_level, even if a newer one is there."""
+    max_off_policy_steps: NonNegativeInt = 8
+    """A group during which the weights changed more often is dropped."""
+    oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
+    """How many more groups are kept in flight than a batch needs."""
+    max_concurrent: PositiveInt | None = None
+    """Most rollouts at a time; None is no limit."""
+    num_train_workers: PositiveInt = 1
+    """Ranks of the trainer."""
+    zero_spread: Literal["keep", "drop"] = "keep"
+    """What becomes of groups whose rewards are all equal."""
+    mask_env_responses: bool = True
+    """Do not train on the environment's tokens."""
+    mask_truncated_completions: bool = False
+    """Do not train on rollouts that were cut off."""
+    zero_truncated_completions: bool = False
+    """Give rollouts that were cut off a reward of 0."""
+    seed: int = 42
+    """Seed of tasks and sampling."""
+    rollout_timeout: PositiveFloat = 600.0
+    """Seconds that a rollout may take."""
+    max_rollout_retries: NonNegativeInt = 1
+    """How often a failed rollout is played again."""
+    max_empty_batches: PositiveInt = 10
+    """Give up after that many batches' worth of groups of which none was usable."""
+    weights_timeout: PositiveFloat = 3600.0
+    """Seconds to wait for new weights before giving up."""
+    model: PolicyModelConfig = PolicyModelConfig()
+    """The policy."""
     client: ClientConfig = ClientConfig()
-    """Where the engines are."""
+    """How the engines are reached."""
     sampling: SamplingConfig = SamplingConfig()
     """How rollouts are sampled."""
-    batch_size: PositiveInt = 128
-    """Rollouts of a step."""
-    rollouts_per_example: PositiveInt = 1
-    """Rollouts of one task: the size of a group."""
-    seq_len: PositiveInt = 2048
-    """Longest sample in tokens, prompt included."""
-    max_steps: PositiveInt | None = None
-    """Stop at this step; None goes on for ever."""
-    max_async_level: Annotated[int, Field(ge=0)] = 1
-    """How many steps the rollouts may lag behind; 0 is synchronous."""
-    strict_async_level: bool = True
-    """Era's name; the newest weights are always used, within the bound."""
-    max_off_policy_steps: Annotated[int, Field(ge=0)] = 8
-    """Groups during which more weight updates happened are dropped."""
-    oversampling_factor: Annotated[float, Field(ge=1.0)] = 1.0
-    """Groups in flight for each that is needed."""
-    max_concurrent: PositiveInt | None = None
-    """Rollouts in flight at most."""
-    num_train_workers: PositiveInt = 1
-    """Trainer ranks; filled in by `rl`."""
-    advantage: AdvantageConfig | None = AdvantageConfig()
-    """Advantages; None uses the raw rewards."""
-    zero_spread: Literal["keep", "drop"] = "keep"
-    """Groups whose rewards are all equal: keep them, or drop them and play others."""
-    buffer: BufferConfig = BufferConfig()
-    """Which groups are worth training on."""
+    env: Annotated[list[TrainEnvConfig], Field(min_length=1)] = [TrainEnvConfig()]
+    """The environments."""
     env_mix: EnvMixConfig = EnvMixConfig()
-    """How environments are mixed."""
-    mask_env_responses: bool = True
-    """Tokens of the environment are never trained on."""
-    mask_truncated_completions: bool = False
-    """Do not train on truncated rollouts."""
-    zero_truncated_completions: bool = False
-    """Truncated rollouts get reward 0."""
+    """How they are mixed."""
+    advantage: AdvantageConfig | None = AdvantageConfig()
+    """How rewards become advantages; None uses the rewards."""
+    buffer: BufferConfig = SimpleBufferConfig()
+    """Which groups make a batch."""
     eval: EvalConfig | None = None
-    """Evaluation at intervals."""
+    """Evaluation during training."""
     val: ValConfig | None = None
-    """Validation reward in the log line."""
+    """A small evaluation whose mean reward is shown with the step."""
     ckpt: OrchestratorCheckpointConfig | None = None
-    """Checkpoints."""
-    weight_broadcast: SharedWeightBroadcastConfig = SharedWeightBroadcastConfig()
+    """Checkpoints at an interval; None writes one at the end only."""
+    weight_broadcast: WeightBroadcast = FilesystemBroadcastConfig()
     """How weights reach the engines."""
-    rollout_timeout: Annotated[float, Field(gt=0.0)] = 600.0
-    """Seconds that a rollout may take."""
-    max_rollout_retries: Annotated[int, Field(ge=0)] = 1
-    """How often an errored rollout is played again."""
-    max_empty_batches: PositiveInt = 10
-    """Give up after so many batches' worth of dropped groups in a row."""
-    weights_timeout: Annotated[float, Field(gt=0.0)] = 3600.0
-    """Seconds to wait for new weights when nothing else is going on."""
     log: LogConfig = LogConfig()
     """What is logged."""
     wandb: WandbConfig | None = None
-    """Weights & Biases."""
+    """Log to Weights & Biases."""
     output_dir: Path = Path("outputs")
-    """The run directory."""
-    seed: int = 42
-    """Seed of tasks and sampling."""
+    """Where everything is written."""
     bench: bool = False
     """Measure speed."""
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> OrchestratorConfig:
+        if self.batch_size % self.rollouts_per_example:
+            below = self.batch_size // self.rollouts_per_example * self.rollouts_per_example
+            near = " or ".join(str(n) for n in (below, below + self.rollouts_per_example) if n)
+            raise conflict(
+                f"batch_size = {self.batch_size} is not a multiple of rollouts_per_example = "
+                f"{self.rollouts_per_example}: a batch holds whole groups; use e.g. batch_size = {near}",
+                "batch_size",
+                "rollouts_per_example",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _some_tokens(self) -> OrchestratorConfig:
+        least, most = self.sampling.min_tokens, self.sampling.max_tokens
+        if most is not None and least > most:
+            raise conflict(
+                f"sampling.min_tokens = {least} is more than sampling.max_tokens = {most}",
+                "sampling.min_tokens",
+                "sampling.max_tokens",
+            )
+        return self

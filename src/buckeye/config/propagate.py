@@ -1,154 +1,218 @@
-"""Settings that several sections share: said once, they hold everywhere; said differently twice, they are
-refused.
+"""What the processes of a run share is set once and flows to where it is absent.
 
-Works on the tree before validation. Among the places where a shared setting may stand, the command line beats
-files and files beat the environment; two different values of equal standing are a problem that names both.
+This works on raw settings, before validation. An error is only where two places disagree. The values of the
+run itself (`max_steps`, not `trainer.max_steps`) stand over those of its processes if they come from a higher
+layer: `--max-steps 5` changes what the files of trainer and orchestrator say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
-from buckeye.config.tree import Leaf, Node, Path, get, put
+from buckeye.config.devices import share_devices
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.config.problems import Problem
+from buckeye.config.rl import RunCheckpointConfig
+from buckeye.config.settings import MISSING, KeyPath, Layer, Place, Settings, dotted, flag_of
 
-_ALL = ("trainer", "orchestrator", "inference")
-_BOTH = ("trainer", "orchestrator")
-
-# setting -> the places it may stand in, the shared one first; the first of them names it in messages
-_SHARED: dict[str, tuple[Path, ...]] = {
-    "model.name": (("model", "name"), *((s, "model", "name") for s in _ALL)),
-    "max_steps": (("max_steps",), *((s, "max_steps") for s in _BOTH)),
-    "max_async_level": (("max_async_level",), *((s, "max_async_level") for s in _BOTH)),
-    "ckpt.interval": (("ckpt", "interval"), *((s, "ckpt", "interval") for s in _BOTH)),
-    "ckpt.keep": (("ckpt", "keep"), *((s, "ckpt", "keep") for s in _BOTH)),
-    "ckpt.resume_step": (("ckpt", "resume_step"), *((s, "ckpt", "resume_step") for s in _BOTH)),
-    "log.level": (("log", "level"), *((s, "log", "level") for s in _ALL)),
-    "log.file": (("log", "file"), *((s, "log", "file") for s in _ALL)),
-    "output_dir": (("output_dir",), *((s, "output_dir") for s in _ALL)),
-    "wandb.project": (("wandb", "project"), *((s, "wandb", "project") for s in _BOTH)),
-    "wandb.name": (("wandb", "name"), *((s, "wandb", "name") for s in _BOTH)),
-    "wandb.offline": (("wandb", "offline"), *((s, "wandb", "offline") for s in _BOTH)),
-    "weight_broadcast.type": (
-        ("weight_broadcast", "type"),
-        *((s, "weight_broadcast", "type") for s in _ALL),
-    ),
-    "seq_len": (("orchestrator", "seq_len"), ("trainer", "seq_len")),
-    "max_model_len": (("max_model_len",), ("inference", "model", "max_model_len")),
-    "bench": (("bench",), *((s, "bench") for s in _BOTH)),
-}
-# these may differ: the orchestrator's samples only have to fit into the trainer's bins
-_MAY_DIFFER = {"seq_len", "log.level", "log.file"}
+_ROLES = ("trainer", "orchestrator", "inference")
+_LEARNING_ROLES = ("trainer", "orchestrator")
 
 
-def propagate(tree: dict[str, Node], problems: list[str]) -> None:
-    """Fill shared settings in wherever they are missing; append disagreements to `problems`."""
-    _resume_flag(tree)
-    _enabled_sections(tree)
-    for name, places in _SHARED.items():
-        _share(tree, name, places, problems)
-    _devices(tree, problems)
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """One value that several processes have: `run` sets it for all, `members` are the processes' own.
+
+    With `equal`, members that say different things are an error. With `resolve`, the run's own setting gets
+    the value too.
+    """
+
+    run: str
+    members: tuple[str, ...]
+    equal: bool = True
+    resolve: bool = False
 
 
-def _share(tree: dict[str, Node], name: str, places: Sequence[Path], problems: list[str]) -> None:
-    explicit = [
-        (path, leaf) for path in places if isinstance(leaf := get(tree, path), Leaf) and leaf.rank >= 0
-    ]
-    if not explicit:
+def _each(roles: Sequence[str], name: str) -> tuple[str, ...]:
+    return tuple(f"{role}.{name}" for role in roles)
+
+
+_SHARED = (
+    Shared("output_dir", _each(_ROLES, "output_dir"), resolve=True),
+    Shared("max_steps", _each(_LEARNING_ROLES, "max_steps")),
+    Shared("max_async_level", _each(_LEARNING_ROLES, "max_async_level")),
+    Shared("model.name", _each(_ROLES, "model.name")),
+    Shared("seq_len", _each(_LEARNING_ROLES, "seq_len"), equal=False),
+    Shared("bench", _each(_LEARNING_ROLES, "bench")),
+    Shared("ckpt.interval", _each(_LEARNING_ROLES, "ckpt.interval")),
+    Shared("ckpt.resume_step", _each(_LEARNING_ROLES, "ckpt.resume_step")),
+    Shared("ckpt.keep", _each(_LEARNING_ROLES, "ckpt.keep")),
+    Shared("wandb.project", _each(_LEARNING_ROLES, "wandb.project")),
+    Shared("wandb.offline", _each(_LEARNING_ROLES, "wandb.offline")),
+    Shared("weight_broadcast.type", _each(_ROLES, "weight_broadcast.type")),
+    Shared("max_model_len", ("inference.model.max_model_len",)),
+)
+_OPTIONAL_SECTIONS = ("ckpt", "wandb")
+
+
+def propagate(settings: Settings) -> list[Problem]:
+    """Complete the settings of an `rl` run in place, and return where they disagree."""
+    problems = list(_share_resume(settings))
+    for section in _OPTIONAL_SECTIONS:
+        problems += _share_section(settings, section)
+    for shared in _SHARED:
+        problems += _share(settings, shared)
+    for key in ("log.level", "log.file"):
+        _fill(settings, _entry(settings, _path(key)), [_path(name) for name in _each(_ROLES, key)])
+    _name_wandb_runs(settings)
+    _bound_sequences(settings)
+    return problems + share_devices(settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A value that was set, and where."""
+
+    path: KeyPath
+    value: Any
+    place: Place
+
+    def __str__(self) -> str:
+        return f"{dotted(self.path)} = {_written(self.value)} ({self.place.text})"
+
+
+def _path(name: str) -> KeyPath:
+    return tuple(name.split("."))
+
+
+def _entry(settings: Settings, path: KeyPath) -> _Entry | None:
+    """What is set at `path`, if anything is."""
+    value, place = settings.get(path), settings.place(path)
+    if value is MISSING or place is None:
+        return None
+    return _Entry(path, value, place)
+
+
+def _share_resume(settings: Settings) -> Iterator[Problem]:
+    """`resume` is another way to write `ckpt.resume_step = -1`."""
+    resume = _entry(settings, ("resume",))
+    if resume is None or resume.value is not True:
         return
-    strongest = max(leaf.rank for _, leaf in explicit)
-    chosen = [(path, leaf) for path, leaf in explicit if leaf.rank == strongest]
-    _, winner = chosen[0]
-    for path, leaf in chosen[1:]:
-        if _text(leaf.value) != _text(winner.value) and name not in _MAY_DIFFER:
-            problems.append(
-                f"{name} is set twice and differently: {_text(winner.value)} ({winner.place}, "
-                f"{'.'.join(chosen[0][0])}) and {_text(leaf.value)} ({leaf.place}, {'.'.join(path)}). Set it once"
-            )
-            return
-    for path in places:
-        present = get(tree, path)
-        keep_own = name in _MAY_DIFFER and isinstance(present, Leaf) and present.rank >= winner.rank
-        if path[0] == "inference" and "inference" not in tree:
-            continue  # no engines are started by this run
-        if not keep_own and not isinstance(get(tree, path[:1]), Leaf):
-            put(tree, path, winner)
+    newest = _Entry(("ckpt", "resume_step"), -1, resume.place)
+    section = [("ckpt",)] if isinstance(settings.get(("ckpt",)), dict) else []
+    owners = [*section, *((role, "ckpt") for role in _LEARNING_ROLES)]
+    yield from _impose(settings, newest, [(*owner, "resume_step") for owner in owners])
 
 
-def _text(value: Any) -> str:
-    return str(value)
-
-
-def _resume_flag(tree: dict[str, Node]) -> None:
-    """`--resume` is `ckpt.resume_step = -1` unless a step is named."""
-    flag = get(tree, ("resume",))
-    if not isinstance(flag, Leaf) or str(flag.value).lower() not in ("true", "1", "yes", "on"):
+def _share_section(settings: Settings, name: str) -> Iterator[Problem]:
+    """If one process has this optional section, all have."""
+    paths = [(role, name) for role in _LEARNING_ROLES]
+    entries = [e for path in paths if (e := _entry(settings, path)) is not None]
+    run = _entry(settings, (name,))
+    on = [e for e in entries if isinstance(e.value, dict)]
+    if run is not None and isinstance(run.value, dict):
+        on.insert(0, run)
+    if not on:
         return
-    for section in ((), *((s,) for s in _BOTH)):
-        if isinstance(get(tree, (*section, "ckpt", "resume_step")), Leaf):
-            return
-    put(tree, ("ckpt", "resume_step"), Leaf(-1, flag.place, flag.rank))
+    for off in (e for e in entries if e.value is None):
+        if on[0] is run and on[0].place.layer > off.place.layer:
+            settings.copy(on[0].path, off.path, {}, on[0].place)
+        else:
+            yield _disagreement(off, on[0], (name,))
+    _fill(settings, _Entry(on[0].path, {}, on[0].place), paths)
+    if name == "ckpt" and run is not None and run.value is not None:
+        _default_interval(settings, run)
 
 
-def _enabled_sections(tree: dict[str, Node]) -> None:
-    """`--ckpt` (or `[ckpt]` in one file) turns a shared section on for both processes."""
-    for name in ("ckpt", "wandb"):
-        present = [get(tree, path) for path in ((name,), *((s, name) for s in _BOTH))]
-        if not any(isinstance(node, dict) for node in present):
+def _default_interval(settings: Settings, run: _Entry) -> None:
+    """The run's section has an interval by default, the processes' own have none."""
+    paths = [("ckpt", "interval"), *((role, "ckpt", "interval") for role in _LEARNING_ROLES)]
+    if all(settings.get(path) is MISSING for path in paths):
+        default = RunCheckpointConfig.model_fields["interval"].default
+        settings.put(paths[0], default, run.place)
+
+
+def _share(settings: Settings, shared: Shared) -> Iterator[Problem]:
+    members = [_path(name) for name in shared.members]
+    run = _entry(settings, _path(shared.run))
+    if run is not None and run.value is not None:
+        yield from _impose(settings, run, members)
+        return
+    entries = [entry for path in members if (entry := _entry(settings, path)) is not None]
+    if not entries:
+        return
+    first = entries[0]
+    for other in entries[1:]:
+        if shared.equal and not _same(first.value, other.value):
+            yield _disagreement(first, other, _path(shared.run))
+    _fill(settings, first, members)
+    if shared.resolve:
+        _fill(settings, first, [_path(shared.run)])
+
+
+def _impose(settings: Settings, run: _Entry, members: Sequence[KeyPath]) -> Iterator[Problem]:
+    """Give the value of the run to all members; one that was set otherwise in the same or a higher layer
+    disagrees."""
+    for path in members:
+        member = _entry(settings, path)
+        if member is None or _same(run.value, member.value):
             continue
-        for section in _BOTH:
-            if get(tree, (section, name)) is None and not isinstance(get(tree, (section,)), Leaf):
-                put(tree, (section, name), {})
-    shared = get(tree, ("ckpt",))
-    if isinstance(shared, dict) and "interval" not in shared and "resume_step" not in shared:
-        put(tree, ("ckpt", "interval"), Leaf(50, "default", 0))  # a bare --ckpt saves every 50 steps
+        if run.place.layer > member.place.layer:
+            settings.copy(run.path, path, run.value, run.place)
+        else:
+            yield _disagreement(run, member, run.path)
+            return
+    _fill(settings, run, members)
 
 
-def _devices(tree: dict[str, Node], problems: list[str]) -> None:
-    """dp = number of inference devices / tp, whichever is not given; one train worker a trainer device."""
-    trainer_ids = _ids(tree, "trainer_gpu_ids")
-    if trainer_ids is not None:
-        put_default(tree, ("orchestrator", "num_train_workers"), Leaf(len(trainer_ids), "trainer_gpu_ids", 0))
-    if not isinstance(tree.get("inference"), dict):
+def _fill(settings: Settings, source: _Entry | None, members: Sequence[KeyPath]) -> None:
+    """Set the members that are absent. What holds them may have to be made, but never a process's section,
+    and nothing that was set to something else."""
+    if source is None:
         return
-    ids, tp, dp = _ids(tree, "inference_gpu_ids"), _int(tree, "tp"), _int(tree, "dp")
-    size = tp or 1
-    if ids is not None and len(ids) % size:
-        problems.append(
-            f"inference_gpu_ids has {len(ids)} devices, which {size} (inference.parallel.tp) does not divide"
-        )
-    elif ids is not None and dp is not None and dp * size != len(ids):
-        problems.append(
-            f"inference.parallel: dp {dp} x tp {size} needs {dp * size} devices and inference_gpu_ids has "
-            f"{len(ids)}; leave dp out, it follows from the ids"
-        )
-    elif ids is not None:
-        put(tree, ("inference", "parallel", "dp"), Leaf(len(ids) // size, "inference_gpu_ids", 0))
-    elif dp is not None or tp is not None:
-        needed = (dp or 1) * size
-        put(tree, ("inference_gpu_ids",), Leaf(list(range(needed)), "inference.parallel", 0))
-        put_default(tree, ("trainer_gpu_ids",), Leaf([needed], "inference.parallel", 0))
+    for path in members:
+        if settings.get(path) is MISSING and _has_room(settings, path):
+            settings.copy(source.path, path, source.value, source.place)
 
 
-def put_default(tree: dict[str, Node], path: Path, leaf: Leaf) -> None:
-    """Set a leaf unless there is one."""
-    if get(tree, path) is None and not isinstance(get(tree, path[:1]), Leaf):
-        put(tree, path, leaf)
+def _has_room(settings: Settings, path: KeyPath) -> bool:
+    above = [settings.get(path[:length]) for length in range(1, len(path))]
+    if path[0] in _ROLES and above[0] is MISSING:
+        return False
+    return all(value is MISSING or isinstance(value, dict) for value in above)
 
 
-def _ids(tree: dict[str, Node], name: str) -> list[Any] | None:
-    leaf = get(tree, (name,))
-    if not isinstance(leaf, Leaf):
-        return None
-    return leaf.value if isinstance(leaf.value, list) else [leaf.value]
+def _same(one: Any, other: Any) -> bool:
+    """Whether two raw values mean the same: "5" is 5, and `a/` is `a`."""
+    if isinstance(one, str) and isinstance(other, str):
+        return PurePath(one) == PurePath(other)
+    return one == other or str(one) == str(other)
 
 
-def _int(tree: dict[str, Node], name: str) -> int | None:
-    leaf = get(tree, ("inference", "parallel", name))
-    if not isinstance(leaf, Leaf):
-        return None
-    try:
-        number = int(leaf.value)
-    except (TypeError, ValueError):
-        return None  # validation will say so
-    return number if number > 0 else None
+def _disagreement(one: _Entry, other: _Entry, run: KeyPath) -> Problem:
+    return Problem(message=f"{one} and {other} must be the same. Set it once, e.g. with {flag_of(run)}.")
+
+
+def _name_wandb_runs(settings: Settings) -> None:
+    name = _entry(settings, ("wandb", "name"))
+    if name is not None and isinstance(name.value, str):
+        for role in _LEARNING_ROLES:
+            own = _Entry(name.path, f"{name.value}-{role}", name.place)
+            _fill(settings, own, [(role, "wandb", "name")])
+
+
+def _bound_sequences(settings: Settings) -> None:
+    """Engines need room for the longest rollout and no more."""
+    path = ("orchestrator", "seq_len")
+    default = OrchestratorConfig.model_fields["seq_len"].default
+    longest = _entry(settings, path) or _Entry(path, default, Place("by default", Layer.VARIABLE))
+    _fill(settings, longest, [("inference", "model", "max_model_len")])
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{...}"
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -2,63 +2,121 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from buckeye.config.base import BaseConfig
+from buckeye.config.base import BaseConfig, conflict
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.config.shared import (
-    LogConfig,
-    PositiveInt,
-    SharedCheckpointConfig,
-    SharedModelConfig,
-    SharedWeightBroadcastConfig,
-    WandbConfig,
-)
+from buckeye.config.shared import CheckpointConfig, LogConfig, RunWandbConfig
 from buckeye.config.trainer import TrainerConfig
+
+DeviceIds = Annotated[list[NonNegativeInt], Field(min_length=1)]
+
+
+class RunModelConfig(BaseConfig):
+    """The model of all processes."""
+
+    name: str = "Qwen/Qwen3-0.6B"
+    """A model directory, or a name on the Hugging Face hub."""
+
+
+class RunCheckpointConfig(CheckpointConfig):
+    """Checkpoints of the whole run."""
+
+    interval: PositiveInt | None = 50
+    """Steps between two checkpoints; None writes one at the end only."""
+
+
+class RunWeightBroadcastConfig(BaseConfig):
+    """How weights reach the engines."""
+
+    type: Literal["filesystem", "nccl"] = "filesystem"
+    """The way of the weights."""
 
 
 class RLConfig(BaseConfig):
-    """A run: inference, orchestrator and trainer. What is set here holds for all three."""
+    """Trains a policy by reinforcement learning: trainer, orchestrator and inference together.
 
-    aliases: ClassVar[dict[str, str]] = {"async_level": "max_async_level"}
+    What the processes share is set once, here or for any of them.
+    """
 
-    trainer: TrainerConfig = TrainerConfig()
+    aliases: ClassVar[Mapping[str, str]] = {"async_level": "max_async_level"}
+
+    trainer: TrainerConfig
     """The trainer."""
-    orchestrator: OrchestratorConfig = OrchestratorConfig()
+    orchestrator: OrchestratorConfig
     """The orchestrator."""
     inference: InferenceConfig | None = None
-    """The engines; None uses servers that run already (`orchestrator.client`)."""
-    inference_gpu_ids: Annotated[list[int], Field(min_length=1)] = [0]
-    """GPUs, or CPU slots, of the engines."""
-    trainer_gpu_ids: Annotated[list[int], Field(min_length=1)] = [1]
-    """GPUs, or CPU slots, of the trainer: one rank each."""
+    """The inference servers; None uses those of orchestrator.client."""
+    inference_gpu_ids: DeviceIds = [0]
+    """Devices of inference: GPUs, or CPU slots where there is none."""
+    trainer_gpu_ids: DeviceIds = [1]
+    """Devices of the trainer, one a rank."""
     output_dir: Path = Path("outputs")
-    """The run directory."""
-    resume: bool = False
-    """Continue from the newest checkpoint; the same as ckpt.resume_step = -1."""
+    """Where everything is written."""
     clean: bool = False
-    """Delete what an earlier run left in the run directory."""
+    """Delete what an earlier run left in output_dir."""
+    resume: bool = False
+    """Go on from the newest checkpoint, as --ckpt.resume-step -1."""
     dry_run: bool = False
-    """Show the resolved configuration and the processes; start and write nothing."""
+    """Print the resolved configuration and the plan; start nothing."""
     log: LogConfig = LogConfig()
-    """What is logged."""
-    ckpt: SharedCheckpointConfig | None = None
-    """Checkpoints."""
-    wandb: WandbConfig | None = None
-    """Weights & Biases."""
-    model: SharedModelConfig | None = None
-    """The model."""
+    """What is logged, unless a process says otherwise."""
+    ckpt: RunCheckpointConfig | None = None
+    """Checkpoints of trainer and orchestrator."""
+    wandb: RunWandbConfig | None = None
+    """Log trainer and orchestrator to Weights & Biases."""
+    model: RunModelConfig | None = None
+    """The model of all processes."""
     max_steps: PositiveInt | None = None
-    """Train until this step."""
+    """Steps of the run; None never ends."""
     max_model_len: PositiveInt | None = None
-    """Longest context of the engines."""
-    max_async_level: Annotated[int, Field(ge=0)] | None = None
-    """How many steps the rollouts may lag behind; 0 is synchronous."""
+    """Longest sequence of the engines in tokens; None is the orchestrator's seq_len."""
+    seq_len: PositiveInt | None = None
+    """seq_len of trainer and orchestrator."""
+    max_async_level: NonNegativeInt | None = None
+    """How many steps sampling may run ahead of training; 0 is synchronous."""
     bench: bool = False
-    """Measure speed on random tokens."""
-    weight_broadcast: SharedWeightBroadcastConfig | None = None
+    """Measure speed."""
+    weight_broadcast: RunWeightBroadcastConfig | None = None
     """How weights reach the engines."""
+
+    @model_validator(mode="after")
+    def _rows_hold_rollouts(self) -> RLConfig:
+        row, rollout = self.trainer.seq_len, self.orchestrator.seq_len
+        if row < rollout:
+            raise conflict(
+                f"trainer.seq_len = {row} is less than orchestrator.seq_len = {rollout}: a rollout must fit "
+                "into a row; set it once, with --seq-len",
+                "trainer.seq_len",
+                "orchestrator.seq_len",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _all_devices_used(self) -> RLConfig:
+        if self.inference is None:
+            return self
+        dp, tp, count = self.inference.parallel.dp, self.inference.parallel.tp, len(self.inference_gpu_ids)
+        if dp * tp != count:
+            even = f"are not {dp} replicas (dp) of {tp} devices (tp)"
+            uneven = f"cannot be shared out to replicas of {tp} devices (tp); give a multiple of {tp}"
+            raise conflict(
+                f"{count} inference devices {uneven if count % tp else even}",
+                "inference_gpu_ids",
+                "inference.parallel.dp",
+                "inference.parallel.tp",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _distinct_devices(self) -> RLConfig:
+        for name in ("inference_gpu_ids", "trainer_gpu_ids"):
+            ids = getattr(self, name)
+            if len(set(ids)) < len(ids):
+                raise conflict(f"{name} = {ids} names a device twice", name)
+        return self

@@ -3,59 +3,56 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import Field
+from pydantic import PositiveInt
 
 from buckeye.config.base import BaseConfig
-from buckeye.config.shared import LogConfig, PositiveInt, WandbConfig
+from buckeye.config.shared import LogConfig
 from buckeye.config.trainer import (
     AdamWConfig,
     ConstantSchedulerConfig,
+    ModelConfig,
     OptimizerConfig,
     SchedulerConfig,
     TrainerCheckpointConfig,
-    TrainerModelConfig,
 )
 
 
-class SFTDataConfig(BaseConfig):
-    """The chats to learn from."""
+class ChatDataConfig(BaseConfig):
+    """Conversations to learn: JSON lines {"messages": [{"role": ..., "content": ...}, ...]}."""
 
     path: Path
-    """JSON Lines, each `{"messages": [...]}`; the assistant's turns are learned."""
+    """The file to train on."""
     val_path: Path | None = None
-    """Chats for the validation loss."""
+    """A file to measure the loss on."""
     seed: int = 0
-    """Seed of their order."""
+    """Seed of the order."""
 
 
 class SFTConfig(BaseConfig):
-    """Fine-tuning on packed chats."""
+    """Fine-tunes a model on conversations."""
 
-    data: SFTDataConfig
-    """The chats."""
-    model: TrainerModelConfig = TrainerModelConfig()
-    """The model to start from."""
-    optim: OptimizerConfig = AdamWConfig(lr=1e-5)
+    data: ChatDataConfig
+    """Conversations to learn."""
+    model: ModelConfig = ModelConfig()
+    """The model to train and how it is run."""
+    optim: OptimizerConfig = AdamWConfig()
     """The optimizer."""
     scheduler: SchedulerConfig = ConstantSchedulerConfig()
-    """The learning-rate schedule."""
+    """The shape of the learning rate."""
     ckpt: TrainerCheckpointConfig | None = None
-    """Checkpoints at an interval. Without it there is one on the way out."""
+    """Checkpoints at an interval; None writes one at the end only."""
     log: LogConfig = LogConfig()
     """What is logged."""
-    wandb: WandbConfig | None = None
-    """Weights & Biases."""
     output_dir: Path = Path("outputs")
-    """The run directory."""
+    """Where everything is written."""
     max_steps: PositiveInt | None = None
-    """Stop at this step; None is one pass over the data."""
+    """Optimizer steps; None is one pass over the data."""
     batch_size: PositiveInt = 32
-    """Chats of a step."""
+    """Conversations in a step."""
     seq_len: PositiveInt = 2048
-    """Tokens of a packed micro-batch, and of the longest chat."""
+    """Tokens that are computed at once; longer conversations are left out."""
     seed: int = 0
-    """Seed of everything random."""
-    dist_timeout_seconds: Annotated[int, Field(gt=0)] = 600
+    """Seed of the trainer's own randomness."""
+    dist_timeout_seconds: PositiveInt = 600
     """Seconds that ranks wait for each other."""

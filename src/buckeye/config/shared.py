@@ -1,79 +1,157 @@
-"""Settings that several processes have."""
+"""Settings that several processes have: logging, checkpoints, the way of the weights, clients."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, Tag
 
-from buckeye.config.base import BaseConfig
+from buckeye.config.base import BaseConfig, variant
 
-PositiveInt = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Device = Literal["auto", "cpu", "cuda"]
+LogLevel = Literal["debug", "info", "success", "warning", "warn", "error", "critical"]
+Port = Annotated[int, Field(ge=1, le=65535)]
+ResumeStep = Annotated[int, Field(ge=-1)]
 
-DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
 
 class LogConfig(BaseConfig):
-    """What is logged."""
+    """What a process logs."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level that is shown."""
-    vf_level: Literal["debug", "info", "warn", "warning", "error"] = "warn"
-    """Level of the environments' own log lines."""
-    file: bool = True
+    level: Annotated[LogLevel, BeforeValidator(_lower)] = "info"
+    """Least important messages to show."""
+    vf_level: Annotated[LogLevel, BeforeValidator(_lower)] = "warn"
+    """The same for messages of the `verifiers` package."""
+    file: bool | None = True
     """Also write `logs/<process>.log`."""
     log_data: bool = False
-    """Log the first samples of each batch."""
+    """Log the training data at level debug."""
 
 
-class LogExtrasConfig(BaseConfig):
-    """Tables sent to Weights & Biases."""
+class WandbExtrasConfig(BaseConfig):
+    """What goes to Weights & Biases besides numbers."""
 
     samples: bool = True
-    """Rollout texts."""
+    """Log sample rollouts."""
     distributions: bool = True
-    """Reward and advantage distributions."""
+    """Log distributions, e.g. of rewards."""
     interval: PositiveInt = 10
-    """Every how many steps."""
+    """Steps between two such logs."""
 
 
-class WandbConfig(BaseConfig):
-    """Weights & Biases."""
+class RunWandbConfig(BaseConfig):
+    """Where in Weights & Biases a run is logged."""
 
     project: str = "prime-rl"
-    """Project name."""
+    """The project."""
     name: str | None = None
-    """Run name."""
+    """The run's name; the processes add `-trainer` and `-orchestrator`."""
     offline: bool = False
-    """Write locally, upload nothing."""
+    """Write to disk only."""
+
+
+class WandbConfig(RunWandbConfig):
+    """Where in Weights & Biases a process is logged, and what."""
+
     id: str | None = None
-    """Run id to continue."""
-    log_extras: LogExtrasConfig | None = None
-    """Tables to send as well."""
+    """The run's id, to continue it."""
+    log_extras: WandbExtrasConfig | None = WandbExtrasConfig()
+    """What is logged besides numbers; None for numbers only."""
 
 
-class SharedCheckpointConfig(BaseConfig):
-    """Checkpoints, for trainer and orchestrator alike."""
+class CheckpointConfig(BaseConfig):
+    """When checkpoints are written, how many are kept, and which one to start from."""
 
-    interval: PositiveInt | None = 50
-    """Save every so many steps."""
-    resume_step: Annotated[int, Field(ge=-1)] | None = None
-    """Resume from this step; -1 is the newest checkpoint there is."""
+    interval: PositiveInt | None = None
+    """Steps between two checkpoints; None writes one at the end only."""
+    resume_step: ResumeStep | None = None
+    """Go on from the checkpoint of this step; -1 is the newest, None starts from the model."""
     keep: PositiveInt | None = None
-    """Keep only so many of the newest checkpoints; None keeps all."""
+    """How many of the newest checkpoints remain; None keeps all."""
 
 
-class SharedModelConfig(BaseConfig):
-    """The model, for all processes alike."""
+class FilesystemBroadcastConfig(BaseConfig):
+    """Weights reach the engines as files."""
 
-    name: str = DEFAULT_MODEL
-    """A local model directory or a Hugging Face id."""
+    type: Literal["filesystem"] = "filesystem"
+    """The way of the weights."""
+    save_sharded: bool = True
+    """Split large models into several files."""
+    save_format: Literal["safetensors", "torch"] = "safetensors"
+    """The format of the files."""
 
 
-class SharedWeightBroadcastConfig(BaseConfig):
-    """How weights reach the engines, for all processes alike."""
+class NcclBroadcastConfig(BaseConfig):
+    """Weights reach the engines over NCCL."""
 
-    type: Literal["filesystem", "nccl"] = "filesystem"
-    """Through files in `weights/`, or through NCCL."""
+    type: Literal["nccl"] = "nccl"
+    """The way of the weights."""
+    host: str = "localhost"
+    """Where the ranks meet."""
+    port: Port = 29501
+    """The port there."""
+    timeout: PositiveInt = 1200
+    """Seconds to wait for all of them."""
+    inference_world_size: PositiveInt = 1
+    """How many inference ranks take part."""
+
+
+WeightBroadcast = Annotated[
+    Annotated[FilesystemBroadcastConfig, Tag("filesystem")] | Annotated[NcclBroadcastConfig, Tag("nccl")],
+    variant("filesystem"),
+]
+
+
+class ClientConfig(BaseConfig):
+    """How inference servers are reached."""
+
+    base_url: Annotated[list[str], BeforeValidator(_one_or_more), Field(min_length=1)] = [
+        "http://localhost:8000/v1"
+    ]
+    """The servers, each as http://host:port/v1."""
+    timeout: PositiveFloat = 1200.0
+    """Seconds that one request may take."""
+    api_key_var: str = "OPENAI_API_KEY"
+    """The environment variable that holds the servers' key."""
+    headers: dict[str, str] = {}
+    """Headers to send with every request."""
+    server_type: Literal["vllm", "openai"] = "vllm"
+    """Which protocol the servers speak."""
+
+
+class PolicyModelConfig(BaseConfig):
+    """The model whose tokens are sampled."""
+
+    name: str = "Qwen/Qwen3-0.6B"
+    """A model directory, or a name on the Hugging Face hub."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model."""
+
+
+class EvalSamplingConfig(BaseConfig):
+    """How an evaluation samples; None is the value of training, or the server's."""
+
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    """0 is greedy."""
+    repetition_penalty: PositiveFloat | None = None
+    """Above 1 discourages repetition."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Sample from the most likely tokens that together have this probability."""
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """Sample from that many most likely tokens; -1 is all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Leave out tokens less likely than this share of the most likely one."""
+    max_tokens: PositiveInt | None = None
+    """Longest reply, in tokens."""
+    min_tokens: NonNegativeInt | None = None
+    """Shortest reply, in tokens."""
+    reasoning_effort: Literal["minimal", "low", "medium", "high"] | None = None
+    """How long a reasoning model should think."""
+    seed: int | None = None
+    """Seed of the sampling."""

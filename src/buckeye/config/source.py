@@ -1,218 +1,145 @@
-"""Reading configuration files: TOML with the line of every key, JSON, inheritance by `toml_files`."""
+"""Reading configuration files: TOML or JSON, with the files they build on."""
 
 from __future__ import annotations
 
+import difflib
 import json
-import re
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from buckeye.config.tree import Leaf, Node, merge
+from buckeye.config.lines import json_lines, toml_lines
+from buckeye.config.problems import Problem, did_you_mean
+from buckeye.config.settings import KeyPath, Layer, Place, Settings
+from buckeye.config.toml_errors import explain_toml_error, show_position
 from buckeye.errors import ConfigError
 
-_FILE_RANK = 1
-_INHERIT = "toml_files"
-_KEY = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*""")
-_UNQUOTED = re.compile(r"^(\s*[A-Za-z0-9_.\"'-]+\s*=\s*)([^\s\"'\[{#][^#]*?)(\s*(?:#.*)?)$")
+BASES = "toml_files"
+"""The key, in any table, that names files whose content the table builds on."""
 
 
-def read_config_file(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Node]:
-    """The settings of a .toml or .json file, those of the files it inherits from underneath.
+def read_file(shown: str, asked: Place | None = None) -> Settings:
+    """The settings of a file, merged over those of its `toml_files`. `shown` is the path as the user wrote
+    it; messages repeat it. `asked` is where it was asked for.
 
-    Raises ConfigError naming file, line and what to write instead.
+    Raises ConfigError if it cannot be read or is no TOML or JSON.
     """
-    if path.resolve() in _seen:
-        chain = " -> ".join(str(p) for p in (*_seen, path))
-        raise ConfigError(f"{path}: `{_INHERIT}` goes in a circle: {chain}")
-    text = _read_text(path)
-    if path.suffix == ".json":
-        tree = _tree(_parse_json(path, text), {}, str(path), ())
-    else:
-        tree = _tree(_parse_toml(path, text), key_lines(text), str(path), ())
-    assert isinstance(tree, dict)
-    inherited = tree.pop(_INHERIT, None)
-    merged: Node = {}
-    for parent in _parents(path, inherited):
-        merged = merge(merged, read_config_file(parent, (*_seen, path.resolve())))
-    merged = merge(merged, tree)
-    assert isinstance(merged, dict)
-    return merged
+    return _read(shown, asked, ())
 
 
-def _read_text(path: Path) -> str:
+def _read(shown: str, asked: Place | None, within: tuple[str, ...]) -> Settings:
+    prefix = f"{asked.text}: " if asked is not None else ""
+    text = _text(shown, prefix)
     try:
-        return path.read_text(encoding="utf-8")
+        values, lines = _parse_json(shown, text) if shown.endswith(".json") else _parse_toml(shown, text)
+    except RecursionError:
+        raise ConfigError(f"{shown}: its lists or tables are nested too deeply.") from None
+    places = {path: Place(f"{shown}:{line}", Layer.FILE) for path, line in lines.items()}
+    return _with_bases(Settings(values, places), shown, within)
+
+
+def _text(shown: str, prefix: str) -> str:
+    path = Path(shown)
+    if path.suffix in (".yaml", ".yml"):
+        raise ConfigError(f"{prefix}{shown} is YAML; configuration files are TOML (or JSON).")
+    try:
+        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
-        near = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        there = f"; {path.parent} has {', '.join(near[:5])}" if near else ""
-        raise ConfigError(f"{path}: there is no such file{there}") from None
+        raise ConfigError(f"{prefix}there is no file {shown}.{_others(path)}") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path} is a directory; name a .toml file in it") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{prefix}{shown} is a folder, not a file.{_others(path / 'x')}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{shown}:{line}: not UTF-8. Save the file as UTF-8.") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{prefix}{shown!r} cannot be read: {reason}.") from None
 
 
-def _parents(path: Path, node: Node | None) -> list[Path]:
-    if node is None:
-        return []
-    value = node.value if isinstance(node, Leaf) else None
-    names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        place = node.place if isinstance(node, Leaf) else str(path)
-        raise ConfigError(f'{place}: {_INHERIT} is a list of file names, e.g. {_INHERIT} = ["base.toml"]')
-    return [path.parent / name for name in names]
-
-
-def _parse_json(path: Path, text: str) -> dict[str, Any]:
+def _others(path: Path) -> str:
+    """What could have been meant by a path that does not exist."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f" The folder {folder} does not exist either (this is {Path.cwd()})."
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(_pointing(path, text, error.lineno, error.colno, error.msg, None)) from None
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: a configuration is an object {{...}}, not {type(data).__name__}")
-    return data
+        files = sorted(f.name for f in folder.iterdir() if f.suffix in (".toml", ".json"))
+    except OSError:
+        return ""
+    stems = {Path(name).stem: name for name in files}
+    near = [str(folder / stems[stem]) for stem in difflib.get_close_matches(path.stem, stems)]
+    if near or not files:
+        return did_you_mean(near) or f" The folder {folder.absolute()} holds no .toml or .json file."
+    return f" In that folder: {', '.join(files[:8])}."
 
 
-def _parse_toml(path: Path, text: str) -> dict[str, Any]:
+def _parse_toml(shown: str, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     try:
-        return tomllib.loads(text)
+        values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        line, column = _position(str(error), text)
-        message = re.sub(r"\s*\(at .*\)$", "", str(error))
-        raise ConfigError(_pointing(path, text, line, column, message, _hint(text, line))) from None
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply") from None
+        raise ConfigError(explain_toml_error(shown, text, error)) from None
+    except ValueError as error:  # a number or date that Python cannot hold
+        raise ConfigError(f"{shown}: a value is out of range: {error}.") from None
+    return values, toml_lines(text)
 
 
-def _position(message: str, text: str) -> tuple[int, int]:
-    found = re.search(r"line (\d+), column (\d+)", message)
-    if found:
-        return int(found.group(1)), int(found.group(2))
-    return max(text.rstrip().count("\n") + 1, 1), 1  # "at end of document"
-
-
-def _pointing(path: Path, text: str, line: int, column: int, message: str, hint: str | None) -> str:
-    """`file:line:column: message`, the line, a caret, and the corrected line if there is one."""
-    lines = text.splitlines()
-    shown = lines[line - 1] if 0 < line <= len(lines) else ""
-    parts = [f"{path}:{line}:{column}: {message}", f"  {shown}", f"  {' ' * (column - 1)}^"]
-    if hint is not None:
-        parts.append(hint)
-    return "\n".join(parts)
-
-
-def _hint(text: str, line: int) -> str | None:
-    lines = text.splitlines()
-    shown = lines[line - 1] if 0 < line <= len(lines) else ""
-    found = _UNQUOTED.match(shown)
-    if found is None:
-        return None
-    before, value, after = found.groups()
-    if value.lower() in ("true", "false"):
-        return f"In TOML that is written\n  {before}{value.lower()}{after}"
-    if value.lower() in ("none", "null"):
-        return f'In TOML that is written\n  {before}"None"{after}'
-    if _is_toml_value(value):
-        return None
-    quoted = json.dumps(value, ensure_ascii=False)
-    return f"Text is quoted in TOML:\n  {before}{quoted}{after}"
-
-
-def _is_toml_value(value: str) -> bool:
+def _parse_json(shown: str, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     try:
-        tomllib.loads(f"x = {value}")
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
+        values = load_json(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{shown}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}.\n"
+            + show_position(text, error.lineno, error.colno)
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"{shown}: {error}.") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{shown}:1: expected a JSON object, as {{ ... }}.")
+    return values, json_lines(text)
 
 
-def _tree(value: Any, lines: dict[tuple[str, ...], int], file: str, path: tuple[str, ...]) -> Node:
-    if isinstance(value, dict):
-        return {key: _tree(item, lines, file, (*path, key)) for key, item in value.items()}
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        return [_tree(item, lines, file, (*path, str(i))) for i, item in enumerate(value)]
-    return Leaf(value, _place(file, lines, path), _FILE_RANK)
+def load_json(text: str) -> Any:
+    """Parse JSON strictly: no NaN, no key twice. Raises ValueError, or RecursionError for absurd nesting."""
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
 
 
-def _place(file: str, lines: dict[tuple[str, ...], int], path: Sequence[str]) -> str:
-    for depth in range(len(path), 0, -1):
-        line = lines.get(tuple(path[:depth]))
-        if line is not None:
-            return f"{file}:{line}"
-    return file
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} is there twice")
+    return values
 
 
-def key_lines(text: str) -> dict[tuple[str, ...], int]:
-    """Path of keys -> line (from 1) of the statement that sets it, in a valid TOML text.
-
-    Elements of arrays of tables have their index as a key. Keys inside an inline table or array count as on
-    the line where the statement begins.
-    """
-    lines: dict[tuple[str, ...], int] = {}
-    table: tuple[str, ...] = ()
-    counts: dict[tuple[str, ...], int] = {}
-    for number, statement in _statements(text):
-        if statement.startswith("[["):
-            bare = _indexed(_keys(statement[2:]), counts)
-            counts[bare] = counts.get(bare, -1) + 1
-            table = (*bare, str(counts[bare]))
-            lines[table] = number
-        elif statement.startswith("["):
-            table = _indexed(_keys(statement[1:]), counts)
-            lines.setdefault(table, number)
-        else:
-            lines[(*table, *_keys(statement))] = number
-    return lines
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number that a setting can have")
 
 
-def _indexed(keys: tuple[str, ...], counts: dict[tuple[str, ...], int]) -> tuple[str, ...]:
-    """Insert the index of the newest element after every parent that is an array of tables."""
-    path: tuple[str, ...] = ()
-    for position, key in enumerate(keys):
-        path = (*path, key)
-        if path in counts and position < len(keys) - 1:
-            path = (*path, str(counts[path]))
-    return path
+def _with_bases(settings: Settings, shown: str, within: tuple[str, ...]) -> Settings:
+    """Put the files that a table names in `toml_files` under what the table says itself."""
+    resolved = str(Path(shown).resolve())
+    chain = (*within, resolved)
+    result = Settings()
+    for path in _tables_with_bases(settings.values):
+        key = (*path, BASES)
+        place = settings.place(key)
+        names = settings.get(key)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            problem = Problem(path=key, place=place, message='expected a list of paths, as ["base.toml"].')
+            raise ConfigError(str(problem))
+        del settings.get(path)[BASES]
+        for name in names:
+            base = str(Path(shown).parent / name)
+            if str(Path(base).resolve()) in chain:
+                raise ConfigError(str(Problem(path=key, place=place, message=f"{base} builds on itself.")))
+            result.merge(_read(base, place, chain), at=path)
+    result.merge(settings)
+    return result
 
 
-def _keys(text: str) -> tuple[str, ...]:
-    keys, position = [], 0
-    while found := _KEY.match(text, position):
-        basic, literal, bare = found.groups()
-        keys.append(json.loads(f'"{basic}"') if basic is not None else literal if bare is None else bare)
-        position = found.end()
-        if text[position : position + 1] != ".":
-            break
-        position += 1
-    return tuple(keys)
-
-
-_TOKEN = re.compile(
-    r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*|[\[\]{}\n]|[^"\'#\[\]{}\n]+',
-    re.S,
-)
-
-
-def _statements(text: str) -> list[tuple[int, str]]:
-    """(line, text) of every statement; multi-line strings and arrays belong to the statement they are in."""
-    statements, current, start, line, depth = [], "", 1, 1, 0
-    for token in _TOKEN.findall(text):
-        if token == "\n" and (depth == 0 or current.lstrip().startswith("[")):
-            if current.strip():
-                statements.append((start, current.strip()))
-            current, depth = "", 0
-        elif not token.startswith("#"):
-            if not current.strip():
-                start = line
-            current += token
-            depth += (token in "[{") - (token in "]}") if len(token) == 1 else 0
-        line += token.count("\n")
-    if current.strip():
-        statements.append((start, current.strip()))
-    return statements
+def _tables_with_bases(value: Any, path: KeyPath = ()) -> list[KeyPath]:
+    """The tables that name such files, outer ones first, but for those in lists."""
+    if not isinstance(value, dict):
+        return []
+    own = [path] if BASES in value else []
+    return own + [found for key, item in value.items() for found in _tables_with_bases(item, (*path, key))]

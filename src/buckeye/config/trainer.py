@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Tag, model_validator
 
-from buckeye.config.base import BaseConfig
-from buckeye.config.shared import DEFAULT_MODEL, Device, LogConfig, PositiveInt, WandbConfig
+from buckeye.config.base import BaseConfig, conflict, variant
+from buckeye.config.shared import (
+    CheckpointConfig,
+    FilesystemBroadcastConfig,
+    LogConfig,
+    WandbConfig,
+    WeightBroadcast,
+)
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+SaveFormat = Literal["safetensors", "torch"]
+Dtype = Literal["float32", "bfloat16"]
 
 
 class CompileConfig(BaseConfig):
-    """torch.compile."""
+    """`torch.compile` of the model."""
 
     fullgraph: bool = False
     """Refuse graph breaks."""
@@ -22,36 +33,27 @@ class ActivationCheckpointConfig(BaseConfig):
     """Recompute activations in the backward pass instead of keeping them."""
 
     freq: PositiveInt = 1
-    """Checkpoint every so many layers."""
+    """Every how many layers."""
 
 
 class ActivationOffloadConfig(BaseConfig):
-    """Keep activations in host memory."""
+    """Keep activations in main memory."""
 
     pin_memory: bool = True
     """Use pinned memory."""
     max_inflight_activations: PositiveInt = 5
-    """How many transfers may be under way."""
-
-
-class ModelDebugConfig(BaseConfig):
-    """For debugging the trainer."""
-
-    num_layers: PositiveInt | None = None
-    """Use only so many layers."""
-    random_init: bool = False
-    """Start from random weights."""
+    """How many layers may be under way."""
 
 
 class LoRAConfig(BaseConfig):
-    """Low-rank adapters."""
+    """Train low-rank adapters instead of all weights."""
 
     rank: PositiveInt = 16
     """Rank of the adapters."""
-    alpha: float = 16.0
+    alpha: NonNegativeFloat = 16.0
     """Their scale."""
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Dropout on their input."""
+    dropout: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Dropout before them."""
     target_modules: list[str] = [
         "q_proj",
         "k_proj",
@@ -61,286 +63,288 @@ class LoRAConfig(BaseConfig):
         "up_proj",
         "down_proj",
     ]
-    """Modules that get an adapter."""
+    """Which modules get one."""
     modules_to_save: list[str] = []
-    """Modules that are trained in full."""
+    """Which modules are trained in full."""
 
 
 class ExperimentalConfig(BaseConfig):
-    """Experimental model settings."""
+    """What may change."""
 
     lora: LoRAConfig | None = None
-    """Train low-rank adapters only."""
+    """Low-rank adapters; None trains all weights."""
 
 
-class TrainerModelConfig(BaseConfig):
-    """The model as the trainer holds it."""
+class ModelDebugConfig(BaseConfig):
+    """For developers."""
 
-    name: str = DEFAULT_MODEL
-    """A local model directory or a Hugging Face id."""
-    device: Device = "auto"
-    """Where to train; auto takes a GPU where there is one."""
+    num_layers: PositiveInt | None = None
+    """Keep only the first layers."""
+    random_init: bool = False
+    """Start from random weights."""
+
+
+class ModelConfig(BaseConfig):
+    """The model to train and how it is run."""
+
+    name: str = "Qwen/Qwen3-0.6B"
+    """A model directory, or a name on the Hugging Face hub."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where it is trained; auto takes a GPU if there is one."""
     attn: Literal["flash_attention_2", "flash_attention_3", "fa3", "sdpa"] = "flash_attention_2"
-    """Attention kernel on GPUs; torch's own is used where the package is not installed."""
+    """The attention kernel on a GPU; a CPU uses sdpa."""
     compile: CompileConfig | None = None
     """Compile the model."""
     ac: ActivationCheckpointConfig | None = None
-    """Activation checkpointing."""
+    """Trade time for memory: recompute activations."""
     ac_offloading: ActivationOffloadConfig | None = None
-    """Activation offloading."""
+    """Trade time for memory: move activations to main memory."""
     fsdp_cpu_offload: bool = False
-    """Keep parameters and optimizer in host memory."""
+    """Keep the optimizer in main memory."""
     reshard_after_forward: bool = True
-    """Free gathered parameters between forward and backward."""
+    """Free gathered parameters after the forward pass."""
     trust_remote_code: bool = False
     """Run code that comes with the model."""
     dp_replicate: PositiveInt = 1
-    """Replicas of a sharded group."""
+    """Replicas of the sharded model."""
     ep: PositiveInt = 1
-    """Expert parallelism."""
+    """Expert-parallel ranks."""
     tp: PositiveInt = 1
-    """Tensor parallelism."""
+    """Tensor-parallel ranks."""
     cp: PositiveInt = 1
-    """Context parallelism."""
+    """Context-parallel ranks."""
     impl: Literal["hf", "liger_kernel", "custom"] = "hf"
-    """Implementation of the layers."""
+    """The implementation of the model."""
     load_using_meta: bool = False
-    """Build the model without memory before loading."""
-    optimization_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the weights that the optimizer updates."""
-    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which gradients are summed over ranks."""
+    """Load without a second copy in memory."""
+    optimization_dtype: Dtype = "float32"
+    """Type of the weights that the optimizer updates."""
+    reduce_dtype: Dtype = "float32"
+    """Type in which gradients are summed over ranks."""
     moe_use_grouped_mm: bool = True
-    """Grouped matrix products in mixtures of experts."""
+    """Grouped matrix products for experts."""
     debug: ModelDebugConfig = ModelDebugConfig()
-    """For debugging."""
+    """For developers."""
     experimental: ExperimentalConfig = ExperimentalConfig()
-    """Experimental settings."""
+    """What may change."""
 
 
-class _OptimizerConfig(BaseConfig):
-    lr: Annotated[float, Field(ge=0.0)] = 1e-6
-    """Learning rate."""
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
-    """Decoupled weight decay."""
-    max_norm: Annotated[float, Field(gt=0.0)] = 1.0
-    """Gradients are clipped to this norm."""
+class BaseOptimizerConfig(BaseConfig):
+    """What every optimizer has."""
+
+    lr: NonNegativeFloat = 1e-6
+    """Peak learning rate."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Decay of matrices."""
+    max_norm: PositiveFloat | None = 1.0
+    """Gradients longer than this are cut to it; None does not."""
 
 
-class AdamWConfig(_OptimizerConfig):
+class AdamWConfig(BaseOptimizerConfig):
     """AdamW."""
 
     type: Literal["adamw"] = "adamw"
-    """The optimizer: adamw, muon or sgd."""
-    betas1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    """Decay of the first moment."""
-    betas2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.999
-    """Decay of the second moment."""
+    """The optimizer."""
+    betas1: Fraction = 0.9
+    """Decay of the mean of gradients."""
+    betas2: Fraction = 0.999
+    """Decay of the mean of their squares."""
 
 
-class MuonConfig(_OptimizerConfig):
-    """Muon for the hidden matrices, AdamW for everything else."""
+class MuonConfig(BaseOptimizerConfig):
+    """Muon for the hidden matrices, AdamW for the rest."""
 
     type: Literal["muon"] = "muon"
     """The optimizer."""
-    betas1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    """First-moment decay of the AdamW part."""
-    betas2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.999
-    """Second-moment decay of the AdamW part."""
+    betas1: Fraction = 0.9
+    """AdamW's decay of the mean of gradients."""
+    betas2: Fraction = 0.999
+    """AdamW's decay of the mean of their squares."""
 
 
-class SGDConfig(_OptimizerConfig):
+class SGDConfig(BaseOptimizerConfig):
     """Stochastic gradient descent."""
 
     type: Literal["sgd"] = "sgd"
     """The optimizer."""
     nesterov: bool = True
-    """Nesterov momentum."""
-    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    """Nesterov's momentum."""
+    momentum: Fraction = 0.9
     """Momentum."""
 
 
-OptimizerConfig = Annotated[AdamWConfig | MuonConfig | SGDConfig, Field(discriminator="type")]
+OptimizerConfig = Annotated[
+    Annotated[AdamWConfig, Tag("adamw")]
+    | Annotated[SGDConfig, Tag("sgd")]
+    | Annotated[MuonConfig, Tag("muon")],
+    variant("adamw"),
+]
 
 
 class ConstantSchedulerConfig(BaseConfig):
-    """A constant learning rate."""
+    """The learning rate stays at its peak."""
 
     type: Literal["constant"] = "constant"
-    """The schedule: constant, linear or cosine."""
+    """The shape of the learning rate."""
 
 
 class LinearSchedulerConfig(BaseConfig):
-    """Linear warm-up, plateau, linear decay."""
+    """The learning rate rises, stays, and falls, all linearly."""
 
     type: Literal["linear"] = "linear"
-    """The schedule."""
-    warmup: Annotated[int, Field(ge=0)] = 10
-    """Steps of warm-up."""
-    decay: Annotated[int, Field(ge=0)] = 10
-    """Steps of decay at the end."""
-    min_lr: Annotated[float, Field(ge=0.0)] = 0.0
-    """Learning rate at the end."""
+    """The shape of the learning rate."""
+    warmup: NonNegativeInt = 10
+    """Steps of the rise."""
+    decay: NonNegativeInt = 10
+    """Steps of the fall, at the end; needs max_steps."""
+    min_lr: NonNegativeFloat = 0.0
+    """Where it ends."""
 
 
 class CosineSchedulerConfig(BaseConfig):
-    """Linear warm-up, then a half cosine."""
+    """The learning rate rises linearly, then falls along half a cosine; needs max_steps."""
 
     type: Literal["cosine"] = "cosine"
-    """The schedule."""
-    warmup: Annotated[int, Field(ge=0)] = 10
-    """Steps of warm-up."""
-    min_lr: Annotated[float, Field(ge=0.0)] = 0.0
-    """Learning rate at the end."""
+    """The shape of the learning rate."""
+    warmup: NonNegativeInt = 10
+    """Steps of the rise."""
+    min_lr: NonNegativeFloat = 0.0
+    """Where it ends."""
 
 
 SchedulerConfig = Annotated[
-    ConstantSchedulerConfig | LinearSchedulerConfig | CosineSchedulerConfig, Field(discriminator="type")
+    Annotated[ConstantSchedulerConfig, Tag("constant")]
+    | Annotated[LinearSchedulerConfig, Tag("linear")]
+    | Annotated[CosineSchedulerConfig, Tag("cosine")],
+    variant("constant"),
 ]
 
 
-class CheckpointWeightsConfig(BaseConfig):
-    """How weights are written."""
+class LossConfig(BaseConfig):
+    """The policy-gradient loss."""
 
-    save_sharded: bool = True
-    """Several files for a large model."""
-    save_format: Literal["safetensors", "torch"] = "safetensors"
-    """File format."""
-    save_adapter_separately: bool = False
-    """Write LoRA adapters on their own."""
-    interval: PositiveInt | None = None
-    """Keep the weights of every so many steps."""
-    save_async: bool = True
-    """Write in the background."""
+    ratio_type: Literal["token", "sequence"] = "token"
+    """Importance ratios of single tokens, or of whole sequences."""
+    ratio_length_norm: bool = False
+    """Divide a sequence's log-ratio by its length."""
+    mask_ratio_high: PositiveFloat = 8.0
+    """Tokens with a larger ratio give no gradient."""
+    mask_ratio_low: NonNegativeFloat = 0.125
+    """Tokens with a smaller ratio give no gradient."""
+    sequence_mask_ratio_low: NonNegativeFloat = 0.0
+    """Sequences with any ratio below this give no gradient; 0 is off."""
+    kl_tau: NonNegativeFloat = 0.0
+    """Weight of the KL term."""
+    kl_mask_type: Literal["all", "masked", "unmasked"] = "all"
+    """Which tokens the KL term sees."""
 
-
-class TrainerCheckpointConfig(BaseConfig):
-    """The trainer's checkpoints."""
-
-    interval: PositiveInt | None = None
-    """Save every so many steps; None saves only on the way out."""
-    resume_step: Annotated[int, Field(ge=-1)] | None = None
-    """Resume from this step; -1 is the newest checkpoint there is."""
-    keep: PositiveInt | None = None
-    """Keep only so many of the newest checkpoints; None keeps all."""
-    skip_progress: bool = False
-    """On resume, start counting tokens and samples anew."""
-    skip_scheduler: bool = False
-    """On resume, start the learning-rate schedule anew."""
-    skip_dataloader: bool = False
-    """On resume, start with the data anew (fine-tuning)."""
-    weights: CheckpointWeightsConfig = CheckpointWeightsConfig()
-    """How weights are written."""
-
-
-class FilesystemBroadcastConfig(BaseConfig):
-    """Weights through files."""
-
-    type: Literal["filesystem"] = "filesystem"
-    """The way: filesystem or nccl."""
-    save_sharded: bool = True
-    """Several files for a large model."""
-    save_format: Literal["safetensors", "torch"] = "safetensors"
-    """File format."""
-
-
-class NCCLBroadcastConfig(BaseConfig):
-    """Weights through NCCL."""
-
-    type: Literal["nccl"] = "nccl"
-    """The way."""
-    host: str = "localhost"
-    """Host of the rendezvous."""
-    port: int = 29501
-    """Port of the rendezvous."""
-    timeout: int = 1200
-    """Seconds to wait for all engines."""
-    inference_world_size: PositiveInt = 1
-    """Number of engine ranks."""
-
-
-WeightBroadcastConfig = Annotated[
-    FilesystemBroadcastConfig | NCCLBroadcastConfig, Field(discriminator="type")
-]
+    @model_validator(mode="after")
+    def _some_tokens_pass(self) -> LossConfig:
+        if self.mask_ratio_low >= self.mask_ratio_high:
+            raise conflict(
+                f"mask_ratio_low = {self.mask_ratio_low:g} is not below mask_ratio_high = "
+                f"{self.mask_ratio_high:g}: no token would give a gradient",
+                "mask_ratio_low",
+                "mask_ratio_high",
+            )
+        return self
 
 
 class FakeDataConfig(BaseConfig):
-    """Batches of random tokens."""
+    """Random data, to measure speed."""
 
     batch_size: PositiveInt = 2
-    """Samples a step."""
+    """Samples in a step."""
     seq_len: PositiveInt = 128
-    """Tokens a sample."""
+    """Tokens in a sample."""
 
 
 class TrainerDataConfig(BaseConfig):
     """Where batches come from."""
 
     fake: FakeDataConfig | None = None
-    """Train on random tokens instead of rollouts."""
+    """Random data instead of the orchestrator's."""
 
 
-class LossConfig(BaseConfig):
-    """The masked importance-ratio policy gradient."""
+class WeightsConfig(BaseConfig):
+    """How weights are saved for inference."""
 
-    ratio_type: Literal["token", "sequence"] = "token"
-    """Ratio of trainer to sampler probability per token, or per sequence (GSPO)."""
-    ratio_length_norm: bool = False
-    """Divide the sequence's log-ratio by its length."""
-    mask_ratio_high: Annotated[float, Field(gt=0.0)] = 8.0
-    """Tokens with a larger ratio are masked."""
-    mask_ratio_low: Annotated[float, Field(ge=0.0)] = 0.125
-    """Tokens with a smaller ratio are masked."""
-    sequence_mask_ratio_low: Annotated[float, Field(ge=0.0)] = 0.0
-    """Sequences that hold a token with a smaller ratio are masked; 0 is off."""
-    kl_tau: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weight of the log-ratio penalty."""
-    kl_mask_type: Literal["all", "masked", "unmasked"] = "all"
-    """Tokens that the penalty is on."""
+    interval: PositiveInt | None = None
+    """Keep the weights of every so many steps."""
+    save_sharded: bool = False
+    """Split large models into several files."""
+    save_format: SaveFormat = "safetensors"
+    """The format of the files."""
+    save_async: bool = True
+    """Write while training goes on."""
+
+
+class CheckpointWeightsConfig(BaseConfig):
+    """How weights are saved with a checkpoint."""
+
+    save_sharded: bool = True
+    """Split large models into several files."""
+    save_format: SaveFormat = "safetensors"
+    """The format of the files."""
+    save_adapter_separately: bool = False
+    """Write the adapter of LoRA by itself."""
+
+
+class TrainerCheckpointConfig(CheckpointConfig):
+    """Checkpoints of the trainer."""
+
+    skip_progress: bool = False
+    """On resuming, count steps and tokens from 0."""
+    skip_scheduler: bool = False
+    """On resuming, start the learning-rate schedule anew."""
+    skip_dataloader: bool = False
+    """On resuming, start the data anew."""
+    weights: CheckpointWeightsConfig | None = CheckpointWeightsConfig()
+    """How weights are saved with it."""
 
 
 class TrainerConfig(BaseConfig):
-    """The trainer: batches in, weights out."""
+    """Trains the policy on the batches of the orchestrator."""
 
-    aliases: ClassVar[dict[str, str]] = {"async_level": "max_async_level"}
+    aliases: ClassVar[Mapping[str, str]] = {"async_level": "max_async_level"}
 
-    model: TrainerModelConfig = TrainerModelConfig()
-    """The model."""
+    model: ModelConfig = ModelConfig()
+    """The model to train and how it is run."""
     optim: OptimizerConfig = AdamWConfig()
     """The optimizer."""
     scheduler: SchedulerConfig = ConstantSchedulerConfig()
-    """The learning-rate schedule."""
+    """The shape of the learning rate."""
     loss: LossConfig = LossConfig()
-    """The loss."""
-    ckpt: TrainerCheckpointConfig | None = None
-    """Checkpoints at an interval. Without it there is one on the way out."""
-    weights: CheckpointWeightsConfig = CheckpointWeightsConfig()
-    """How published weights are written."""
-    weight_broadcast: WeightBroadcastConfig = FilesystemBroadcastConfig()
-    """How weights reach the engines."""
+    """The policy-gradient loss."""
     data: TrainerDataConfig = TrainerDataConfig()
     """Where batches come from."""
+    ckpt: TrainerCheckpointConfig | None = None
+    """Checkpoints at an interval; None writes one at the end only."""
+    weights: WeightsConfig = WeightsConfig()
+    """How weights are saved for inference."""
+    weight_broadcast: WeightBroadcast = FilesystemBroadcastConfig()
+    """How weights reach the engines."""
     log: LogConfig = LogConfig()
     """What is logged."""
     wandb: WandbConfig | None = None
-    """Weights & Biases."""
+    """Log to Weights & Biases."""
     output_dir: Path = Path("outputs")
-    """The run directory."""
-    seq_len: PositiveInt = 2048
-    """Tokens of a packed micro-batch; at least the orchestrator's seq_len."""
+    """Where everything is written."""
     max_steps: PositiveInt | None = None
-    """Train until this step; None goes on for ever."""
-    max_async_level: Annotated[int, Field(ge=0)] = 1
-    """How many steps the rollouts may lag behind; 0 is synchronous."""
+    """Optimizer steps; None never ends."""
+    max_async_level: NonNegativeInt = 1
+    """How many steps sampling may run ahead of training; 0 is synchronous."""
+    seq_len: PositiveInt = 2048
+    """Tokens that are computed at once: samples are packed into rows of this length."""
     seed: int = 0
-    """Seed of everything random in the trainer."""
+    """Seed of the trainer's own randomness."""
+    batch_timeout: PositiveFloat = 3600.0
+    """Seconds to wait for a batch before giving up."""
+    dist_timeout_seconds: PositiveInt = 600
+    """Seconds that ranks wait for each other."""
     bench: bool = False
-    """Measure speed on random tokens."""
-    batch_timeout: Annotated[float, Field(gt=0.0)] = 3600.0
-    """Seconds to wait for the next batch."""
-    dist_timeout_seconds: Annotated[int, Field(gt=0)] = 600
-    """Seconds that ranks wait for each other, and the launcher for a last checkpoint."""
+    """Measure speed on random data."""
     memory_profiler_path: Path | None = None
-    """Write a memory profile here."""
+    """Where to write a memory profile."""
     trace_path: Path | None = None
-    """Write a trace here."""
+    """Where to write a trace of a few steps."""

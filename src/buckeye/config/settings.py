@@ -1,0 +1,172 @@
+"""Raw settings: nested plain data in which every value knows where it was written."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+KeyPath = tuple[str | int, ...]
+"""Keys from the root to a value; an int is an index into a list."""
+
+
+class Layer(IntEnum):
+    """Where a value comes from; a higher layer wins over a lower one."""
+
+    VARIABLE = 0
+    FILE = 1
+    FLAG = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value was written: `train.toml:7`, `--max-steps`, `PRIME_MAX_STEPS`."""
+
+    text: str
+    layer: Layer
+
+
+class _Missing:
+    """The type of MISSING."""
+
+
+MISSING: Final = _Missing()
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """`("trainer", "optim", "lr")` as people write it."""
+    return ".".join(map(str, path))
+
+
+def flag_of(path: Iterable[str | int]) -> str:
+    """The flag that sets the value at `path`."""
+    return "--" + dotted(path).replace("_", "-")
+
+
+@dataclass(slots=True)
+class Settings:
+    """`values` is nested dicts, lists and scalars; `places` has an entry for paths in it, not for all; a
+    value that was copied has its source in `origins`."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[KeyPath, Place] = field(default_factory=dict)
+    origins: dict[KeyPath, KeyPath] = field(default_factory=dict)
+
+    def get(self, path: KeyPath) -> Any:
+        """The value at `path`, or MISSING."""
+        value: Any = self.values
+        for key in path:
+            if not _has(value, key):
+                return MISSING
+            value = value[key]
+        return value
+
+    def place(self, path: KeyPath) -> Place | None:
+        """Where the value at `path` was written, or else something in it, or else what it is part of."""
+        if path not in self.places:
+            inside = next((place for p, place in self.places.items() if p[: len(path)] == path), None)
+            if inside is not None and path:
+                return inside
+        for length in range(len(path), 0, -1):
+            if (place := self.places.get(path[:length])) is not None:
+                return place
+        return None
+
+    def put(self, path: KeyPath, value: Any, place: Place) -> None:
+        """Write `value` to `path`, a key of a table or an index of a list up to its length. Tables are merged
+        into those that are there."""
+        self._merge(path, value, {(): place})
+
+    def copy(self, source: KeyPath, path: KeyPath, value: Any, place: Place) -> None:
+        """Write to `path` what was written to `source`; problems with it are problems of the source."""
+        self.put(path, value, place)
+        self.origins[path] = source
+
+    def origin(self, path: KeyPath) -> KeyPath:
+        """The path under which a person wrote what is at `path`."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.origins and self.get(path[:length]) is not MISSING:
+                return self.origins[path[:length]] + path[length:]
+        return path
+
+    def merge(self, other: Settings, at: KeyPath = ()) -> None:
+        """Write all that is in `other` over what is here, table by table."""
+        self._merge(at, other.values, other.places)
+
+    def rename(self, table: KeyPath, old: str, new: str) -> None:
+        """Give a key of the table at `table` another name."""
+        values = self.get(table)
+        values[new] = values.pop(old)
+        for path in self._below((*table, old)):
+            self.places[(*table, new, *path[len(table) + 1 :])] = self.places.pop(path)
+
+    def _merge(self, at: KeyPath, value: Any, places: Mapping[KeyPath, Place]) -> None:
+        present = self.get(at)
+        if isinstance(value, dict) and isinstance(present, dict):
+            if () in places:
+                self.places.setdefault(at, places[()])
+            for key, item in value.items():
+                self._merge((*at, key), item, _under(places, key))
+            return
+        if present is not MISSING:
+            for path in self._below(at):
+                del self.places[path]
+        if at:
+            _assign(self._parent(at), at[-1], _copy(value))
+        else:
+            self.values = _copy(value)
+        self.places.update({at + path: place for path, place in places.items()})
+
+    def _parent(self, path: KeyPath) -> Any:
+        """The table or list that holds `path`; tables are made on the way, in place of anything else."""
+        parent: Any = self.values
+        for key, following in itertools.pairwise(path):
+            there = parent[key] if _has(parent, key) else None
+            if not isinstance(there, list if isinstance(following, int) else dict):
+                there = [] if isinstance(following, int) else {}
+                _assign(parent, key, there)
+            parent = there
+        return parent
+
+    def _below(self, path: KeyPath) -> list[KeyPath]:
+        return [p for p in self.places if p[: len(path)] == path]
+
+    def leaves(self) -> Iterator[tuple[KeyPath, Any]]:
+        """Every value that is no table or list, with its path."""
+        yield from _leaves((), self.values)
+
+
+def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _leaves((*path, key), item)
+    else:
+        yield path, value
+
+
+def _under(places: Mapping[KeyPath, Place], key: str) -> dict[KeyPath, Place]:
+    """The places of one key of a table; it is at the table's own place if nothing closer is known."""
+    inherited = {(): places[()]} if () in places else {}
+    return inherited | {path[1:]: place for path, place in places.items() if path[:1] == (key,)}
+
+
+def _has(parent: Any, key: str | int) -> bool:
+    if isinstance(parent, list):
+        return isinstance(key, int) and key < len(parent)
+    return isinstance(parent, dict) and key in parent
+
+
+def _assign(parent: Any, key: str | int, value: Any) -> None:
+    if isinstance(parent, list) and key == len(parent):
+        parent.append(value)
+    else:
+        parent[key] = value
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value

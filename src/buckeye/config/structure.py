@@ -1,0 +1,140 @@
+"""What the configuration classes look like, for flags, messages, help and schemas."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from buckeye.config.base import BaseConfig
+from buckeye.config.settings import KeyPath
+
+_SCALARS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+_BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a field may hold: tables (of several classes: told apart by `type`), a list of `element`, a free
+    table whose values are `free`, one of `choices`, or a value of one of the types `scalars`; and None if
+    `optional`. `bounds` are limits such as ">= 1"."""
+
+    tables: tuple[type[BaseConfig], ...] = ()
+    element: Shape | None = None
+    free: type | None = None
+    choices: tuple[Any, ...] = ()
+    scalars: frozenset[type] = frozenset()
+    bounds: tuple[str, ...] = ()
+    optional: bool = False
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is true or false, and nothing else."""
+        return self.scalars == {bool} and not (self.tables or self.element or self.choices)
+
+    def find(self, name: str) -> Shape | None:
+        """The field `name` of its tables: what it may hold in any of them."""
+        found = dict.fromkeys(fields_of(table)[name] for table in self.tables if name in fields_of(table))
+        return _union(list(found)) if found else None
+
+    def expected(self) -> str:
+        """What may stand here, in words."""
+        if self.element is not None:
+            words = "a list of sections" if self.element.tables else f"a list, each {self.element.expected()}"
+        elif self.choices:
+            words = "one of " + ", ".join(map(str, self.choices))
+        elif self.tables:
+            words = "a section (settings of its own)"
+        elif self.free is not None:
+            words = "a table of names and values"
+        else:
+            words = " or ".join(_SCALARS[t] for t in _SCALARS if t in self.scalars)
+        return words + "".join(f" {b}" for b in self.bounds) + (", or None" if self.optional else "")
+
+
+@cache
+def fields_of(model: type[BaseConfig]) -> Mapping[str, Shape]:
+    """The fields of a class, by name."""
+    return {name: _field_shape(info) for name, info in model.model_fields.items()}
+
+
+def shape_of(model: type[BaseConfig]) -> Shape:
+    """A section of this class."""
+    return Shape(tables=(model,))
+
+
+def all_classes(model: type[BaseConfig]) -> list[type[BaseConfig]]:
+    """The class and those of all sections in it, each once."""
+    found = {model: None}
+    pending = [model]
+    while pending:
+        for shape in fields_of(pending.pop()).values():
+            for table in shape.tables + (shape.element.tables if shape.element is not None else ()):
+                if table not in found:
+                    found[table] = None
+                    pending.append(table)
+    return list(found)
+
+
+def paths_of(model: type[BaseConfig], under: KeyPath = ()) -> Iterator[KeyPath]:
+    """The paths of all settings, sections before what is in them; the first entry stands for a list's."""
+    for name, shape in fields_of(model).items():
+        path = (*under, name)
+        yield path
+        inner = shape.element if shape.element is not None else shape
+        if shape.element is not None and inner.tables:
+            path = (*path, 0)
+        for table in inner.tables:
+            yield from paths_of(table, path)
+
+
+def _field_shape(info: FieldInfo) -> Shape:
+    shape = _shape(info.annotation)
+    return replace(shape, bounds=shape.bounds + _bounds(info.metadata)) if info.metadata else shape
+
+
+def _shape(annotation: Any) -> Shape:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        shape = _shape(args[0])
+        return replace(shape, bounds=shape.bounds + _bounds(args[1:]))
+    if origin in (Union, types.UnionType):
+        return _union([_shape(arg) for arg in args])
+    if origin is Literal:
+        return Shape(choices=args)
+    if origin is list:
+        return Shape(element=_shape(args[0]))
+    if origin is dict:
+        return Shape(free=args[1] if isinstance(args[1], type) else object)
+    if annotation is type(None):
+        return Shape(optional=True)
+    if isinstance(annotation, type) and issubclass(annotation, BaseConfig):
+        return Shape(tables=(annotation,))
+    return Shape(scalars=frozenset({annotation}))
+
+
+def _union(parts: list[Shape]) -> Shape:
+    """One shape that allows what any part allows."""
+    return Shape(
+        tables=tuple(table for part in parts for table in part.tables),
+        element=next((part.element for part in parts if part.element), None),
+        free=next((part.free for part in parts if part.free), None),
+        choices=tuple(choice for part in parts for choice in part.choices),
+        scalars=frozenset().union(*(part.scalars for part in parts)),
+        bounds=tuple(bound for part in parts for bound in part.bounds),
+        optional=any(part.optional for part in parts),
+    )
+
+
+def _bounds(metadata: Any) -> tuple[str, ...]:
+    bounds = []
+    for constraint in metadata:
+        parts = constraint.metadata if isinstance(constraint, FieldInfo) else (constraint,)
+        for part in parts:
+            bounds += [f"{sign} {getattr(part, name):g}" for name, sign in _BOUNDS if hasattr(part, name)]
+    return tuple(bounds)

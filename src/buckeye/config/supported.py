@@ -1,0 +1,289 @@
+"""Settings that are accepted by name and not built in this version: what is refused, what is only said.
+
+An error where ignoring the setting would change results or break a promise; a warning where it is about speed
+or memory only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from buckeye.config.base import BaseConfig
+from buckeye.config.evals import EvalsConfig
+from buckeye.config.inference import InferenceConfig
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.config.problems import Level, Problem
+from buckeye.config.rl import RLConfig
+from buckeye.config.settings import KeyPath
+from buckeye.config.sft import SFTConfig
+from buckeye.config.trainer import TrainerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`matters(value)` says whether the value of the setting asks for what is not built."""
+
+    path: str
+    matters: Callable[[Any], bool]
+    level: Level
+    message: str
+
+
+def _is_set(value: Any) -> bool:
+    return bool(value)
+
+
+def _is_off(value: Any) -> bool:
+    return value is False
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None
+
+
+def _more_than_one(value: Any) -> bool:
+    return bool(value > 1)
+
+
+def _is_not(*built: Any) -> Callable[[Any], bool]:
+    return lambda value: value not in built
+
+
+_ONE_GPU_EACH = "every rank holds the whole model in this version (data parallel); set it to 1."
+_ALWAYS_SAFETENSORS = "weights are written as safetensors, never pickled; leave it out."
+_OWN_MODELS_ONLY = "no code that comes with a model is run; it must be of the Qwen3 or Llama family."
+_NO_LORA = "LoRA is not built in this version; leave it out to train all weights."
+_NO_WANDB = "nothing is sent to Weights & Biases in this version; all metrics are in metrics.jsonl."
+_NO_NCCL = "weights travel as files in this version, whatever is set here."
+_NO_BENCH = "there is no benchmark mode; benchmarks/ measures speed."
+_NO_SAMPLER = "the engine has no such sampling in this version; leave it out."
+_NO_POOLS = (
+    "tasks are not drawn by difficulty in this version; leave it out (online_difficulty_filtering is built)."
+)
+_LOG_FILE = "the log file is always written."
+_NO_VF_LEVEL = "has no effect in this version."
+
+_TRAINER = (
+    Rule("model.fsdp_cpu_offload", _is_set, "warning", "not built in this version; the optimizer stays put."),
+    Rule("model.ac_offloading", _is_given, "warning", "not built in this version; model.ac saves memory."),
+    Rule("model.ac.freq", _more_than_one, "warning", "all layers are recomputed in this version."),
+    Rule("model.reshard_after_forward", _is_off, "warning", "parameters are not sharded in this version."),
+    Rule("model.trust_remote_code", _is_set, "warning", _OWN_MODELS_ONLY),
+    Rule("model.dp_replicate", _more_than_one, "warning", _ONE_GPU_EACH),
+    Rule("model.ep", _more_than_one, "warning", _ONE_GPU_EACH),
+    Rule("model.tp", _more_than_one, "warning", _ONE_GPU_EACH),
+    Rule("model.cp", _more_than_one, "error", "context parallelism is not available; set it to 1."),
+    Rule("model.impl", _is_not("hf"), "warning", "the model of transformers is used in this version."),
+    Rule("model.load_using_meta", _is_set, "warning", "not built in this version."),
+    Rule(
+        "model.optimization_dtype",
+        _is_not("float32"),
+        "error",
+        "weights are updated in float32; leave it out.",
+    ),
+    Rule("model.reduce_dtype", _is_not("float32"), "error", "gradients are summed in float32; leave it out."),
+    Rule("model.moe_use_grouped_mm", _is_off, "warning", "there are no expert models in this version."),
+    Rule(
+        "model.debug.num_layers", _is_given, "error", "`buckeye model tiny` makes small models; leave it out."
+    ),
+    Rule(
+        "model.debug.random_init", _is_set, "error", "`buckeye model tiny` makes random ones; leave it out."
+    ),
+    Rule("model.experimental.lora", _is_given, "error", _NO_LORA),
+    Rule("data.fake", _is_given, "error", _NO_BENCH),
+    Rule("bench", _is_set, "error", _NO_BENCH),
+    Rule("ckpt.weights.save_format", _is_not("safetensors"), "error", _ALWAYS_SAFETENSORS),
+    Rule("ckpt.weights.save_adapter_separately", _is_set, "error", _NO_LORA),
+    Rule(
+        "weights.interval",
+        _is_given,
+        "error",
+        "weights that no engine needs any more are deleted; checkpoints hold them too: use ckpt.interval.",
+    ),
+    Rule("weights.save_format", _is_not("safetensors"), "error", _ALWAYS_SAFETENSORS),
+    Rule("weight_broadcast.save_format", _is_not("safetensors"), "error", _ALWAYS_SAFETENSORS),
+    Rule("weight_broadcast.type", _is_not("filesystem"), "warning", _NO_NCCL),
+    Rule("wandb", _is_given, "warning", _NO_WANDB),
+    Rule("log.vf_level", _is_not("warn", "warning"), "warning", _NO_VF_LEVEL),
+    Rule("log.file", _is_off, "warning", _LOG_FILE),
+    Rule(
+        "log.log_data",
+        _is_set,
+        "warning",
+        "rollouts/ holds the training data as text; nothing else is logged.",
+    ),
+    Rule("memory_profiler_path", _is_given, "error", "no memory profile is written in this version."),
+    Rule("trace_path", _is_given, "error", "no trace is written in this version."),
+)
+
+_ORCHESTRATOR = (
+    Rule(
+        "strict_async_level",
+        _is_set,
+        "warning",
+        "new weights are used at once; rollouts are as old as max_async_level allows, or younger. "
+        "max_async_level = 0 is exact.",
+    ),
+    Rule(
+        "mask_env_responses", _is_off, "error", "the environment's tokens are never trained on; leave it out."
+    ),
+    Rule("model.trust_remote_code", _is_set, "warning", _OWN_MODELS_ONLY),
+    Rule("client.headers", _is_set, "error", "further headers are not sent in this version; leave it out."),
+    Rule(
+        "client.server_type",
+        _is_not("vllm"),
+        "error",
+        'training needs token ids from the server; only "vllm" (or the embedded engine) gives them.',
+    ),
+    Rule("sampling.repetition_penalty", _is_not(1.0), "error", _NO_SAMPLER),
+    Rule("env_mix.strategy", _is_not("interleave"), "error", "environments take turns; leave it out."),
+    Rule(
+        "env_mix.probabilities",
+        _is_given,
+        "error",
+        "give each [[env]] its own `ratio` instead, e.g. ratio = 0.7.",
+    ),
+    Rule(
+        "env_mix.stopping_strategy", _is_not("all_exhausted"), "error", "tasks never run out; leave it out."
+    ),
+    Rule("env_mix.seed", _is_given, "error", "the orchestrator's `seed` also orders the tasks; set that."),
+    Rule("buffer.easy_fraction", _is_set, "error", _NO_POOLS),
+    Rule("buffer.hard_fraction", _is_set, "error", _NO_POOLS),
+    Rule("buffer.easy_threshold", _is_given, "error", _NO_POOLS),
+    Rule("buffer.hard_threshold", _is_given, "error", _NO_POOLS),
+    Rule("buffer.type", _is_not("simple", "online-difficulty"), "error", _NO_POOLS),
+    Rule(
+        "buffer.min_reward", _is_not(0.01), "error", "groups with a mean of 0 or 1 are dropped; leave it out."
+    ),
+    Rule(
+        "buffer.max_reward", _is_not(0.99), "error", "groups with a mean of 0 or 1 are dropped; leave it out."
+    ),
+    Rule(
+        "buffer.oversampling_factor",
+        _is_not(1.0),
+        "error",
+        "set the orchestrator's oversampling_factor instead.",
+    ),
+    Rule("buffer.seed", _is_given, "error", "the orchestrator's `seed` fixes all choices; set that."),
+    Rule(
+        "buffer.from_scratch", _is_off, "error", "a buffer comes back with its checkpoint only: set resume."
+    ),
+    Rule("eval.sampling.repetition_penalty", _is_not(None, 1.0), "error", _NO_SAMPLER),
+    Rule("eval.sampling.min_p", _is_not(None, 0.0), "error", _NO_SAMPLER),
+    Rule("eval.sampling.reasoning_effort", _is_given, "error", _NO_SAMPLER),
+    Rule(
+        "eval.sampling.seed", _is_given, "error", "the orchestrator's `seed` fixes evaluations too; set that."
+    ),
+    Rule("eval.save.disk", _is_given, "error", "during training only the figures are kept; use `evals`."),
+    Rule("eval.save.hf", _is_given, "error", "evaluations are not uploaded in this version."),
+    Rule("eval.save.env_hub", _is_set, "error", "evaluations are not uploaded in this version."),
+    Rule(
+        "ckpt.buffer_path", _is_given, "error", "the buffer is part of the checkpoint; use ckpt.resume_step."
+    ),
+    Rule("weight_broadcast.type", _is_not("filesystem"), "warning", _NO_NCCL),
+    Rule("wandb", _is_given, "warning", _NO_WANDB),
+    Rule("log.vf_level", _is_not("warn", "warning"), "warning", _NO_VF_LEVEL),
+    Rule("log.file", _is_off, "warning", _LOG_FILE),
+    Rule(
+        "log.log_data",
+        _is_set,
+        "warning",
+        "rollouts/ holds the training data as text; nothing else is logged.",
+    ),
+    Rule("bench", _is_set, "error", _NO_BENCH),
+)
+
+_INFERENCE = (
+    Rule(
+        "backend", _is_not("auto", "torch"), "error", 'only the embedded engine is built: "torch" or "auto".'
+    ),
+    Rule("vllm", _is_set, "error", "only vLLM understands these, and it is not built in this version."),
+    Rule(
+        "parallel.tp",
+        _more_than_one,
+        "error",
+        "an engine uses one device in this version: set it to 1, and dp to the number of devices.",
+    ),
+    Rule("gpu_memory_utilization", _is_not(0.9), "warning", "set kv_cache_gb for the embedded engine."),
+    Rule("model.trust_remote_code", _is_set, "warning", _OWN_MODELS_ONLY),
+    Rule(
+        "model.enable_auto_tool_choice",
+        _is_set,
+        "error",
+        "the server does not parse tool calls in this version; leave it out.",
+    ),
+    Rule("weight_broadcast.type", _is_not("filesystem"), "warning", _NO_NCCL),
+    Rule("log.vf_level", _is_not("warn", "warning"), "warning", _NO_VF_LEVEL),
+    Rule("log.file", _is_off, "warning", _LOG_FILE),
+)
+
+_EVALS = (
+    Rule("model.trust_remote_code", _is_set, "warning", _OWN_MODELS_ONLY),
+    Rule("client.headers", _is_set, "error", "further headers are not sent in this version; leave it out."),
+    Rule("client.server_type", _is_not("vllm"), "error", 'token ids are needed; only "vllm" gives them.'),
+    Rule("sampling.repetition_penalty", _is_not(None, 1.0), "error", _NO_SAMPLER),
+    Rule("sampling.min_p", _is_not(None, 0.0), "error", _NO_SAMPLER),
+    Rule("sampling.reasoning_effort", _is_given, "error", _NO_SAMPLER),
+    Rule("sampling.seed", _is_given, "error", "set `seed`."),
+)
+
+RULES: dict[type[BaseConfig], tuple[Rule, ...]] = {
+    TrainerConfig: _TRAINER,
+    SFTConfig: _TRAINER,
+    OrchestratorConfig: _ORCHESTRATOR,
+    InferenceConfig: _INFERENCE,
+    EvalsConfig: _EVALS,
+}
+
+
+def check_supported(config: BaseConfig) -> list[Problem]:
+    """Which settings ask for what this version does not do. A problem's path starts at `config`."""
+    if isinstance(config, RLConfig):
+        parts: list[tuple[str, BaseConfig | None]] = [
+            ("trainer", config.trainer),
+            ("orchestrator", config.orchestrator),
+            ("inference", config.inference),
+        ]
+        found = [p for name, part in parts if part is not None for p in _check(part, (name,))]
+        return [*found, *_whole_run(config)]
+    return list(_check(config, ()))
+
+
+def _learns_nothing(config: OrchestratorConfig, prefix: KeyPath) -> Iterator[Problem]:
+    if config.rollouts_per_example == 1 and config.advantage is not None:
+        message = (
+            "is 1: a rollout without siblings has nothing to be compared with, so every advantage is 0 and "
+        )
+        message += "nothing is learned. Use e.g. 8 or 16."
+        yield Problem(path=(*prefix, "rollouts_per_example"), message=message, level="warning")
+
+
+def _whole_run(config: RLConfig) -> Iterator[Problem]:
+    if config.inference is None:
+        urls = ", ".join(config.orchestrator.client.base_url)
+        message = (
+            f"none is started; the orchestrator expects servers at {urls}. Add --inference to start them."
+        )
+        yield Problem(path=("inference",), message=message, level="warning")
+
+
+def _check(config: BaseConfig, prefix: KeyPath) -> Iterator[Problem]:
+    for rule in RULES[type(config)]:
+        path = tuple(rule.path.split("."))
+        if any(rule.matters(value) for value in _asked_for(config, path)):
+            yield Problem(path=prefix + path, message=rule.message, level=rule.level)
+    if isinstance(config, OrchestratorConfig):
+        yield from _learns_nothing(config, prefix)
+
+
+def _asked_for(config: Any, path: Sequence[str]) -> Iterator[Any]:
+    """The value at `path`. None where a section is off or of a variant without it, and for a default, which
+    asks for nothing; choosing a variant does."""
+    *above, name = path
+    for key in above:
+        config = getattr(config, key, None)
+    field = type(config).model_fields.get(name) if isinstance(config, BaseConfig) else None
+    if field is not None and (name == "type" or getattr(config, name) != field.default):
+        yield getattr(config, name)

@@ -1,0 +1,145 @@
+"""From raw settings to a configuration object, or to all that is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from buckeye.config.base import CONFLICT, BaseConfig
+from buckeye.config.names import resolve, unknown_setting
+from buckeye.config.problems import Problem, closest, did_you_mean
+from buckeye.config.settings import MISSING, KeyPath, Settings, dotted, flag_of
+from buckeye.config.structure import Shape, fields_of, shape_of
+
+T = TypeVar("T", bound=BaseConfig)
+_LONGEST_VALUE = 60
+
+
+def validate(model: type[T], settings: Settings) -> tuple[T | None, list[Problem]]:
+    """The configuration, None if there are problems."""
+    problems = list(_bools_for_numbers(model, settings))
+    try:
+        config = model.model_validate(settings.values)
+    except ValidationError as error:
+        return None, problems + [_problem(model, settings, one) for one in error.errors(include_url=False)]
+    return (None if problems else config), problems
+
+
+def _bools_for_numbers(model: type[BaseConfig], settings: Settings) -> Iterator[Problem]:
+    """pydantic takes true for 1; a person who wrote it meant something else."""
+    for path, value in settings.leaves():
+        shape = _shape_at(model, path) if isinstance(value, bool) else None
+        if shape is not None and shape.scalars and bool not in shape.scalars:
+            yield _wrong_value(settings, settings.origin(path), value, shape)
+
+
+def _shape_at(model: type[BaseConfig], path: KeyPath) -> Shape | None:
+    shape: Shape | None = shape_of(model)
+    for key in path:
+        if shape is not None:
+            shape = shape.element if isinstance(key, int) else shape.find(key)
+    return shape
+
+
+def _problem(model: type[BaseConfig], settings: Settings, error: ErrorDetails) -> Problem:
+    kind = error["type"]
+    path, owner, shape = _locate(model, error["loc"])
+    path = settings.origin(path)
+    if kind == CONFLICT:
+        return _conflict(settings, path, error["ctx"])
+    if kind == "extra_forbidden":
+        return _unknown(model, settings, path, owner)
+    if kind == "missing":
+        return Problem(path=path, place=settings.places.get(path[:-1]), message=_required(path, shape))
+    if kind == "union_tag_invalid":
+        path = (*path, "type")
+        shape = shape.find("type") if shape is not None else None
+    value = settings.get(path)
+    if shape is None or value is MISSING:
+        return Problem(path=path, place=settings.place(path), message=f"{error['msg']}.")
+    return _wrong_value(settings, path, value, shape)
+
+
+def _locate(model: type[BaseConfig], loc: tuple[str | int, ...]) -> tuple[KeyPath, Shape, Shape | None]:
+    """The path of an error, the section it is in, and what is expected there (None: no such setting).
+
+    pydantic's location has the tag of a union's variant in between.
+    """
+    path: KeyPath = ()
+    owner = shape = shape_of(model)
+    for part in loc:
+        if len(shape.tables) > 1 and isinstance(part, str):
+            shape = Shape(tables=tuple(t for t in shape.tables if part in fields_of(t)["type"].choices))
+            continue
+        owner = shape
+        found = shape.element if isinstance(part, int) else shape.find(part)
+        if found is None and not shape.tables:
+            break
+        path = (*path, part)
+        if found is None:
+            return path, owner, None
+        shape = found
+    return path, owner, shape
+
+
+def _unknown(model: type[BaseConfig], settings: Settings, path: KeyPath, owner: Shape) -> Problem:
+    """A setting that does not exist, or only in another variant of the section."""
+    place = settings.place(path)
+    whole = resolve(model, [str(key) for key in path])
+    if whole.shape is None:
+        return unknown_setting(model, path, place, owner)
+    section = resolve(model, [str(key) for key in path[:-1]]).owner
+    others = [
+        kind
+        for table in section.tables
+        if path[-1] in fields_of(table)
+        for kind in fields_of(table)["type"].choices
+    ]
+    own = fields_of(owner.tables[0])["type"].choices[0]
+    message = f"only with {dotted((*path[:-1], 'type'))} = {' or '.join(others)}, and it is {own}."
+    return Problem(path=path, place=place, message=message)
+
+
+def _required(path: KeyPath, shape: Shape | None) -> str:
+    flag = flag_of(path)
+    if shape is not None and shape.tables:
+        needed = [
+            name for table in shape.tables for name, info in table.model_fields.items() if info.is_required()
+        ]
+        settings = "".join(f", at least {flag}.{name.replace('_', '-')}" for name in needed)
+        return f"required: give it a file ({flag} @ FILE.toml), or settings of its own{settings}."
+    return f"required: set it with {flag}, or in a file."
+
+
+def _conflict(settings: Settings, section: KeyPath, context: dict[str, Any]) -> Problem:
+    paths = [(*section, *name.split(".")) for name in context["fields"]]
+    if len(paths) == 1:
+        return Problem(path=paths[0], place=settings.place(paths[0]), message=f"{context['message']}.")
+    places = [f"{dotted(path)}: {_where(settings, path)}" for path in paths]
+    return Problem(path=section, message=f"{context['message']}.\n  {', '.join(places)}")
+
+
+def _where(settings: Settings, path: KeyPath) -> str:
+    place = settings.place(path) if settings.get(path) is not MISSING else None
+    return place.text if place is not None else "by default"
+
+
+def _wrong_value(settings: Settings, path: KeyPath, value: Any, shape: Shape) -> Problem:
+    near = closest(value, map(str, shape.choices)) if isinstance(value, str) else []
+    message = f"is {_shown(value)}; expected {shape.expected()}.{did_you_mean(near)}"
+    return Problem(path=path, place=settings.place(path), message=message)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list) and not value:
+        return "an empty list"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"

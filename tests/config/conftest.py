@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.errors import ConfigError
+
+
+class Folder:
+    """A folder to write files into, which is also the current one."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def write(self, name, text):
+        file = self.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        return name
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return Folder(tmp_path)
+
+
+@pytest.fixture
+def load():
+    """Load a configuration without the environment of this machine; the words may be one text."""
+
+    def load(model, *words, environ=None):
+        argv = words[0].split() if len(words) == 1 else list(words)
+        return load_config(model, argv, environ=environ or {})
+
+    return load
+
+
+@pytest.fixture
+def load_run(load):
+    """Load an `rl` configuration, with bare `--trainer --orchestrator --inference` before the words."""
+
+    def load_run(*words, environ=None):
+        argv = words[0].split() if len(words) == 1 else list(words)
+        return load(RLConfig, "--trainer", "--orchestrator", "--inference", *argv, environ=environ)
+
+    return load_run
+
+
+@pytest.fixture
+def refused(load):
+    """The message of the ConfigError that loading ends in."""
+
+    def refused(model, *words, environ=None):
+        with pytest.raises(ConfigError) as caught:
+            load(model, *words, environ=environ)
+        return str(caught.value)
+
+    return refused
+
+
+@pytest.fixture
+def refused_run(load_run):
+    def refused_run(*words, environ=None):
+        with pytest.raises(ConfigError) as caught:
+            load_run(*words, environ=environ)
+        return str(caught.value)
+
+    return refused_run

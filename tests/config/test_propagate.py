@@ -1,0 +1,171 @@
+import pytest
+
+from buckeye.config.rl import RLConfig
+
+
+@pytest.mark.parametrize("owner", ["", "trainer.", "orchestrator."])
+def test_shared_settings_flow_from_wherever_they_are(load_run, owner):
+    config = load_run(f"--{owner}max-steps 5 --{owner}max-async-level 0 --{owner}seq-len 512")
+    for role in (config.trainer, config.orchestrator):
+        assert (role.max_steps, role.max_async_level, role.seq_len) == (5, 0, 512)
+    assert config.inference.model.max_model_len == 512
+
+
+@pytest.mark.parametrize("owner", ["", "trainer.", "orchestrator.", "inference."])
+def test_model_and_output_directory(load_run, owner):
+    config = load_run(f"--{owner}model.name m --{owner}output-dir out")
+    for role in (config.trainer, config.orchestrator, config.inference):
+        assert (role.model.name, str(role.output_dir)) == ("m", "out")
+    assert str(config.output_dir) == "out"
+
+
+@pytest.mark.parametrize("owner", ["", "trainer.", "orchestrator."])
+def test_checkpoints(load_run, owner):
+    config = load_run(f"--{owner}ckpt.interval 4 --{owner}ckpt.keep 2 --{owner}ckpt.resume-step 8")
+    for role in (config.trainer, config.orchestrator):
+        assert (role.ckpt.interval, role.ckpt.keep, role.ckpt.resume_step) == (4, 2, 8)
+
+
+def test_the_default_interval_holds_only_for_the_section_of_the_run(load_run):
+    assert load_run("--ckpt.keep 2").trainer.ckpt.interval == 50
+    assert load_run("--trainer.ckpt.keep 2").orchestrator.ckpt.interval is None
+    config = load_run("--ckpt --orchestrator.ckpt.interval 7")
+    assert config.trainer.ckpt.interval == config.orchestrator.ckpt.interval == 7
+    assert load_run("--ckpt.interval None").trainer.ckpt.interval is None
+
+
+@pytest.mark.parametrize("words", ["--resume", "--resume --ckpt.resume-step -1", "--ckpt.resume-step -1"])
+def test_resume(load_run, words):
+    config = load_run(words)
+    assert config.trainer.ckpt.resume_step == config.orchestrator.ckpt.resume_step == -1
+
+
+def test_resume_and_another_step_disagree(refused_run):
+    assert refused_run("--resume --trainer.ckpt.resume-step 5") == (
+        "ckpt.resume_step = -1 (--resume) and trainer.ckpt.resume_step = 5 (--trainer.ckpt.resume-step)"
+        " must be the same. Set it once, e.g. with --ckpt.resume-step."
+    )
+
+
+def test_a_flag_of_the_run_stands_over_the_files_of_its_processes(load, folder):
+    folder.write("t.toml", 'max_steps = 9\noutput_dir = "a"\n[model]\nname = "m"\n[ckpt]\nresume_step = 3\n')
+    folder.write("o.toml", 'max_steps = 8\nseq_len = 99\n[model]\nname = "n"\n')
+    words = "--trainer @ t.toml --orchestrator @ o.toml --max-steps 5 --model.name k --output-dir b"
+    config = load(RLConfig, f"{words} --seq-len 77 --resume")
+    assert config.trainer.max_steps == config.orchestrator.max_steps == 5
+    assert config.trainer.model.name == config.orchestrator.model.name == "k"
+    assert str(config.trainer.output_dir) == str(config.orchestrator.output_dir) == "b"
+    assert config.trainer.seq_len == config.orchestrator.seq_len == 77
+    assert config.trainer.ckpt.resume_step == config.orchestrator.ckpt.resume_step == -1
+
+
+DISAGREEMENTS = {
+    "max_steps = 9": "max_steps = 8",
+    "max_async_level = 1": "max_async_level = 0",
+    'output_dir = "a"': 'output_dir = "b"',
+    'model.name = "a"': 'model.name = "b"',
+    "ckpt.interval = 2": "ckpt.interval = 3",
+    "ckpt.keep = 2": "ckpt.keep = 3",
+    "ckpt.resume_step = 2": "ckpt.resume_step = -1",
+    'wandb.project = "a"': 'wandb.project = "b"',
+}
+
+
+@pytest.mark.parametrize(("in_trainer", "in_orchestrator"), DISAGREEMENTS.items())
+def test_disagreements_name_both_places(refused, folder, in_trainer, in_orchestrator):
+    folder.write("t.toml", f"\n{in_trainer}\n")
+    folder.write("o.toml", f"\n\n{in_orchestrator}\n")
+    message = refused(RLConfig, "--trainer @ t.toml --orchestrator @ o.toml")
+    flag = "--" + in_trainer.partition(" ")[0].replace("_", "-")
+    assert message == (
+        f"trainer.{in_trainer} (t.toml:2) and orchestrator.{in_orchestrator} (o.toml:3) must be the same."
+        f" Set it once, e.g. with {flag}."
+    )
+
+
+def test_values_that_are_written_differently_and_mean_the_same(load_run):
+    words = "--trainer.output-dir a/ --orchestrator.output-dir ./a --output-dir a"
+    assert str(load_run(words).output_dir) == "a"
+
+
+def test_a_section_that_one_process_has_off(refused, folder):
+    folder.write("t.json", '{"ckpt": null}')
+    folder.write("o.json", '{"ckpt": {"interval": 3}}')
+    assert refused(RLConfig, "--trainer @ t.json --orchestrator @ o.json") == (
+        "trainer.ckpt = None (t.json:1) and orchestrator.ckpt = {...} (o.json:1) must be the same."
+        " Set it once, e.g. with --ckpt."
+    )
+
+
+def test_log_levels_may_differ(load_run):
+    config = load_run("--log.level debug --orchestrator.log.level warning")
+    assert (config.trainer.log.level, config.orchestrator.log.level) == ("debug", "warning")
+
+
+def test_names_of_wandb_runs(load_run):
+    config = load_run("--wandb.name n --wandb.offline")
+    assert (config.trainer.wandb.name, config.orchestrator.wandb.name) == ("n-trainer", "n-orchestrator")
+    assert config.trainer.wandb.offline
+
+
+def test_without_inference(load):
+    config = load(
+        RLConfig, "--trainer --orchestrator --model.name m --max-model-len 3 --inference-gpu-ids 0,1"
+    )
+    assert config.inference is None
+
+
+@pytest.mark.parametrize(
+    ("words", "inference", "trainer", "dp"),
+    [
+        ("", [0], [1], 1),
+        ("--inference-gpu-ids 0,1,2", [0, 1, 2], [3], 3),
+        ("--inference-gpu-ids 2,3", [2, 3], [1], 2),
+        ("--inference.parallel.dp 3", [0, 1, 2], [3], 3),
+        ("--inference-gpu-ids 0 --trainer-gpu-ids 0", [0], [0], 1),
+    ],
+)
+def test_devices(load_run, words, inference, trainer, dp):
+    config = load_run(words)
+    assert (config.inference_gpu_ids, config.trainer_gpu_ids) == (inference, trainer)
+    assert config.inference.parallel.dp == dp
+    assert config.orchestrator.num_train_workers == len(trainer)
+
+
+def test_devices_and_replicas_that_disagree(refused_run, load, folder):
+    assert refused_run("--inference-gpu-ids 0,1 --inference.parallel.dp 3") == (
+        "--inference.parallel.dp: is 3, but 2 inference devices and inference.parallel.tp = 1"
+        " (--inference-gpu-ids) make it 2. Leave one of the two out."
+    )
+    folder.write("r.toml", "inference.parallel.dp = 3\norchestrator = {}\ntrainer = {}\n")
+    assert load(RLConfig, "@ r.toml --inference-gpu-ids 0,1").inference.parallel.dp == 2
+
+
+def test_devices_that_cannot_be_shared_out(refused_run):
+    message = refused_run("--inference-gpu-ids 0,1,2 --inference.parallel.tp 2")
+    assert message.startswith(
+        "3 inference devices cannot be shared out to replicas of 2 devices (tp); give a multiple of 2."
+    )
+    assert "inference.parallel.tp: --inference.parallel.tp" in message
+
+
+def test_a_device_given_twice(refused_run):
+    message = refused_run("--trainer-gpu-ids 1,1")
+    assert message == "--trainer-gpu-ids: trainer_gpu_ids = [1, 1] names a device twice."
+
+
+def test_rows_must_hold_rollouts(refused_run):
+    message = refused_run("--orchestrator.seq-len 4096 --trainer.seq-len 2048")
+    assert message.startswith("trainer.seq_len = 2048 is less than orchestrator.seq_len = 4096")
+
+
+def test_rows_may_be_longer(load_run):
+    config = load_run("--orchestrator.seq-len 1024 --trainer.seq-len 4096")
+    assert (config.trainer.seq_len, config.orchestrator.seq_len) == (4096, 1024)
+
+
+def test_a_wrong_value_is_reported_once_where_it_was_written(refused, folder):
+    folder.write("o.toml", 'max_steps = "many"\n')
+    assert refused(RLConfig, "--trainer --orchestrator @ o.toml") == (
+        'o.toml:1: orchestrator.max_steps: is "many"; expected a whole number > 0, or None.'
+    )

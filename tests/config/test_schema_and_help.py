@@ -1,0 +1,71 @@
+import json
+
+import pytest
+
+from buckeye.config.evals import EvalsConfig
+from buckeye.config.inference import InferenceConfig
+from buckeye.config.load import help_text
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.config.rl import RLConfig
+from buckeye.config.schema import json_schema
+from buckeye.config.settings import flag_of
+from buckeye.config.sft import SFTConfig
+from buckeye.config.structure import paths_of
+from buckeye.config.trainer import TrainerConfig
+
+ROOTS = (RLConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, SFTConfig, EvalsConfig)
+
+
+@pytest.mark.parametrize("model", ROOTS, ids=lambda model: model.__name__)
+def test_schemas_are_closed_and_optional(model):
+    schema = json.loads(json.dumps(json_schema(model)))
+    assert schema["$schema"].startswith("https://json-schema.org/draft/2020-12")
+    objects = [schema, *schema.get("$defs", {}).values()]
+    for definition in objects:
+        assert definition["additionalProperties"] is False
+        assert "required" not in definition
+        assert definition["properties"]["toml_files"]["type"] == "array"
+    for reference in _references(schema):
+        assert reference.removeprefix("#/$defs/") in schema["$defs"]
+
+
+def _references(node):
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        node = list(node.values())
+    if isinstance(node, list):
+        for item in node:
+            yield from _references(item)
+
+
+def test_schemas_know_both_names_and_none():
+    properties = json_schema(TrainerConfig)["properties"]
+    assert properties["async_level"]["minimum"] == properties["max_async_level"]["minimum"] == 0
+    assert properties["async_level"]["deprecated"] is True
+    assert {"const": "None"}.items() <= properties["max_steps"]["anyOf"][-1].items()
+    assert properties["max_steps"]["description"] == "Optimizer steps; None never ends."
+
+
+@pytest.mark.parametrize("model", ROOTS, ids=lambda model: model.__name__)
+def test_help_has_a_line_for_every_setting(model):
+    text = help_text(model, "prog")
+    assert text.startswith("usage: prog ")
+    flags = {line.split()[0] for line in text.splitlines() if line.startswith("  --")}
+    paths = list(paths_of(model))
+    leaves = [p for p in paths if not any(q[: len(p)] == p and q != p for q in paths)]
+    assert flags == {flag_of(path) for path in leaves}
+
+
+def test_help_says_type_default_and_meaning():
+    text = help_text(RLConfig, "rl")
+    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith("  --")}
+    line = lines["--trainer.optim.lr"]
+    assert line.split(maxsplit=1)[1] == "Peak learning rate. (a number >= 0; default 1e-06)"
+    assert "one of all, masked, unmasked; default all" in lines["--trainer.loss.kl-mask-type"]
+    assert (
+        "[trainer.ckpt] Checkpoints at an interval; None writes one at the end only. Off by default." in text
+    )
+    assert '[trainer.optim] type = "sgd": Stochastic gradient descent.' in text
+    assert "[[orchestrator.env]] The environments." in text
+    assert "required" in help_text(SFTConfig, "sft")

@@ -1,0 +1,118 @@
+import pytest
+
+from buckeye.config.evals import EvalsConfig
+from buckeye.config.inference import InferenceConfig
+from buckeye.config.load import load_with_warnings
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.config.rl import RLConfig
+from buckeye.config.sft import ChatDataConfig, SFTConfig
+from buckeye.config.structure import paths_of
+from buckeye.config.supported import RULES, check_supported
+from buckeye.config.trainer import TrainerConfig
+
+DEFAULTS = {
+    TrainerConfig: TrainerConfig(),
+    SFTConfig: SFTConfig(data=ChatDataConfig(path="chats.jsonl")),
+    OrchestratorConfig: OrchestratorConfig(),
+    InferenceConfig: InferenceConfig(),
+    EvalsConfig: EvalsConfig(),
+}
+
+
+@pytest.mark.parametrize("model", RULES, ids=lambda model: model.__name__)
+def test_rules_are_about_settings_that_exist(model):
+    roots = (model, TrainerConfig) if model is SFTConfig else (model,)
+    known = {".".join(map(str, path)) for root in roots for path in paths_of(root)}
+    assert {rule.path for rule in RULES[model]} <= known
+
+
+@pytest.mark.parametrize("config", DEFAULTS.values(), ids=lambda config: type(config).__name__)
+def test_defaults_are_supported(config):
+    assert [p for p in check_supported(config) if p.path != ("rollouts_per_example",)] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model.cp 2",
+        "--model.experimental.lora",
+        "--model.experimental.lora.rank 8",
+        "--model.reduce-dtype bfloat16",
+        "--model.debug.num-layers 2",
+        "--data.fake",
+        "--bench",
+        "--weights.interval 10",
+        "--weights.save-format torch",
+        "--trace-path t",
+    ],
+)
+def test_what_a_trainer_refuses(refused, words):
+    flag = words.split()[0]
+    assert refused(TrainerConfig, words).startswith(flag)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--buffer.easy-fraction 0.5",
+        "--buffer.type difficulty-pool",
+        "--buffer.type online-difficulty --buffer.min-reward 0.1",
+        "--env-mix.probabilities 0.5,0.5",
+        "--env-mix.strategy concatenate",
+        "--no-mask-env-responses",
+        "--sampling.repetition-penalty 1.1",
+        "--client.headers.X-Key a",
+        "--client.server-type openai",
+        "--eval.save.hf",
+        "--eval.sampling.min-p 0.1",
+        "--ckpt.buffer-path b",
+    ],
+)
+def test_what_an_orchestrator_refuses(refused, words):
+    assert "problems" not in refused(OrchestratorConfig, words)
+
+
+@pytest.mark.parametrize("words", ["--backend vllm", "--parallel.tp 2", "--vllm.max-num-seqs 3"])
+def test_what_an_engine_refuses(refused, words):
+    assert refused(InferenceConfig, words).startswith(words.split()[0])
+
+
+def _warnings(model, words):
+    return load_with_warnings(model, words.split(), {})[1]
+
+
+RUN = "--trainer --orchestrator --inference --orchestrator.rollouts-per-example 8"
+
+
+def test_what_is_only_said():
+    words = "--trainer.model.tp 2 --wandb --weight-broadcast.type nccl --trainer.model.fsdp-cpu-offload"
+    said = [warning.partition(": ")[0] for warning in _warnings(RLConfig, f"{RUN} {words}")]
+    assert sorted(said) == [
+        "--trainer.model.fsdp-cpu-offload",
+        "--trainer.model.tp",
+        "--wandb",
+        "--weight-broadcast.type",
+    ]
+
+
+def test_a_run_without_inference_says_where_it_expects_servers():
+    (warning,) = _warnings(RLConfig, RUN.replace("--inference", ""))
+    assert "http://localhost:8000/v1" in warning
+
+
+def test_what_is_implemented_is_silent():
+    words = """--trainer.optim.type muon --trainer.scheduler.type cosine --trainer.loss.ratio-type sequence
+        --trainer.loss.ratio-length-norm --trainer.loss.kl-tau 0.1 --trainer.loss.kl-mask-type masked
+        --trainer.model.ac --trainer.model.compile --trainer-gpu-ids 1,2 --inference.parallel.dp 2
+        --inference-gpu-ids 3,4 --orchestrator.eval --orchestrator.val --orchestrator.zero-spread drop
+        --orchestrator.buffer.online-difficulty-filtering --ckpt.keep 2 --ckpt.resume-step 4
+        --trainer.ckpt.skip-progress --trainer.ckpt.skip-scheduler --trainer.ckpt.skip-dataloader
+        --orchestrator.advantage.std-norm global --orchestrator.oversampling-factor 1.5"""
+    assert _warnings(RLConfig, f"{RUN} {words}") == []
+
+
+def test_a_group_of_one_learns_nothing():
+    (warning,) = _warnings(OrchestratorConfig, "--rollouts-per-example 1")
+    assert warning.startswith("--rollouts-per-example: is 1: a rollout without siblings")
+    assert _warnings(OrchestratorConfig, "--rollouts-per-example 4") == []
+    assert _warnings(OrchestratorConfig, "--advantage None") == []
