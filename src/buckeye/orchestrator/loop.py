@@ -116,7 +116,8 @@ class Orchestrator:
         info = resolve_checkpoint(self.config.output_dir / "checkpoints", ckpt.resume_step)
         if ckpt.skip_progress:
             return {**fresh, "step": info.step}
-        return {**fresh, **read_orchestrator_state(info), "step": info.step}
+        state = {**fresh, **read_orchestrator_state(info), "step": info.step}
+        return {**state, "pending": []} if ckpt.skip_buffer else state
 
     def _log_start(self) -> None:
         if self.start_step:

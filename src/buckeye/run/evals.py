@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from buckeye.config.evals import EvalsConfig
 from buckeye.inference.client import InferenceClient, SamplingParams
@@ -21,6 +21,7 @@ from buckeye.run.serve import served_model
 from buckeye.storage import write_file
 
 log = logging.getLogger(__name__)
+Number = TypeVar("Number", int, float)
 
 
 def run_evals(config: EvalsConfig) -> int:
@@ -54,10 +55,13 @@ async def _evaluate(
             renderer=renderer,
             params=SamplingParams(
                 max_tokens=sampling.max_tokens or config.seq_len,
-                temperature=1.0 if sampling.temperature is None else sampling.temperature,
+                temperature=_given(sampling.temperature, 1.0),
+                top_p=_given(sampling.top_p, 1.0),
+                top_k=_given(sampling.top_k, -1),
+                min_tokens=_given(sampling.min_tokens, 0),
             ),
             seq_len=config.seq_len,
-            seed=config.seed,
+            seed=_given(sampling.seed, config.seed),
             timeout=config.rollout_timeout,
             retries=1,
             max_concurrent=config.max_concurrent,
@@ -72,6 +76,10 @@ async def _evaluate(
             )
             for env, settings in zip(load_environments(config.env), config.env, strict=True)
         ]
+
+
+def _given(value: Number | None, default: Number) -> Number:
+    return default if value is None else value
 
 
 def write_result(config: EvalsConfig, result: EvalResult) -> None:

@@ -61,8 +61,14 @@ def prepare_directory(config: RLConfig, command: Sequence[str]) -> int | None:
 
 
 def resume_command(command: Sequence[str]) -> str:
-    """The command that continues the run which `command` started."""
-    words = [word for word in command if word not in ("--clean", "--resume")]
+    """The command that continues the run which `command` started, from its newest checkpoint."""
+    words: list[str] = []
+    skip_value = False
+    for word in command:
+        resume_step = word.replace("_", "-").partition("=")[0].endswith("ckpt.resume-step")
+        if not (skip_value or resume_step or word in ("--clean", "--resume", "--dry-run")):
+            words.append(word)
+        skip_value = resume_step and "=" not in word
     return shlex.join([*words, "--resume"])
 
 
