@@ -81,7 +81,10 @@ def weights(run: Path, config: str) -> Path:
 
 def _make_base_model(paths: DemoPaths, seed: int) -> None:
     if not paths.base.exists():
-        _command("buckeye", "model", "tiny", str(paths.base), "--env", ENVIRONMENT, "--seed", str(seed))
+        size = ("--layers", "3", "--hidden", "192")
+        _command(
+            "buckeye", "model", "tiny", str(paths.base), "--env", ENVIRONMENT, *size, "--seed", str(seed)
+        )
 
 
 def _write_demonstrations(paths: DemoPaths, seed: int) -> None:

@@ -112,7 +112,9 @@ def _with_every_letter(texts: Sequence[str]) -> Iterable[str]:
 
 def _random_model(size: TinySize, tokenizer: Any, seed: int) -> Any:
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     heads = size.hidden // _HEAD_DIM
     config = Qwen3Config(
         vocab_size=size.vocab_size,

@@ -1,0 +1,63 @@
+"""The command line as a whole: help, versions, schemas, and what is not imported for them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*argv, **kwargs):
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, **kwargs)
+
+
+def imported_by(*words):
+    """The modules that a command had imported when it ended."""
+    code = (
+        "import sys, atexit\n"
+        "atexit.register(lambda: print('MODULES', *sys.modules, file=sys.stderr))\n"
+        f"sys.argv = {['buckeye', *words]!r}\n"
+        "from buckeye.cli.main import main\n"
+        "main()\n"
+    )
+    done = run(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.rpartition("MODULES ")[2].split())
+
+
+@pytest.mark.parametrize("words", [("--help",), ("rl", "--help"), ("rl", "schema"), ("model", "--help")])
+def test_help_imports_nothing_heavy(words):
+    assert not imported_by(*words) & {"torch", "transformers", "numpy", "starlette", "matplotlib"}
+
+
+def test_help_lists_every_command():
+    printed = run(sys.executable, "-m", "buckeye", "--help").stdout
+    for command in ("rl", "trainer", "orchestrator", "inference", "sft", "evals", "model", "chat", "demo"):
+        assert command in printed
+
+
+@pytest.mark.parametrize("command", ["rl", "trainer", "orchestrator", "inference", "sft", "evals"])
+def test_every_launch_command_has_help(command):
+    done = run(sys.executable, "-m", "buckeye", command, "--help")
+    assert done.returncode == 0
+    assert "--output-dir" in done.stdout
+
+
+def test_schemas_are_written_and_accept_what_the_guide_writes(tmp_path):
+    done = run(sys.executable, "-m", "buckeye", "rl", "schema", str(tmp_path / "schemas"))
+    assert done.returncode == 0, done.stderr
+    schema = json.loads((tmp_path / "schemas" / "orchestrator.schema.json").read_text())
+    assert {"batch_size", "rollouts_per_example", "async_level", "env"} <= set(schema["properties"])
+    assert schema["additionalProperties"] is False
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    done = run(sys.executable, "-m", "buckeye", "rl", "@", "nope.toml", "--debug", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+
+
+def test_a_closed_pipe_is_not_an_error():
+    done = run("bash", "-c", f"set -o pipefail; {sys.executable} -m buckeye rl schema | head -1")
+    assert done.stdout.startswith("{")
+    assert "Traceback" not in done.stderr
