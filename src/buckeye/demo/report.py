@@ -130,11 +130,12 @@ tags: [reinforcement-learning, dakota, buckeye]
 ---
 # A small model of Dakota grammar
 
-A Qwen3-architecture model of a few million parameters, made and trained from nothing by `buckeye demo`
+A small Qwen3-architecture model, made and trained from nothing by `buckeye demo`
 (Buckeye {__version__}): a warm start on generated question-answer pairs, then reinforcement learning against
 the deterministic grader of the `dakota1890` environment.
 
-Held-out words only, greedy decoding, 95 % Wilson intervals:
+Held-out words only, greedy decoding, 95 % Wilson intervals. They take tasks as independent; tasks about the
+same word are not quite, so the true uncertainty is somewhat larger.
 
 ```
 {table}

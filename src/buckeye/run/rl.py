@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from buckeye.checkpoint import resolve_checkpoint
+from buckeye.checkpoint import list_checkpoints, resolve_checkpoint
 from buckeye.config.dump import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.process import RunIdentity, StopFlag
-from buckeye.run.directory import begin_attempt, clean, files_of_a_run, locked, refuse_used
+from buckeye.run.directory import begin_attempt, clean, locked, refuse_used
 from buckeye.run.disk import human_bytes
 from buckeye.run.machine import free_disk_bytes, this_machine
 from buckeye.run.model_files import fetch_model
@@ -183,8 +183,13 @@ def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command:
     failed = [child for child in trainers if child.returncode != 0]
     if failed:
         log.warning("%s did not checkpoint on the way out", failed[0].role.title)
-    if files_of_a_run(config.output_dir):
-        log.info("Continue with: %s", resume_command(command))
+    checkpoints = list_checkpoints(config.output_dir / "checkpoints")
+    if checkpoints:
+        newest = max(checkpoints, key=lambda info: (info.attempt, info.step))
+        log.info("Stopped; the newest checkpoint is of step %d. Continue with:", newest.step)
+        log.info("  %s", resume_command(command))
+    else:
+        log.info("Stopped before there was a checkpoint; start again with --clean")
     return INTERRUPTED
 
 

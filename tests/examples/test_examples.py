@@ -1,0 +1,27 @@
+"""The examples run as they stand."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from buckeye.trainer.tiny import TinySize, make_tiny_model
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_rl_loop(tmp_path):
+    size = TinySize(vocab_size=320, layers=1, hidden=64, max_length=256)
+    make_tiny_model(
+        tmp_path / "tiny", texts=["Put only the form in <answer></answer>."] * 9, size=size, seed=0
+    )
+    words = ("--steps", "2", "--groups", "2", "--group-size", "2", "--max-tokens", "4")
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "rl_loop.py", tmp_path / "tiny", *words, "--save", tmp_path / "out"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("| reward ") == 2
+    assert (tmp_path / "out" / "model.safetensors").exists()
