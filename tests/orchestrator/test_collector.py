@@ -214,3 +214,10 @@ def test_synchronous_mode_makes_the_same_waves_whatever_the_timing():
     assert fast == slow
     assert len(fast) == 6  # three steps of two turns
     assert all(len(prompts) == 12 for prompts, _ in fast)
+
+
+def test_rewards_of_dropped_groups_are_counted_as_played():
+    engine, env = FakeEngine(), LetterEnvironment()
+    drop = group_filter(drop_zero_spread=True, drop_solved_and_unsolved=False)
+    (batch,) = asyncio.run(batches(collector(engine, env, groups=4, drop_group=drop), engine, 1))
+    assert len(batch.played_rewards) == 4 * (len(batch.groups) + batch.dropped["no_spread"])

@@ -87,7 +87,8 @@ def _cell(score: Score) -> str:
 
 
 def plot_reward(metrics: Path, picture: Path, *, content_free: float) -> None:
-    """Mean reward of the training batches against the step, with the content-free score as a line."""
+    """Mean reward of all rollouts played for a step, groups without spread included, and its running mean;
+    the content-free score as a line."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -101,13 +102,20 @@ def plot_reward(metrics: Path, picture: Path, *, content_free: float) -> None:
     )
     floor = {"color": "#555555", "linewidth": 1, "linestyle": "--"}
     axes.axhline(content_free, label="best content-free policy", **floor)
-    axes.set(xlabel="step", ylabel="mean reward of the training batch", title="dakota1890", ylim=(0, 1))
+    axes.set(xlabel="step", ylabel="mean reward of the rollouts", title="dakota1890", ylim=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
     temporary = picture.with_suffix(".tmp.png")
     figure.savefig(temporary)
     pyplot.close(figure)
     temporary.replace(picture)
+
+
+def running_mean(values: list[float], width: int) -> list[float]:
+    """The mean of the `width` values around each one; of fewer at the ends."""
+    half = width // 2
+    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
 
 
 def _export_model(paths: DemoPaths, table: str) -> None:

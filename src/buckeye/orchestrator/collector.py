@@ -42,11 +42,13 @@ class CollectorSettings:
 
 @dataclass(slots=True)
 class Collected:
-    """The groups of one batch and what was dropped while gathering them, by reason."""
+    """The groups of one batch and what was dropped while gathering them, by reason. `played_rewards` are
+    those of the dropped groups too, so that a filter does not flatter or hide the policy."""
 
     groups: list[Group]
     dropped: Counter[str] = field(default_factory=Counter)
     errored_rollouts: int = 0
+    played_rewards: list[float] = field(default_factory=list)
 
 
 class GroupCollector:
@@ -158,6 +160,7 @@ class GroupCollector:
         while self._finished and len(collected.groups) < self._settings.groups_per_batch:
             group = self._finished.pop(0)
             collected.errored_rollouts += len(group.rollouts) - len(group.scored)
+            collected.played_rewards += group.rewards
             reason = self._reason_to_drop(group, step)
             if reason is None:
                 collected.groups.append(group)

@@ -227,6 +227,7 @@ class Orchestrator:
             "progress/total_tokens": self.state["tokens"],
             "progress/total_samples": self.state["samples"],
             "progress/total_problems": self.state["problems"],
+            "reward/played": statistics.fmean(collected.played_rewards),
             "policy_version": collector.version,
             "groups/in_flight": collector.in_flight,
             "groups/buffered": collector.buffered,
