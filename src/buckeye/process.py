@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 
@@ -31,18 +32,32 @@ def run_identity() -> RunIdentity:
 
 def cpu_threads() -> int:
     """How many compute threads this process may use on a CPU: the launcher's share, or every core."""
-    return int(os.environ.get("BUCKEYE_THREADS", "0")) or os.cpu_count() or 1
+    return int(os.environ.get("BUCKEYE_THREADS", "0")) or usable_cores()
+
+
+def usable_cores() -> int:
+    """Processors that this process may use: its affinity, and a container's quota (cgroup v2 `cpu.max`)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or no quota ("max")
+        return cores
+
+
+INTERRUPTED = 130
+"""Exit code of a command that SIGTERM, SIGINT or SIGHUP ended before its work was done."""
 
 
 class StopFlag:
-    """Turns SIGTERM and SIGINT into a flag that a loop looks at between two steps."""
+    """Turns SIGTERM, SIGINT and SIGHUP into a flag that a loop looks at between two steps."""
 
     def __init__(self) -> None:
         self.requested = False
 
     def install(self) -> StopFlag:
-        """Register for both signals; call from the main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        """Register for the signals; call from the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._request)
         return self
 

@@ -157,7 +157,7 @@ def test_checkpointing_from_the_files(ws):
 def test_resuming_from_the_latest_checkpoint(ws):
     ws.set_steps(4)
     ws.run(RESUME_LATEST)
-    assert steps_trained(ws) == [0, 1, 2]
+    assert steps_trained(ws) == [0, 1, 2, 3]
     assert (
         "Resuming training from checkpoint step `3`"
         in (ws.root / RUN / "logs" / "orchestrator.stdout").read_text()

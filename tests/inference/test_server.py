@@ -404,7 +404,7 @@ def test_the_key_guards_every_route_but_health_and_the_process_ends_cleanly(qwen
     assert f"Inference server ready on {server.url} (model {qwen3.directory}, " in log
     assert "2 slots" in log
     assert "secret" not in log
-    assert "Inference server ready" in (tmp_path / "logs" / "inference.log").read_text()
+    assert "Inference server ready" in (tmp_path / "logs" / "run.log").read_text()
 
 
 @pytest.mark.parametrize(

@@ -221,3 +221,17 @@ def test_rewards_of_dropped_groups_are_counted_as_played():
     drop = group_filter(drop_zero_spread=True, drop_solved_and_unsolved=False)
     (batch,) = asyncio.run(batches(collector(engine, env, groups=4, drop_group=drop), engine, 1))
     assert len(batch.played_rewards) == 4 * (len(batch.groups) + batch.dropped["no_spread"])
+
+
+def test_an_environment_that_cancels_itself_is_an_errored_rollout():
+    class Cancels(LetterEnvironment):
+        async def rollout(self, task, policy):
+            if task.id == "letters-3":
+                raise asyncio.CancelledError
+            return await super().rollout(task, policy)
+
+    engine, env = FakeEngine(), Cancels(size=4)
+    (batch,) = asyncio.run(batches(collector(engine, env, groups=3), engine, 1))
+    assert len(batch.groups) == 3
+    assert batch.dropped.get("errored", 0) == batch.errored_rollouts // 4
+    assert batch.errored_rollouts == 0 or "cancelled" in batch.last_error

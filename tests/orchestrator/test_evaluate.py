@@ -32,7 +32,7 @@ def result(by_task, n):
         env_name="e",
         by_task={t: [rollout(t, r) for r in rewards] for t, rewards in by_task.items()},
         rollouts_per_example=n,
-        errored=0,
+        errors=[],
         seconds=12.3,
     )
 

@@ -126,3 +126,40 @@ def test_a_rollout_that_hangs_is_ended_and_counted():
 def test_derived_seeds_do_not_collide_by_concatenation():
     assert derive_seed(1, 23) != derive_seed(12, 3)
     assert 0 <= derive_seed("x") < 2**63
+
+
+def test_a_turn_that_failed_leaves_no_trace():
+    class FailsOnce(FakeEngine):
+        async def generate(self, prompt_ids, params):
+            if len(self.calls) == 1 and not getattr(self, "failed", False):
+                self.failed = True
+                raise InferenceError("gone")
+            return await super().generate(prompt_ids, params)
+
+    async def play(engine):
+        p = policy(engine)
+        messages = [{"role": "user", "content": "a"}]
+        messages += [(await p.chat(messages)).message, {"role": "user", "content": "b"}]
+        try:
+            await p.chat(messages)
+        except InferenceError:
+            messages[-1] = {"role": "user", "content": "instead"}
+        await p.chat(messages)
+        return engine.calls[-1][0], p.segments
+
+    prompt, segments = asyncio.run(play(FailsOnce()))
+    (segment,) = segments
+    assert tuple(segment.token_ids[: len(prompt)]) == prompt
+    assert "instead" in "".join(map(chr, segment.token_ids))
+    assert ":b$" not in "".join(map(chr, segment.token_ids))
+
+
+def test_two_turns_at_once_are_refused():
+    async def play():
+        p = policy(FakeEngine(delay=0.01))
+        messages = [{"role": "user", "content": "a"}]
+        return await asyncio.gather(p.chat(messages), p.chat(messages), return_exceptions=True)
+
+    first, second = asyncio.run(play())
+    assert first.text
+    assert isinstance(second, InferenceError)

@@ -161,7 +161,8 @@ def test_dry_run_writes_nothing(runner):
 def test_dry_run_only_warns_about_what_a_start_would_need(runner):
     done = runner.run(
         runner.argv(
-            *("rl", "--model.name", "nobody/has-this", "--orchestrator.env.0.id", "no-such-env", "--resume"),
+            *("rl", "--trainer", "--inference", "--model.name", "nobody/has-this", "--resume"),
+            *("--orchestrator.env.0.id", "no-such-env"),
             *("--orchestrator.batch-size", 8, "--orchestrator.rollouts-per-example", 4, "--dry-run"),
         )
     )
@@ -169,3 +170,56 @@ def test_dry_run_only_warns_about_what_a_start_would_need(runner):
     assert "nobody/has-this" in done.stderr
     assert "no-such-env" in done.stderr
     assert "no committed checkpoint" in done.stderr
+
+
+def test_clean_deletes_nothing_before_the_new_run_can_start(runner):
+    assert runner.run(runner.rl("out", steps=1)).returncode == 0
+    before = sorted((runner.root / "out").rglob("*"))
+    wrong = runner.run(runner.rl("out", "--clean", "--model.name", "./nowhere"))
+    assert wrong.returncode == 2
+    own = runner.run(runner.rl("out", "--clean", "--model.name", "out/weights/step_1"))
+    assert own.returncode == 2
+    assert "starts from" in own.stderr
+    assert sorted((runner.root / "out").rglob("*")) == before
+
+
+def test_clean_does_not_take_folders_that_no_run_made(runner):
+    (runner.root / "mine" / "configs").mkdir(parents=True)
+    done = runner.run(runner.rl("mine", "--clean"))
+    assert done.returncode == 2
+    assert "run.json" in done.stderr
+    assert (runner.root / "mine" / "configs").exists()
+
+
+def test_a_trainer_stopped_from_outside_ends_the_run(runner):
+    running = runner.start(runner.rl("out", steps=500))
+    wait_for(lambda: runner.metrics("out", "trainer"), "the first step")
+    (trainer,) = [p for p in processes_of("out") if "trainer" in p.cmdline()]
+    trainer.terminate()
+    printed, _ = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert "was stopped from outside" in printed
+
+
+def test_sft_refuses_a_directory_that_holds_a_run(runner):
+    assert runner.run(runner.rl("out", steps=1)).returncode == 0
+    (runner.root / "chats.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "a"}]}\n'
+    )
+    words = ("--model.name", runner.model, "--data.path", "chats.jsonl", "--max-steps", 1)
+    refused = runner.run(runner.argv("sft", *words, "--output-dir", "out"))
+    assert refused.returncode == 2
+    assert "already holds a run" in refused.stderr
+    assert (runner.root / "out" / "weights" / "step_1").exists()
+    fresh = runner.run(runner.argv("sft", *words, "--output-dir", "sft"))
+    assert fresh.returncode == 0, fresh.stderr
+
+
+def test_evals_with_nothing_scored_is_a_failure(runner):
+    source = (runner.root / "letters.py").read_text()
+    (runner.root / "broken.py").write_text(
+        source.replace("reply = await", "raise OSError('no such tool') or")
+    )
+    done = runner.run(runner.argv("evals", "--model.name", runner.model, "--env.0.id", "broken.py"))
+    assert done.returncode == 1
+    assert "no such tool" in done.stderr

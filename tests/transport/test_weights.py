@@ -110,5 +110,7 @@ def test_weights_without_tensors_are_refused(tmp_path):
 def test_prune(tmp_path):
     for step in range(5):
         publish_weights(tmp_path, step, _model(1), identity=ME, dtype="float32")
-    prune_weights(tmp_path, keep=lambda step: step in (0, 4))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_0", "step_4"]
+    other = RunIdentity(run_id="another", attempt=1)
+    publish_weights(tmp_path, 7, _model(1), identity=other, dtype="float32")
+    prune_weights(tmp_path, ME.run_id, keep=lambda step: step in (0, 4))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_0", "step_4", "step_7"]

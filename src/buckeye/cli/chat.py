@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import typer
 
 from buckeye.errors import UsageError
+from buckeye.run.model_files import fetch_model
 from buckeye.run.serve import served_model
 
 
@@ -16,13 +18,12 @@ def talk(model: str, prompt: str | None, *, temperature: float, max_tokens: int)
 
 
 async def _talk(model: str, prompt: str | None, temperature: float, max_tokens: int) -> None:
-    from buckeye.run.model_files import fetch_model
-
     path = fetch_model(model)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's waits for input() to return
     async with served_model(path) as server:
         messages: list[dict[str, str]] = []
         while True:
-            question = prompt or await asyncio.to_thread(_ask)
+            question = prompt or _ask()
             if not question:
                 return
             messages.append({"role": "user", "content": question})

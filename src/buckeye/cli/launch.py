@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from buckeye.cli.errors import run_command, take_debug_flag
+from buckeye.process import INTERRUPTED
 
 if TYPE_CHECKING:
     from buckeye.config.base import BaseConfig
@@ -78,22 +80,22 @@ def _rl(argv: list[str]) -> int:
     return run_rl(config, command)
 
 
-def _trainer(argv: list[str]) -> None:
+def _trainer(argv: list[str]) -> int:
     from buckeye.config.trainer import TrainerConfig
 
     config = _with_local_model(_load(TrainerConfig, argv, "trainer"))
     from buckeye.trainer.rl import run_trainer
 
-    run_trainer(config)
+    return 0 if run_trainer(config) else INTERRUPTED
 
 
-def _orchestrator(argv: list[str]) -> None:
+def _orchestrator(argv: list[str]) -> int:
     from buckeye.config.orchestrator import OrchestratorConfig
 
     config = _with_local_model(_load(OrchestratorConfig, argv, "orchestrator"))
     from buckeye.orchestrator.loop import run_orchestrator
 
-    run_orchestrator(config)
+    return 0 if run_orchestrator(config) else INTERRUPTED
 
 
 def _inference(argv: list[str]) -> None:
@@ -105,19 +107,23 @@ def _inference(argv: list[str]) -> None:
     run_inference(config)
 
 
-def _sft(argv: list[str]) -> None:
+def _sft(argv: list[str]) -> int:
     from buckeye.config.sft import SFTConfig
 
     config = _with_local_model(_load(SFTConfig, argv, "sft"))
+    from buckeye.run.directory import claimed
     from buckeye.trainer.sft import run_sft
 
-    run_sft(config)
+    resumed = config.ckpt is not None and config.ckpt.resume_step is not None
+    command = shlex.join(["sft", *argv, "--ckpt.resume-step", "-1"])
+    with claimed(config.output_dir, resumed=resumed, resume_command=command):
+        return 0 if run_sft(config) else INTERRUPTED
 
 
 def _evals(argv: list[str]) -> int:
     from buckeye.config.evals import EvalsConfig
 
-    config = _with_local_model(_load(EvalsConfig, argv, "evals"))
+    config = _load(EvalsConfig, argv, "evals")
     from buckeye.run.evals import run_evals
 
     return run_evals(config)

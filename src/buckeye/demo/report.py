@@ -61,8 +61,7 @@ def _env_args(paths: DemoPaths) -> dict[str, Any]:
 def _scores(paths: DemoPaths, name: str) -> dict[str, Score]:
     """Exact match per family and over all, from the rollouts that `evals` wrote."""
     solved: dict[str, list[bool]] = defaultdict(list)
-    (path,) = (paths.evals(name) / "evals").glob("*.jsonl")
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in paths.rollouts(name).read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         for key in (_ALL, record["data"]["family"]):
             solved[key].append(record["reward"] is not None and record["reward"] >= 1.0)
@@ -97,9 +96,9 @@ def plot_reward(metrics: Path, picture: Path, *, content_free: float) -> None:
     records = latest_by_step(metrics, "orchestrator")
     steps = sorted(records)
     figure, axes = pyplot.subplots(figsize=(7, 4), dpi=130, layout="constrained")
-    axes.plot(
-        steps, [records[s]["reward/mean"] for s in steps], color="#b0413e", linewidth=1.6, label="policy"
-    )
+    rewards = [records[s]["reward/played"] for s in steps]
+    axes.plot(steps, rewards, color="#b0413e", linewidth=0.8, alpha=0.4)
+    axes.plot(steps, running_mean(rewards, 9), color="#b0413e", linewidth=2, label="policy, mean of 9 steps")
     floor = {"color": "#555555", "linewidth": 1, "linestyle": "--"}
     axes.axhline(content_free, label="best content-free policy", **floor)
     axes.set(xlabel="step", ylabel="mean reward of the rollouts", title="dakota1890", ylim=(0, 1))

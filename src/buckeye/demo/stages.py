@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,8 +17,8 @@ from pathlib import Path
 
 from buckeye.checkpoint import list_checkpoints
 from buckeye.errors import RunError
+from buckeye.process import INTERRUPTED
 from buckeye.run.directory import files_of_a_run
-from buckeye.run.rl import INTERRUPTED
 from buckeye.storage import read_json
 
 ENVIRONMENT = "harleycooper/dakota1890"
@@ -46,6 +49,10 @@ class DemoPaths:
     def evals(self, name: str) -> Path:
         return self.root / f"evals-{name}"
 
+    def rollouts(self, name: str) -> Path:
+        """Written last by `evals`: there when the evaluation is complete."""
+        return self.evals(name) / "evals" / "dakota1890.jsonl"
+
     @property
     def model(self) -> Path:
         return self.root / "model"
@@ -58,8 +65,6 @@ def config_file(name: str) -> Path:
 
 def max_steps(name: str) -> int:
     """The number of steps in one of those files."""
-    import tomllib
-
     return int(tomllib.loads(config_file(name).read_text(encoding="utf-8"))["max_steps"])
 
 
@@ -104,6 +109,8 @@ def _warm_start(paths: DemoPaths, seed: int) -> None:
     if weights(paths.sft, "sft.toml").exists():
         return
     resume = ["--ckpt.resume-step", "-1"] if list_checkpoints(paths.sft / "checkpoints") else []
+    if not resume and paths.sft.exists():
+        shutil.rmtree(paths.sft)  # killed before its first checkpoint: nothing in it can be used
     _command(
         "sft",
         "@",
@@ -132,7 +139,7 @@ def _reinforce(paths: DemoPaths, seed: int) -> None:
 
 
 def _evaluate(paths: DemoPaths, name: str, model: Path, seed: int) -> None:
-    if (paths.evals(name) / "evals").exists():
+    if paths.rollouts(name).exists():
         return
     _command(
         "evals",
@@ -146,12 +153,27 @@ def _command(program: str, *words: str) -> None:
     """Print a command and run it. Raises RunError if it fails, KeyboardInterrupt if it was interrupted."""
     started = time.monotonic()
     print(f"\n$ {shlex.join([program, *words])}", flush=True)
-    status = subprocess.run(_argv(program, words), check=False).returncode
+    status = _run(_argv(program, words))
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     if status:
         raise RunError(f"`{program}` ended with exit code {status}; its messages are above")
     print(f"  ({time.monotonic() - started:.0f} s)", flush=True)
+
+
+def _run(argv: Sequence[str]) -> int:
+    """Run a command to its end and return its exit code. Signals are passed on, so that it can end in good
+    order (Ctrl-C on a terminal reaches it anyway)."""
+    child = subprocess.Popen(argv)
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number)),
+    }
+    try:
+        return child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _argv(program: str, words: Sequence[str]) -> list[str]:

@@ -42,7 +42,7 @@ def setup_logging(level: str, process: str, log_file: Path | None) -> None:
     if log_file is not None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         to_file = logging.FileHandler(log_file, encoding="utf-8")
-        to_file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)7s [{process}] %(message)s"))
+        to_file.setFormatter(logging.Formatter(f"%(asctime)s [{process}] %(levelname)7s %(message)s"))
         root.addHandler(to_file)
 
 

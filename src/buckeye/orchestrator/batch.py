@@ -54,6 +54,7 @@ def batch_metrics(step: int, groups: Sequence[Group]) -> dict[str, float]:
     """The numbers of one batch: reward, lengths, truncation, spread, age."""
     rollouts = [r for g in groups for r in g.scored]
     rewards = [r for g in groups for r in g.rewards]
+    ages = [step - g.oldest_version for g in groups if g.oldest_version is not None]
     metrics = {
         "reward/mean": statistics.fmean(rewards),
         "reward/std": statistics.pstdev(rewards),
@@ -63,8 +64,8 @@ def batch_metrics(step: int, groups: Sequence[Group]) -> dict[str, float]:
         "batch/solve_none": _share(groups, lambda g: max(g.rewards) <= 0.0),
         "batch/solve_all": _share(groups, lambda g: min(g.rewards) >= 1.0),
         "batch/with_spread": _share(groups, lambda g: has_spread(g.rewards)),
-        "batch/off_policy_level/max": max(step - g.oldest_version for g in groups),
-        "batch/off_policy_level/mean": statistics.fmean(step - g.oldest_version for g in groups),
+        "batch/off_policy_level/max": max(ages, default=0),
+        "batch/off_policy_level/mean": statistics.fmean(ages) if ages else 0.0,
         "batch/segments_per_rollout": statistics.fmean(len(r.segments) for r in rollouts),
         "time/rollout/mean": statistics.fmean(r.seconds for r in rollouts),
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,15 +15,14 @@ from buckeye.orchestrator.advantages import has_spread
 from buckeye.orchestrator.rollout import Group, RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectorSettings:
     """`groups_per_batch` groups of `group_size` rollouts make a batch. The rest bounds age and waste.
 
     `max_async_level`: batch N may hold tokens of policy versions >= N - max_async_level; 0 is synchronous.
-    `max_off_policy_steps`: a group during which more weight updates than this happened is dropped.
+    `max_off_policy_steps`: a group is dropped if the weights were updated more often than this since its
+    first token was sampled.
     `max_steps`: no group is started for a batch that will not be trained.
     `weights_timeout`: seconds to wait for a new policy version when nothing else is going on.
     `drop_group(rewards)` says whether a scored group is not worth training on.
@@ -48,7 +47,9 @@ class Collected:
     groups: list[Group]
     dropped: Counter[str] = field(default_factory=Counter)
     errored_rollouts: int = 0
+    last_error: str | None = None
     played_rewards: list[float] = field(default_factory=list)
+    waited_seconds: float = 0.0
 
 
 class GroupCollector:
@@ -116,7 +117,9 @@ class GroupCollector:
                 await self._wait_for_news(None)
             else:
                 on_wait(step - settings.max_async_level)
+                since = time.monotonic()
                 await self._wait_for_news(settings.weights_timeout)
+                collected.waited_seconds += time.monotonic() - since
 
     def _start_groups(self, step: int, accepted: int) -> None:
         settings = self._settings
@@ -159,7 +162,8 @@ class GroupCollector:
             self._finished.sort(key=lambda g: g.index)
         while self._finished and len(collected.groups) < self._settings.groups_per_batch:
             group = self._finished.pop(0)
-            collected.errored_rollouts += len(group.rollouts) - len(group.scored)
+            collected.errored_rollouts += len(group.errors)
+            collected.last_error = group.errors[-1] if group.errors else collected.last_error
             collected.played_rewards += group.rewards
             reason = self._reason_to_drop(group, step)
             if reason is None:
@@ -176,9 +180,10 @@ class GroupCollector:
         settings = self._settings
         if len(group.scored) < min(2, settings.group_size):
             return "errored"
-        if step - group.oldest_version > settings.max_async_level:
+        oldest = group.oldest_version
+        if oldest is not None and step - oldest > settings.max_async_level:
             return "stale"
-        if self.version - group.oldest_version > settings.max_off_policy_steps:
+        if oldest is not None and self.version - oldest > settings.max_off_policy_steps:
             return "off_policy"
         if settings.drop_group(group.rewards):
             return "no_spread"
@@ -188,8 +193,9 @@ class GroupCollector:
         reasons = ", ".join(f"{count} {reason}" for reason, count in collected.dropped.items())
         return (
             f"{self._settings.max_empty_batches} batches' worth of groups in a row gave nothing to train on "
-            f"({reasons}; {collected.errored_rollouts} rollouts errored). Look at rollouts/ for the errors; "
-            "raise orchestrator.max_empty_batches to try for longer"
+            f"({reasons}; {collected.errored_rollouts} rollouts errored"
+            + (f", the last with: {collected.last_error}" if collected.last_error else "")
+            + "). Raise orchestrator.max_empty_batches to try for longer"
         )
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from buckeye.envs.base import Environment
+from buckeye.envs.base import Environment, Task
 from buckeye.envs.registry import load_environment
 from buckeye.errors import UsageError
 
@@ -46,3 +46,14 @@ def load_environments(settings: Sequence[EnvironmentSettings]) -> list[NamedEnvi
     if twice:
         raise UsageError(f"two environments are called {twice[0]}: give each [[env]] a `name` of its own")
     return named
+
+
+def tasks_of(env: NamedEnvironment, split: str) -> Sequence[Task]:
+    """The tasks of a split. Raises UsageError if the environment has no such split, or nothing in it."""
+    try:
+        tasks = env.environment.tasks(split)
+    except KeyError:
+        raise UsageError(f"environment {env.name} has no split {split!r}") from None
+    if not len(tasks):
+        raise UsageError(f"environment {env.name} has no tasks in its split {split!r}")
+    return tasks

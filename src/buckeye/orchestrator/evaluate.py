@@ -10,19 +10,24 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.environments import NamedEnvironment, tasks_of
 from buckeye.orchestrator.rollout import Rollout, RolloutPlayer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalResult:
-    """The rollouts of one environment: task -> its rollouts, in task order. Errored ones are only counted."""
+    """The rollouts of one environment: task -> its scored rollouts, in task order; and the errored ones."""
 
     env_name: str
     by_task: Mapping[str, Sequence[Rollout]]
     rollouts_per_example: int
-    errored: int
+    errors: Sequence[Rollout]
     seconds: float
+
+    @property
+    def errored(self) -> int:
+        """How many rollouts have no reward."""
+        return len(self.errors)
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -91,7 +96,7 @@ async def evaluate(
     rollouts_per_example: int,
 ) -> EvalResult:
     """Play the first `num_examples` tasks of a split (-1: all of them), each `rollouts_per_example` times."""
-    tasks = env.environment.tasks(split)
+    tasks = tasks_of(env, split)
     count = len(tasks) if num_examples < 0 else min(num_examples, len(tasks))
     started = time.monotonic()
     playing = [
@@ -113,7 +118,7 @@ async def evaluate(
         env_name=env.name,
         by_task=by_task,
         rollouts_per_example=rollouts_per_example,
-        errored=sum(r.reward is None for r in rollouts),
+        errors=[r for r in rollouts if r.reward is None],
         seconds=time.monotonic() - started,
     )
 

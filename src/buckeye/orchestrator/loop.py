@@ -10,7 +10,7 @@ import signal
 import statistics
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -19,10 +19,10 @@ from buckeye.config.orchestrator import EvalConfig, OrchestratorConfig
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
-from buckeye.monitor.metrics import MetricsLog
+from buckeye.monitor.metrics import MetricsLog, latest_by_step
 from buckeye.orchestrator.batch import batch_metrics, make_batch, write_rollouts
 from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector, group_filter
-from buckeye.orchestrator.environments import NamedEnvironment, load_environments
+from buckeye.orchestrator.environments import load_environments, tasks_of
 from buckeye.orchestrator.evaluate import EvalResult, evaluate
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.policy import derive_seed
@@ -37,14 +37,14 @@ log = logging.getLogger(__name__)
 _STARTUP_TIMEOUT = 1800.0
 
 
-def run_orchestrator(config: OrchestratorConfig) -> None:
-    """Run until `max_steps` batches are written, or until SIGTERM / SIGINT."""
+def run_orchestrator(config: OrchestratorConfig) -> bool:
+    """Run until `max_steps` batches are written, or until SIGTERM / SIGINT. True if all are."""
     die_with_parent()
     setup_logging(config.log.level, "orchestrator", run_log(config.output_dir) if config.log.file else None)
-    asyncio.run(_until_stopped(Orchestrator(config)))
+    return asyncio.run(_until_stopped(Orchestrator(config)))
 
 
-async def _until_stopped(orchestrator: Orchestrator) -> None:
+async def _until_stopped(orchestrator: Orchestrator) -> bool:
     running = asyncio.create_task(orchestrator.run())
     loop = asyncio.get_running_loop()
     stopped = False
@@ -62,6 +62,8 @@ async def _until_stopped(orchestrator: Orchestrator) -> None:
         if not stopped:
             raise
         log.info("Orchestrator stopped.")
+        return False
+    return True
 
 
 class Orchestrator:
@@ -83,18 +85,21 @@ class Orchestrator:
         self.seed = config.seed if config.sampling.seed is None else config.sampling.seed
         self.lockstep = Lockstep(self.client) if config.max_async_level == 0 else None
         self.throughput = _Throughput()
+        self.environments = load_environments(config.env)
+        self.eval_environments = load_environments(config.eval.env) if config.eval is not None else []
+        self.evaluated = set(latest_by_step(config.output_dir / "metrics.jsonl", "eval"))
 
     async def run(self) -> None:
         """Start up, collect a batch per step, finish with an evaluation."""
         config = self.config
         log.info("Starting orchestrator")
-        environments = load_environments(config.env)
+        self._check_splits()
         async with self.client:
             log.info("Waiting for inference pool to be ready")
             await self.client.wait_ready(_STARTUP_TIMEOUT)
             log.log(SUCCESS, "Inference pool ready")
             self._log_start()
-            collector = self._collector(environments)
+            collector = self._collector()
             watcher = WeightsWatcher(
                 config.output_dir / "weights",
                 self.client,
@@ -126,7 +131,13 @@ class Orchestrator:
             log.info("Training from scratch. Resetting weights to base model")
         log.info("Starting orchestrator loop (max_steps=%s)", self.config.max_steps or "infinite")
 
-    def _collector(self, environments: Sequence[NamedEnvironment]) -> GroupCollector:
+    def _check_splits(self) -> None:
+        """Find out now, not at the first evaluation, if tasks are missing."""
+        measured = self.environments if self.config.val is not None else []
+        for env in [*measured, *self.eval_environments]:
+            tasks_of(env, "eval")
+
+    def _collector(self) -> GroupCollector:
         config = self.config
         settings = CollectorSettings(
             groups_per_batch=config.batch_size // config.rollouts_per_example,
@@ -142,7 +153,7 @@ class Orchestrator:
                 drop_solved_and_unsolved=config.buffer.online_difficulty_filtering,
             ),
         )
-        sampler = TaskSampler(environments, seed=config.seed)
+        sampler = TaskSampler(self.environments, seed=config.seed)
         player = self._player(derive_seed(self.seed, "rollouts"), self._params())
         return GroupCollector(sampler, player, settings, state=self.state)
 
@@ -176,17 +187,14 @@ class Orchestrator:
         log.info("Waiting for weight checkpoint %d", step)
         await watcher.reach(step, config.weights_timeout)
         while config.max_steps is None or step < config.max_steps:
-            started = time.monotonic()
             log.info("Starting orchestrator step %d", step)
             await self._evaluate_if_due(step, watcher)
             val_reward = await self._validate_if_due(step, watcher)
+            started = time.monotonic()
             self._begin_waves("step", step)
-            waiting = _WaitLog()
-            collected = await collector.collect(step, waiting.on_wait)
+            collected = await collector.collect(step, _log_once_per_step())
             self._hand_over(step, collected, collector)
-            self._report(
-                step, collected, collector, time.monotonic() - started, waiting.seconds(), val_reward
-            )
+            self._report(step, collected, collector, time.monotonic() - started, val_reward)
             step += 1
         await self._final_evaluation(step, watcher)
 
@@ -215,7 +223,6 @@ class Orchestrator:
         collected: Collected,
         collector: GroupCollector,
         seconds: float,
-        waited: float,
         val_reward: float | None,
     ) -> None:
         metrics = batch_metrics(step, collected.groups)
@@ -223,7 +230,7 @@ class Orchestrator:
         metrics |= {
             "perf/throughput": self.throughput.add(tokens, seconds),
             "time/step": seconds,
-            "time/wait_for_weights": waited,
+            "time/wait_for_weights": collected.waited_seconds,
             "progress/total_tokens": self.state["tokens"],
             "progress/total_samples": self.state["samples"],
             "progress/total_problems": self.state["problems"],
@@ -260,20 +267,21 @@ class Orchestrator:
         settings = self.config.eval
         if settings is None or step % settings.interval or (step == 0 and not settings.eval_base_model):
             return
-        if step == self.start_step and step > 0:
-            return  # a resumed run has evaluated this checkpoint already
         await self._evaluate(settings, step, watcher)
 
     async def _final_evaluation(self, step: int, watcher: WeightsWatcher) -> None:
-        if self.config.eval is not None and step > self.start_step:
+        if self.config.eval is not None:
             await self._evaluate(self.config.eval, step, watcher)
 
     async def _evaluate(self, settings: EvalConfig, step: int, watcher: WeightsWatcher) -> None:
         async with self._measuring(watcher, step) as version:
+            if version in self.evaluated:
+                return
+            self.evaluated.add(version)
             self._begin_waves("eval", version)
             log.info("Running evals for checkpoint step %d", version)
             player = self._player(derive_seed(self.seed, "eval", version), self._eval_params(settings))
-            for env_config, env in zip(settings.env, load_environments(settings.env), strict=True):
+            for env_config, env in zip(settings.env, self.eval_environments, strict=True):
                 result = await evaluate(
                     env,
                     player,
@@ -319,7 +327,7 @@ class Orchestrator:
                     num_examples=settings.num_examples,
                     rollouts_per_example=settings.rollouts_per_example,
                 )
-                for env in load_environments(self.config.env)
+                for env in self.environments
             ]
         rewards = [reward for result in results for reward in result.rewards]
         return statistics.fmean(rewards) if rewards else None
@@ -336,27 +344,25 @@ class _Throughput:
         return sum(t for t, _ in self._recent) / max(sum(s for _, s in self._recent), 1e-9)
 
 
-class _WaitLog:
-    """Says once per step that it waits for weights, and counts for how long."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def on_wait(self, version: int) -> None:
-        if self._since is None:
-            log.info("Waiting for weight checkpoint %d", max(version, 0))
-            self._since = time.monotonic()
-
-    def seconds(self) -> float:
-        return 0.0 if self._since is None else time.monotonic() - self._since
-
-
 @contextlib.asynccontextmanager
 async def _fixed_version(watcher: WeightsWatcher, at_least: int, timeout: float) -> AsyncIterator[int]:
     """Wait for a policy version, then keep the engines at it (or a newer one) for the length of the block."""
     await watcher.reach(at_least, timeout)
     async with watcher.held:
         yield watcher.version
+
+
+def _log_once_per_step() -> Callable[[int], None]:
+    """Says which weights are waited for, the first time it is asked."""
+    said = False
+
+    def on_wait(version: int) -> None:
+        nonlocal said
+        if not said:
+            log.info("Waiting for weight checkpoint %d", max(version, 0))
+        said = True
+
+    return on_wait
 
 
 async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:

@@ -70,6 +70,7 @@ class RecordingPolicy:
         self._seed = seed
         self._conversation: Conversation | None = None
         self._last: Generation | None = None
+        self._sampling = False
         self.segments: list[Segment] = []
         self.turns = 0
         self.finish_reason: FinishReason = "stop"
@@ -80,21 +81,27 @@ class RecordingPolicy:
         A conversation that has filled `seq_len` gets an empty reply with finish reason "length". Raises
         InferenceError if no engine answers, or if the very first prompt does not fit.
         """
+        if self._sampling:
+            raise InferenceError("chat() was called again before the turn before it had ended")
         extended = self._extended(messages, tools)
         conversation = extended or self._renderer.render(messages, tools)
         room = self._seq_len - len(conversation.ids)
         if room <= 0:
             return self._out_of_room(len(conversation.ids))
-        if extended is None:
-            self.segments.append(Segment())
-        self.segments[-1].add_context(conversation.ids[len(self.segments[-1].token_ids) :])
         params = replace(
             self._params,
             max_tokens=min(self._params.max_tokens, room),
             seed=derive_seed(self._seed, self.turns),
             stop_token_ids=self._renderer.stop_token_ids,
         )
-        generation = await self._sampler.generate(conversation.ids, params)
+        self._sampling = True
+        try:
+            generation = await self._sampler.generate(conversation.ids, params)
+        finally:
+            self._sampling = False
+        if extended is None:  # recorded only now: a turn that failed leaves no trace
+            self.segments.append(Segment())
+        self.segments[-1].add_context(conversation.ids[len(self.segments[-1].token_ids) :])
         self.segments[-1].add_sampled(generation)
         self._conversation, self._last = conversation, generation
         self.turns += 1

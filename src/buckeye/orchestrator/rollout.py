@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import SamplingParams
@@ -59,7 +59,6 @@ class Group:
 
     index: int
     rollouts: tuple[Rollout, ...]
-    finished_at: float = field(default_factory=time.monotonic)
 
     @property
     def scored(self) -> list[Rollout]:
@@ -71,9 +70,15 @@ class Group:
         return [r.reward for r in self.rollouts if r.reward is not None]
 
     @property
-    def oldest_version(self) -> int:
+    def oldest_version(self) -> int | None:
+        """The oldest policy version that sampled a token of the group, None if nothing was sampled."""
         versions = [r.oldest_version for r in self.scored if r.oldest_version is not None]
-        return min(versions, default=0)
+        return min(versions, default=None)
+
+    @property
+    def errors(self) -> list[str]:
+        """Why its errored rollouts failed."""
+        return [r.outcome.error for r in self.rollouts if r.outcome.error is not None]
 
 
 class RolloutPlayer:
@@ -156,6 +161,11 @@ class RolloutPlayer:
         try:
             async with asyncio.timeout(self._timeout):
                 outcome = await rollout()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # the run is ending
+            return Outcome(reward=None, stop_reason="error", error="the environment cancelled its rollout")
         except TimeoutError:
             return Outcome(reward=None, stop_reason="timeout", error=f"no outcome within {self._timeout:g} s")
         except (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from buckeye.envs.base import Task
-from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.environments import NamedEnvironment, tasks_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class TaskSampler:
         if not environments:
             raise ValueError("a TaskSampler needs at least one environment")
         self._environments = tuple(environments)
-        self._tasks: Mapping[str, Sequence[Task]] = {e.name: e.environment.tasks(split) for e in environments}
+        self._tasks: Mapping[str, Sequence[Task]] = {e.name: tasks_of(e, split) for e in environments}
         self._seed = seed
         self._dealt: list[int] = []  # group index -> position in self._environments
         self._counts = [0] * len(environments)

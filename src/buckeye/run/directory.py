@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,6 @@ _OURS = (
     "batches",
     "checkpoints",
     "configs",
-    "evals",
     "logs",
     "metrics.jsonl",
     "rollouts",
@@ -46,9 +45,24 @@ def refuse_used(output_dir: Path, *, resume_command: str) -> None:
     )
 
 
-def clean(output_dir: Path) -> list[Path]:
-    """Delete what an earlier run left (only that), because the user asked for it with --clean."""
+def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
+    """Delete what an earlier run left (only that), because the user asked for it with --clean.
+
+    Raises UsageError, before anything is deleted, if no run was recorded there, or if one of the paths
+    `needed` by the new run is among what would go.
+    """
     removed = files_of_a_run(output_dir)
+    if removed and not (output_dir / RUN_FILE).exists():
+        raise UsageError(
+            f"--clean: {output_dir} has {', '.join(p.name for p in removed)} but no {RUN_FILE}, so it is not "
+            "certain that a run made them. Delete them yourself, or choose another --output-dir."
+        )
+    for path in needed:
+        inside = [p for p in removed if path.resolve().is_relative_to(p.resolve())]
+        if inside:
+            raise UsageError(
+                f"--clean would delete {path}, which this run starts from. Choose another --output-dir."
+            )
     for path in removed:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -74,6 +88,21 @@ def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
     record = {"run_id": identity.run_id, "attempt": identity.attempt, "attempts": attempts}
     write_file(path, json.dumps(record, indent=1))
     return identity
+
+
+@contextmanager
+def claimed(output_dir: Path, *, resumed: bool, resume_command: str) -> Iterator[None]:
+    """Hold the directory for a process that is a run by itself, and give it an identity of its own. Ranks
+    other than the first leave that to the first."""
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    with locked(output_dir):
+        if not resumed:
+            refuse_used(output_dir, resume_command=resume_command)
+        identity = begin_attempt(output_dir, resumed_step=None)
+        os.environ["BUCKEYE_RUN_ID"], os.environ["BUCKEYE_ATTEMPT"] = identity.run_id, str(identity.attempt)
+        yield
 
 
 @contextmanager

@@ -78,7 +78,8 @@ def _model_warnings(config: RLConfig, model_path: Path | None) -> list[str]:
 
 def _environment_warnings(config: RLConfig) -> list[str]:
     warnings = []
-    for env in config.orchestrator.env:
+    evaluated = config.orchestrator.eval.env if config.orchestrator.eval is not None else []
+    for env in [*config.orchestrator.env, *evaluated]:
         try:
             load_environment(env.id, **env.args)
         except BuckeyeError as error:

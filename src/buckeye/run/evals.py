@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from buckeye.config.evals import EvalsConfig
+from buckeye.errors import RunError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import SUCCESS, setup_logging
@@ -25,11 +28,21 @@ Number = TypeVar("Number", int, float)
 
 
 def run_evals(config: EvalsConfig) -> int:
-    """Evaluate, print the era's line per environment, write `evals/<env>.json` and `.jsonl`; exit code 0."""
+    """Evaluate, print the era's line per environment, write `evals/<env>.json` and `.jsonl`; exit code 0.
+
+    Raises RunError, after writing, if an environment has no scored rollout at all.
+    """
     setup_logging(config.log.level, "evals", None)
-    for result in asyncio.run(evaluate_model(config)):
-        log.log(SUCCESS, result.summary())
+    results = asyncio.run(evaluate_model(config))
+    for result in results:
+        log.log(SUCCESS if result.rewards else logging.ERROR, result.summary())
         write_result(config, result)
+    for result in results:
+        if not result.rewards:
+            raise RunError(
+                f"no rollout of {result.env_name} could be scored; the first failed with: "
+                f"{result.errors[0].outcome.error if result.errors else 'there are no tasks'}"
+            )
     return 0
 
 
@@ -38,15 +51,16 @@ async def evaluate_model(config: EvalsConfig) -> list[EvalResult]:
     path = fetch_model(config.model.name)
     if config.client is not None:
         key = os.environ.get(config.client.api_key_var)
-        return await _evaluate(config, config.client.base_url, key, config.model.name, config.client.timeout)
+        client = config.client
+        return await _evaluate(config, path, client.base_url, key, config.model.name, client.timeout)
     async with served_model(path) as server:
-        return await _evaluate(config, [server.base_url], server.api_key, str(path), 1200.0)
+        return await _evaluate(config, path, [server.base_url], server.api_key, str(path), 1200.0)
 
 
 async def _evaluate(
-    config: EvalsConfig, base_urls: Sequence[str], key: str | None, model: str, timeout: float
+    config: EvalsConfig, path: Path, base_urls: Sequence[str], key: str | None, model: str, timeout: float
 ) -> list[EvalResult]:
-    renderer = ChatRenderer(config.model.name)
+    renderer = ChatRenderer(str(path))
     sampling = config.sampling
     async with InferenceClient(base_urls, api_key=key, timeout=timeout, model=model) as client:
         await client.wait_ready(timeout)
@@ -90,13 +104,13 @@ def write_result(config: EvalsConfig, result: EvalResult) -> None:
     summary: dict[str, Any] = {
         "env": result.env_name,
         "model": config.model.name,
-        "mean_reward": result.mean_reward,
+        "mean_reward": result.mean_reward if result.rewards else None,
         "exact": passed / len(result.rewards) if result.rewards else None,
         "ci95": wilson_interval(passed, len(result.rewards)),
         "n": len(result.rewards),
         "errored": result.errored,
         "seconds": result.seconds,
-        **result.metrics(),
+        **{key: value for key, value in result.metrics().items() if math.isfinite(value)},
     }
     write_file(directory / f"{result.env_name}.json", json.dumps(summary, indent=1))
     lines = [
@@ -107,9 +121,10 @@ def write_result(config: EvalsConfig, result: EvalResult) -> None:
                 "reward": rollout.reward,
                 "components": dict(rollout.outcome.components),
                 "stop_reason": rollout.outcome.stop_reason,
+                "error": rollout.outcome.error,
             },
             ensure_ascii=False,
         )
-        for rollout in result.rollouts
+        for rollout in [*result.rollouts, *result.errors]
     ]
     write_file(directory / f"{result.env_name}.jsonl", "\n".join(lines) + "\n")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from buckeye.errors import UsageError
+from buckeye.process import usable_cores
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,13 +26,7 @@ class Machine:
 
 def this_machine() -> Machine:
     """Look at the machine we are on. A container's share of the processors counts, not the host's number."""
-    return Machine(cores=_usable_cores(), gpus=_visible_gpus())
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return Machine(cores=usable_cores(), gpus=_visible_gpus())
 
 
 def _visible_gpus() -> tuple[int, ...]:
@@ -40,13 +40,19 @@ def _visible_gpus() -> tuple[int, ...]:
             timeout=20,
             check=True,
         ).stdout
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("nvidia-smi is installed but failed (%s): going on without a GPU", error)
         return ()
     found = tuple(int(line) for line in listing.split() if line.isdigit())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return found
-    allowed = {int(part) for part in visible.split(",") if part.strip().isdigit()}
+    parts = [part.strip() for part in visible.split(",") if part.strip()]
+    if not all(part.lstrip("-").isdigit() for part in parts):
+        raise UsageError(
+            f"CUDA_VISIBLE_DEVICES={visible} names GPUs by their UUIDs; name them by number, as in 0,1"
+        )
+    allowed = {int(part) for part in parts}
     return tuple(gpu for gpu in found if gpu in allowed)
 
 

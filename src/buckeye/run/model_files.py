@@ -16,7 +16,7 @@ def find_model(name: str) -> Path | None:
     except ImportError:
         return None
     try:
-        return Path(snapshot_download(name, local_files_only=True))
+        return Path(snapshot_download(name, local_files_only=True)).resolve()
     except Exception:  # the hub's errors for "not cached" and "not a valid id" differ between its versions
         return None
 
@@ -40,7 +40,7 @@ def fetch_model(name: str) -> Path:
             snapshot_download(
                 name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
             )
-        )
+        ).resolve()
     except Exception as error:  # network, authentication, unknown id: one message whatever the library raises
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(

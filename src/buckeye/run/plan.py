@@ -36,10 +36,6 @@ class Role:
         """How messages call it."""
         return self.kind if self.kind == "orchestrator" else f"{self.kind} {self.index}"
 
-    @property
-    def health_url(self) -> str | None:
-        return None if self.port is None else f"http://127.0.0.1:{self.port}/health"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolePlan:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buckeye.errors import RunError
+from buckeye.process import INTERRUPTED
 from buckeye.run.plan import Role
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,8 @@ def _obituary(child: Child, code: int) -> str:
         how = f"was ended by {signal.Signals(-code).name}"
         if -code == signal.SIGKILL:
             how += " (by someone, or by the kernel for want of memory)"
+    elif code == INTERRUPTED:
+        how = "was stopped from outside"
     elif code == 0:
         how = "ended although the run had not"
     else:

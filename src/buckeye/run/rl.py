@@ -15,7 +15,7 @@ from buckeye.config.dump import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
-from buckeye.process import RunIdentity, StopFlag
+from buckeye.process import INTERRUPTED, RunIdentity, StopFlag
 from buckeye.run.directory import begin_attempt, clean, locked, refuse_used
 from buckeye.run.disk import human_bytes
 from buckeye.run.machine import free_disk_bytes, this_machine
@@ -28,8 +28,7 @@ from buckeye.storage import write_file
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-INTERRUPTED = 130
-"""Exit code of a run that Ctrl-C or SIGTERM ended after it had checkpointed."""
+_LAST_CHECKPOINT_SECONDS = 120.0
 
 
 def run_rl(config: RLConfig, command: Sequence[str]) -> int:
@@ -39,9 +38,13 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     """
     output_dir = config.output_dir
     with locked(output_dir):
-        resume_step = prepare_directory(config, command)
+        resume_step = find_resume_step(config)
+        if resume_step is None and not config.clean:
+            refuse_used(output_dir, resume_command=resume_command(command))
         model_path = fetch_model(config.trainer.model.name)
         plan = make_plan(config, this_machine(), model_path=model_path)
+        if resume_step is None and config.clean:
+            clean(output_dir, needed=[model_path])
         identity = begin_attempt(output_dir, resumed_step=resume_step)
         setup_logging(config.log.level, "rl", run_log(output_dir) if config.log.file else None)
         _warn_about_disk(plan, output_dir)
@@ -49,15 +52,12 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
         return _run(config, plan, identity, command)
 
 
-def prepare_directory(config: RLConfig, command: Sequence[str]) -> int | None:
-    """Apply --clean, refuse a used directory, or find the step to resume from (None: from scratch)."""
+def find_resume_step(config: RLConfig) -> int | None:
+    """The step of the checkpoint to resume from; None to start from the model."""
     ckpt = config.trainer.ckpt
-    if ckpt is not None and ckpt.resume_step is not None:
-        return resolve_checkpoint(config.output_dir / "checkpoints", ckpt.resume_step).step
-    if config.clean:
-        clean(config.output_dir)
-    refuse_used(config.output_dir, resume_command=resume_command(command))
-    return None
+    if ckpt is None or ckpt.resume_step is None:
+        return None
+    return resolve_checkpoint(config.output_dir / "checkpoints", ckpt.resume_step).step
 
 
 def resume_command(command: Sequence[str]) -> str:
@@ -134,6 +134,7 @@ def _run(config: RLConfig, plan: RolePlan, identity: RunIdentity, command: Seque
     except RunError:
         progress.clear()
         log.error("Terminating all processes...")
+        processes.stop(processes.of_kind("trainer"), grace=_LAST_CHECKPOINT_SECONDS)
         raise
     finally:
         processes.stop_all()
@@ -180,7 +181,7 @@ def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command:
     while any(child.running for child in trainers) and not stop.requested and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     processes.stop_all()
-    failed = [child for child in trainers if child.returncode != 0]
+    failed = [child for child in trainers if child.returncode not in (0, INTERRUPTED)]
     if failed:
         log.warning("%s did not checkpoint on the way out", failed[0].role.title)
     checkpoints = list_checkpoints(config.output_dir / "checkpoints")

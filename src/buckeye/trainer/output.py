@@ -61,7 +61,7 @@ class Output:
             identity=self._identity,
             dtype=str(dtype).removeprefix("torch."),
         )
-        prune_weights(self._weights, keep=lambda version: step - versions < version <= step)
+        prune_weights(self._weights, self._identity.run_id, keep=lambda v: step - versions < v <= step)
 
     def due(self) -> bool:
         """Whether a checkpoint is to be written after the step that was just done."""

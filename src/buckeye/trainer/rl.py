@@ -31,8 +31,9 @@ _TOKEN_SUMS = ("entropy", "mismatch_kl", "masked_low", "masked_high", "masked_se
 _SUMS = ("loss", "trained_tokens", *_TOKEN_SUMS)
 
 
-def run_trainer(config: TrainerConfig) -> None:
-    """Train until `max_steps`, or until SIGTERM or SIGINT; commits a checkpoint before it returns.
+def run_trainer(config: TrainerConfig) -> bool:
+    """Train until `max_steps`, or until SIGTERM or SIGINT; commits a checkpoint before it returns. True if
+    all steps are done, False if it was stopped.
 
     Under `torchrun`'s variables it is one rank of several. Raises `TransportError` if batches stop arriving
     or are damaged, `CheckpointError` if there is nothing to resume from.
@@ -41,7 +42,7 @@ def run_trainer(config: TrainerConfig) -> None:
     with trainer_process(config, "trainer") as ranks:
         logger.info("Starting trainer on %s (rank %d of %d)", ranks.device, ranks.rank, ranks.count)
         learner = build_learner(config, ranks, find_resume(config), max_steps=config.max_steps)
-        RLTrainer(config, learner, stop, run_identity()).run()
+        return RLTrainer(config, learner, stop, run_identity()).run()
 
 
 class RLTrainer:
@@ -73,8 +74,8 @@ class RLTrainer:
         """Optimizer steps done, which is also the version of the weights."""
         return self.learner.progress.step
 
-    def run(self) -> None:
-        """Publish the weights to start from, then turn batches into weights."""
+    def run(self) -> bool:
+        """Publish the weights to start from, then turn batches into weights. True if all steps are done."""
         self._publish()
         while not self._complete():
             waiting = time.monotonic()
@@ -89,6 +90,7 @@ class RLTrainer:
         self.metrics.close()
         if self._complete():
             logger.log(SUCCESS, "RL trainer finished!")
+        return self._complete()
 
     def _complete(self) -> bool:
         return self.config.max_steps is not None and self.step >= self.config.max_steps

@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 _SUMS = ("loss", "entropy", "trained_tokens")
 
 
-def run_sft(config: SFTConfig) -> None:
+def run_sft(config: SFTConfig) -> bool:
     """Train on `config.data` for `max_steps` steps (one epoch without), or until SIGTERM or SIGINT; then
-    commit a checkpoint and write the model to `<output_dir>/weights/step_<N>`.
+    commit a checkpoint and write the model to `<output_dir>/weights/step_<N>`. True if all steps are done.
 
     A step takes `batch_size` conversations, shuffled anew each epoch; its loss is the mean negative
     log-probability of all their assistant tokens. Raises `UsageError` for data that cannot be trained on.
@@ -42,7 +42,7 @@ def run_sft(config: SFTConfig) -> None:
             validation = ChatFile(config.data.val_path, tokenizer, stop_tokens, seed=0).all()
         max_steps = config.max_steps or math.ceil(len(data) / config.batch_size)
         learner = build_learner(config, ranks, find_resume(config), max_steps=max_steps)
-        SFTTrainer(config, learner, stop, data, validation, max_steps).run()
+        return SFTTrainer(config, learner, stop, data, validation, max_steps).run()
 
 
 class SFTTrainer:
@@ -67,8 +67,8 @@ class SFTTrainer:
         self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
         self.output = Output.of(config, learner, run_identity())
 
-    def run(self) -> None:
-        """Train to the end, or until any rank is asked to stop."""
+    def run(self) -> bool:
+        """Train to the end, or until any rank is asked to stop. True if all steps are done."""
         logger.info("Starting SFT on %d conversations of %s", len(self.data), self.data.path)
         while not self._complete():
             if self.learner.ranks.max(int(self.stop.requested)):
@@ -80,6 +80,7 @@ class SFTTrainer:
         self.metrics.close()
         if self._complete():
             logger.log(SUCCESS, "SFT trainer finished!")
+        return self._complete()
 
     def _complete(self) -> bool:
         return self.learner.progress.step >= self.max_steps

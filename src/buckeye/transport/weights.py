@@ -105,11 +105,18 @@ def newest_weights(root: Path, *, identity: RunIdentity) -> tuple[int, Path] | N
     return None
 
 
-def prune_weights(root: Path, *, keep: Callable[[int], bool]) -> None:
-    """Delete every version for which `keep(step)` is false."""
+def prune_weights(root: Path, run_id: str, *, keep: Callable[[int], bool]) -> None:
+    """Delete every version of this run for which `keep(step)` is false. Directories of others stay."""
     for step, directory in storage.step_directories(root).items():
-        if not keep(step):
+        if not keep(step) and _owner(directory) == run_id:
             storage.remove_directory(directory)
+
+
+def _owner(directory: Path) -> str | None:
+    try:
+        return read_weights_manifest(directory).run_id
+    except TransportError:
+        return None
 
 
 def _hashes(directory: Path) -> dict[str, str]:
