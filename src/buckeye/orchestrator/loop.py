@@ -105,6 +105,7 @@ class Orchestrator:
                 self.client,
                 self.identity,
                 first_version=self.start_step,
+                newest_possible=lambda: int(self.state["step"]),
                 on_update=collector.set_version,
             )
             try:

@@ -21,7 +21,8 @@ _POLL_SECONDS = 0.02
 class WeightsWatcher:
     """Watches `weights/` and updates every engine to the newest version, in flight.
 
-    `held` keeps the engines at their version while something must be measured with one policy.
+    `newest_possible()` is the number of batches handed over so far. `held` keeps the engines at their version
+    while something must be measured with one policy.
     """
 
     def __init__(
@@ -31,11 +32,13 @@ class WeightsWatcher:
         identity: RunIdentity,
         *,
         first_version: int,
+        newest_possible: Callable[[], int],
         on_update: Callable[[int], None],
     ) -> None:
         self._root = root
         self._client = client
         self._identity = identity
+        self._newest_possible = newest_possible
         self._on_update = on_update
         self.version = first_version - 1  # nothing of this attempt is loaded yet
         self.held = asyncio.Lock()
@@ -61,6 +64,11 @@ class WeightsWatcher:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _update(self, version: int, path: Path) -> None:
+        if version > self._newest_possible():
+            raise RunError(
+                f"{path} is newer than anything this run can have trained: it is left from an earlier run. "
+                "Start in a new directory, or resume that run"
+            )
         log.info("Updating weights to weight checkpoint %d", version)
         manifest = read_weights_manifest(path)
         await self._client.update_weights(path, version, manifest.checksum)
