@@ -76,9 +76,7 @@ class Lockstep:
 
     async def _send(self, requests: list[_Request]) -> None:
         by_params: dict[SamplingParams, list[_Request]] = defaultdict(list)
-        for (
-            request
-        ) in requests:  # per-request seeds are replaced by the wave's: sequence i draws from seed + i
+        for request in requests:  # one seed for the wave: its sequence i draws from seed + i
             by_params[replace(request.params, seed=0)].append(request)
         for part, (params, members) in enumerate(by_params.items()):
             seeded = replace(params, seed=derive_seed(self._seed, self._wave, part))
