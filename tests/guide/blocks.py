@@ -7,8 +7,10 @@ curl, uv's downloads, nvidia-smi) are replaced by scripts that record how they w
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 GUIDE = Path(__file__).with_name("guide.md")
@@ -33,6 +35,7 @@ class Workspace:
 
     def __init__(self, root, model):
         self.root = root
+        self.model = str(model)
         self.replacements = {
             "/workspace/prime-rl": str(root),
             "/tmp/monitor_disk.sh": str(root / "monitor_disk.sh"),
@@ -87,6 +90,23 @@ class Workspace:
         )
         assert expect is None or done.returncode == expect, f"exit code {done.returncode}:\n{done.stdout}"
         return done.stdout
+
+    def start_server(self):
+        """A process of Buckeye's that goes on, and is ready."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        words = ("-m", "buckeye", "inference", "--model.name", self.model, "--server.port", str(port))
+        output = self.root / "server.stdout"
+        server = subprocess.Popen(
+            [sys.executable, *words], cwd=self.root, env=self.env, stdout=output.open("w")
+        )
+        deadline = time.monotonic() + 60
+        while "server ready" not in output.read_text():
+            assert server.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        return server
 
     def calls(self):
         return self.calls_log.read_text() if self.calls_log.exists() else ""

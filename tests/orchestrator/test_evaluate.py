@@ -1,13 +1,15 @@
 """Evaluation figures against numbers computed by hand."""
 
 import asyncio
+import json
 
 import pytest
 
 from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import SamplingParams
+from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.evaluate import EvalResult, evaluate, wilson_interval
+from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions, wilson_interval
 from buckeye.orchestrator.rollout import Rollout, RolloutPlayer, Segment
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
@@ -50,6 +52,22 @@ def test_the_summary_is_the_line_that_scripts_grep():
         "Evaluated e in 12.3s (Avg@2=0.5000, Pass@1: 0.2500, "
         "Completion Length: 10.00 (±0.00, ∈[10.00, 10.00]), Truncated: 0.0%)"
     )
+
+
+def test_an_evaluation_in_which_nothing_was_scored_has_no_mean():
+    nothing = result({}, 1)
+    assert "eval/e/avg@1" not in nothing.metrics()
+    json.dumps(nothing.metrics(), allow_nan=False)
+
+
+def test_a_resumed_run_repeats_no_evaluation_but_those_of_abandoned_steps(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for version in (0, 5, 10):
+        log.write("eval", version, {"eval/e/avg@1": 0.5})
+    log.write("trainer", 3, {"loss": 0.0})
+    log.close()
+    assert evaluated_versions(tmp_path / "metrics.jsonl", 5) == {0, 5}
+    assert evaluated_versions(tmp_path / "none.jsonl", 5) == set()
 
 
 def test_wilson_interval():

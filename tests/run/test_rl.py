@@ -141,7 +141,7 @@ def test_evaluation_and_validation_are_interleaved(runner):
     )
     assert done.returncode == 0, done.stderr
     evals = runner.metrics("out", "eval")
-    assert sorted(evals) == sorted({0, *evals, 4})
+    assert {0, 4} <= set(evals)
     assert all(0 <= r["eval/letters/avg@1"] <= 1 for r in evals.values())
     text = (runner.root / "out" / "logs" / "orchestrator.stdout").read_text()
     assert "Evaluated letters in" in text

@@ -76,6 +76,7 @@ class GroupCollector:
         self._again = deque(int(i) for i in state.get("pending", []))
         self._playing: dict[asyncio.Task[Group], int] = {}
         self._finished: list[Group] = []
+        self._failure: BaseException | None = None  # a defect of ours: rollouts do not raise
         self._news = asyncio.Event()
         self.version = 0
 
@@ -107,6 +108,8 @@ class GroupCollector:
         settings, collected = self._settings, Collected(groups=[])
         dropped_in_a_row = 0
         while True:
+            if self._failure is not None:
+                raise self._failure
             dropped_in_a_row = self._accept(step, collected, dropped_in_a_row)
             if len(collected.groups) == settings.groups_per_batch:
                 return collected
@@ -140,7 +143,9 @@ class GroupCollector:
     def _finish(self, playing: asyncio.Task[Group]) -> None:
         del self._playing[playing]
         if not playing.cancelled():
-            self._finished.append(playing.result())
+            self._failure = self._failure or playing.exception()
+            if playing.exception() is None:
+                self._finished.append(playing.result())
         self._news.set()
 
     async def _wait_for_news(self, timeout: float | None) -> None:

@@ -9,7 +9,9 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from buckeye.monitor.metrics import latest_by_step
 from buckeye.orchestrator.environments import NamedEnvironment, tasks_of
 from buckeye.orchestrator.rollout import Rollout, RolloutPlayer
 
@@ -72,10 +74,10 @@ class EvalResult:
         return f"Evaluated {self.env_name} in {self.seconds:.1f}s ({', '.join(parts)})"
 
     def metrics(self, prefix: str = "eval") -> dict[str, float]:
-        """The era's metric names, plus the mean of every logged component."""
+        """The era's metric names, plus the mean of every logged component; no mean if nothing was scored."""
         key = f"{prefix}/{self.env_name}"
         values = {
-            f"{key}/avg@{self.rollouts_per_example}": self.mean_reward,
+            **({f"{key}/avg@{self.rollouts_per_example}": self.mean_reward} if self.rewards else {}),
             f"{key}/num": len(self.rewards),
             f"{key}/errored": self.errored,
             f"{key}/time": round(self.seconds, 3),
@@ -121,6 +123,12 @@ async def evaluate(
         errors=[r for r in rollouts if r.reward is None],
         seconds=time.monotonic() - started,
     )
+
+
+def evaluated_versions(metrics: Path, start_step: int) -> set[int]:
+    """The versions that an earlier attempt of a run resumed at `start_step` has evaluated. Later ones belong
+    to a line of training that was abandoned, so they are not among them."""
+    return {version for version in latest_by_step(metrics, "eval") if version <= start_step}
 
 
 def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:

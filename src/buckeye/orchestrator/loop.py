@@ -19,11 +19,11 @@ from buckeye.config.orchestrator import EvalConfig, OrchestratorConfig
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
-from buckeye.monitor.metrics import MetricsLog, latest_by_step
+from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.batch import batch_metrics, make_batch, write_rollouts
 from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector, group_filter
 from buckeye.orchestrator.environments import load_environments, tasks_of
-from buckeye.orchestrator.evaluate import EvalResult, evaluate
+from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import RolloutPlayer
@@ -87,7 +87,7 @@ class Orchestrator:
         self.throughput = _Throughput()
         self.environments = load_environments(config.env)
         self.eval_environments = load_environments(config.eval.env) if config.eval is not None else []
-        self.evaluated = set(latest_by_step(config.output_dir / "metrics.jsonl", "eval"))
+        self.evaluated = evaluated_versions(config.output_dir / "metrics.jsonl", self.start_step)
 
     async def run(self) -> None:
         """Start up, collect a batch per step, finish with an evaluation."""
@@ -155,7 +155,11 @@ class Orchestrator:
             ),
         )
         sampler = TaskSampler(self.environments, seed=config.seed)
-        player = self._player(derive_seed(self.seed, "rollouts"), self._params())
+        player = self._player(
+            derive_seed(self.seed, "rollouts"),
+            self._params(),
+            zero_truncated=config.zero_truncated_completions,
+        )
         return GroupCollector(sampler, player, settings, state=self.state)
 
     def _params(self) -> SamplingParams:
@@ -168,7 +172,7 @@ class Orchestrator:
             min_tokens=sampling.min_tokens,
         )
 
-    def _player(self, seed: int, params: SamplingParams) -> RolloutPlayer:
+    def _player(self, seed: int, params: SamplingParams, *, zero_truncated: bool = False) -> RolloutPlayer:
         config = self.config
         return RolloutPlayer(
             sampler=self.lockstep or self.client,
@@ -179,7 +183,7 @@ class Orchestrator:
             timeout=config.rollout_timeout,
             retries=config.max_rollout_retries,
             max_concurrent=config.max_concurrent,
-            zero_truncated=config.zero_truncated_completions,
+            zero_truncated=zero_truncated,
         )
 
     async def _steps(self, collector: GroupCollector, watcher: WeightsWatcher) -> None:
@@ -292,7 +296,7 @@ class Orchestrator:
                         env_config.rollouts_per_example, settings.rollouts_per_example
                     ),
                 )
-                log.log(SUCCESS, result.summary())
+                log.log(SUCCESS if result.rewards else logging.ERROR, result.summary())
                 self.metrics.write("eval", version, result.metrics())
 
     def _measuring(self, watcher: WeightsWatcher, step: int) -> AbstractAsyncContextManager[int]:

@@ -168,9 +168,7 @@ class RolloutPlayer:
             return Outcome(reward=None, stop_reason="error", error="the environment cancelled its rollout")
         except TimeoutError:
             return Outcome(reward=None, stop_reason="timeout", error=f"no outcome within {self._timeout:g} s")
-        except (
-            Exception
-        ) as error:  # the environment's code is not ours: whatever it raises is this rollout's end
+        except Exception as error:  # not our code: whatever it raises is the end of this rollout only
             return Outcome(reward=None, stop_reason="error", error=f"{type(error).__name__}: {error}")
         if not isinstance(outcome, Outcome):
             return Outcome(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,7 +109,7 @@ def write_result(config: EvalsConfig, result: EvalResult) -> None:
         "n": len(result.rewards),
         "errored": result.errored,
         "seconds": result.seconds,
-        **{key: value for key, value in result.metrics().items() if math.isfinite(value)},
+        **result.metrics(),
     }
     write_file(directory / f"{result.env_name}.json", json.dumps(summary, indent=1))
     lines = [
