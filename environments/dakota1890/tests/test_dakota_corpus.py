@@ -7,8 +7,8 @@ import pytest
 
 from dakota1890 import corpus as corpus_module
 from dakota1890.corpus import CorpusError, load_corpus
+from dakota1890.families.dictionary import dictionary_entries
 from dakota1890.orthography import canonical
-from dakota1890.tasks import dictionary_entries
 
 CORPUS = load_corpus()
 

@@ -8,8 +8,8 @@ import pytest
 from buckeye.envs.base import Environment, Reply
 from buckeye.errors import UsageError
 from dakota1890 import environment as environment_module
-from dakota1890 import load_environment
 from dakota1890.__main__ import main
+from dakota1890.environment import load_environment
 from dakota1890.grading import grade
 
 
@@ -38,7 +38,7 @@ def test_it_is_an_environment(environment):
     assert isinstance(environment, Environment)
     assert environment.name == "dakota1890"
     assert len(environment.tasks("train")) == 200
-    with pytest.raises(KeyError, match="train, eval"):
+    with pytest.raises(KeyError, match="train, eval, random"):
         environment.tasks("test")
 
 
@@ -83,6 +83,23 @@ def test_a_grade_the_second_grader_refuses_is_an_error_not_a_reward(environment,
     assert "recomputed as 0.0" in outcome.error
 
 
+def test_each_axis_is_a_split_and_eval_is_all_of_them(environment):
+    axes = [split for split in environment.splits if split not in ("train", "eval")]
+    assert axes == ["random", "lemma", "cell", "rule", "range", "exception"]
+    assert sum(len(environment.tasks(axis)) for axis in axes) == len(environment.tasks("eval"))
+    for axis in axes:
+        assert {task.data["split"] for task in environment.tasks(axis)} == {axis}
+
+
+def test_it_offers_probes_a_lexicon_and_a_curriculum(environment):
+    assert len(environment.probes()) > 200
+    assert "kaška" in environment.lexicon()
+    assert len(environment.content_hash) == 64
+    cell = environment.curriculum()["conjugate/1"]
+    assert cell[3] == cell[3]
+    assert {task.data["family"] for task in cell[:20]} == {"conjugate"}
+
+
 def test_families_can_be_chosen(environment):
     chosen = load_environment(families=["numerals"], num_train=50, num_eval=7)
     assert {task.data["family"] for task in (*chosen.tasks("train"), *chosen.tasks("eval"))} == {"numerals"}
@@ -96,6 +113,9 @@ def test_families_can_be_chosen(environment):
         ({"families": ["conjugat"]}, "Did you mean 'conjugate'"),
         ({"families": "numerals"}, "list"),
         ({"families": []}, "at least one"),
+        ({"depths": [5]}, "`depths`"),
+        ({"depths": 2}, "`depths`"),
+        ({"families": ["conjugate"], "depths": [4]}, "conjugate: 1"),
         ({"hints": "some"}, '"rule" or "none"'),
         ({"invented_fraction": 1.5}, "between 0 and 1"),
         ({"num_train": 0}, "at least 1"),

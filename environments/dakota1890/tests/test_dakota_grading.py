@@ -1,20 +1,46 @@
 """Right answers in any spelling are paid, everything else is not, and two graders always agree."""
 
+import json
 import random
 import unicodedata
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dakota1890 import load_environment
 from dakota1890.audit import GradeMismatchError, audited_reward, check_reward, edits_between
 from dakota1890.corpus import load_corpus
+from dakota1890.environment import load_environment
+from dakota1890.families import FAMILIES
 from dakota1890.grading import grade, levenshtein
 from dakota1890.morphology import numeral
-from dakota1890.tasks import lemma_tasks
+from dakota1890.probes import probes
+from dakota1890.tasks import DEPTHS, eval_tasks
 
-KASKA = {"accept": ("wakaška",), "prompt_forms": ("kaška",), "floor_forms": ("kaška",)}
+
+def task_data(accept, *, prompt_forms=(), floor_forms=(), answer="form", keys=(), marks_matter=False):
+    return {
+        "accept": accept,
+        "prompt_forms": prompt_forms,
+        "floor_forms": floor_forms,
+        "answer": answer,
+        "keys": keys,
+        "marks_matter": marks_matter,
+    }
+
+
+KASKA = task_data(("wakaška",), prompt_forms=("kaška",), floor_forms=("kaška",))
+PARSED = task_data(
+    (
+        '{"lemma": "kaška", "person": "1", "number": "sg"}',
+        '{"lemma": "kaška", "person": "1", "number": "du"}',
+    ),
+    answer="JSON",
+    keys=("lemma", "person", "number"),
+)
+READ = task_data(("2536",), answer="number")
+REPAIR = task_data(("wakaška",), prompt_forms=("wakaska",), floor_forms=("wakaska",), marks_matter=True)
 
 
 def tagged(answer):
@@ -95,7 +121,7 @@ def test_lost_or_wrong_marks_are_paid_a_part(answer):
 
 
 def test_n_for_eng_is_a_diacritic_miss():
-    data = {"accept": ("uŋštaŋpi", "uŋyuštaŋpi"), "prompt_forms": ("yuštaŋ",), "floor_forms": ("yuštaŋ",)}
+    data = task_data(("uŋštaŋpi", "uŋyuštaŋpi"), prompt_forms=("yuštaŋ",), floor_forms=("yuštaŋ",))
     assert graded(tagged("unstanpi"), data).reward == 0.3
     assert graded(tagged("uŋštaŋpi"), data).reward == graded(tagged("uŋyuštaŋpi"), data).reward == 1.0
 
@@ -120,10 +146,73 @@ def test_a_cut_reply_without_an_answer_is_truncated_and_a_finished_answer_counts
 
 
 def test_a_number_has_to_be_the_right_number():
-    data = {"accept": numeral(2_536), "prompt_forms": (), "floor_forms": ()}
+    data = task_data(numeral(2_536), answer="words")
     assert graded(tagged(numeral(2_536)[-1]), data).reward == 1.0
     assert graded(tagged(numeral(2_537)[0]), data, shaping=False).reward == 0.0
     assert graded(tagged(" ".join(reversed(numeral(2_536)[0].split()))), data, shaping=False).reward == 0.0
+
+
+def test_where_marks_are_asked_for_losing_them_is_worth_nothing():
+    assert graded(tagged("wakaška"), REPAIR).reward == 1.0
+    assert graded(tagged("wakáśka"), REPAIR).reward == 1.0
+    assert graded(tagged("wakaska"), REPAIR).reward == 0.0
+    missed = graded(tagged("ẉakasḳa"), REPAIR)
+    assert (missed.reward, missed.tier, missed.components["ortho_miss"]) == (0.0, "diacritics", 1.0)
+
+
+@pytest.mark.parametrize("answer", ["2536", "2,536", "2 536", " 2536.", "“2536”"])
+def test_a_number_may_be_grouped(answer):
+    assert graded(tagged(answer), READ).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "answer", ["25,36", "2,536,", "2536 2536", "2536, 2537", "2537", "02536", "2536.0", "two", "٢٥٣٦"]
+)
+def test_another_number_is_wrong(answer):
+    assert graded(tagged(answer), READ).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"lemma": "kaška", "person": "1", "number": "sg"}',
+        '{"person": 1, "number": "SG", "lemma": "kaśka"}',
+        ' {"number":"sg",\n"person":"1","lemma":"kas\u030cka"} ',
+        '{"lemma": "ka\\u0161ka", "person": "1", "number": "du"}',
+    ],
+)
+def test_an_object_is_compared_by_its_values(answer):
+    assert graded(tagged(answer), PARSED).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"lemma": "kaška", "person": "1", "number": "pl"}',
+        '{"lemma": "kaška", "person": "1"}',
+        '{"lemma": "kaška", "person": "1", "number": "sg", "mood": ""}',
+        '{"lemma": "kaška", "person": "1", "number": "sg", "number": "sg"}',
+        '{"lemma": "kaška", "person": "1", "number": "pl", "number": "sg"}',
+        '{"lemma": "kaška", "person": 1.0, "number": "sg"}',
+        '{"lemma": "kaška", "person": true, "number": "sg"}',
+        '{"lemma": ["kaška"], "person": "1", "number": "sg"}',
+        '[{"lemma": "kaška", "person": "1", "number": "sg"}]',
+        '{"lemma": "kaška", "person": "1", "number": "sg"} {"lemma": "kaška", "person": "1", "number": "sg"}',
+        '{"lemma": "kaška", "person": "1", "number": "sg",}',
+        "{'lemma': 'kaška', 'person': '1', 'number': 'sg'}",
+        '{"lemma": "kaška", "person": 01, "number": "sg"}',
+        '{"lemma": "", "person": "1", "number": "sg"}',
+        "kaška 1 sg",
+        "[" * 399,
+        '{"lemma": "kaška' + " " * 400 + '", "person": "1", "number": "sg"}',
+    ],
+)
+def test_other_objects_are_worth_nothing(answer):
+    assert graded(tagged(answer), PARSED).reward == 0.0
+
+
+def test_an_object_with_lost_marks_is_paid_a_part():
+    assert graded(tagged('{"lemma": "kaska", "person": "1", "number": "sg"}'), PARSED).reward == 0.3
 
 
 def test_components_never_pay():
@@ -139,7 +228,7 @@ def test_a_disagreement_of_the_graders_is_raised():
 
 
 ENVIRONMENT = load_environment(invented=True)
-TASKS = [*ENVIRONMENT.tasks("train")[:300], *ENVIRONMENT.tasks("eval")[:300]]
+TASKS = [*ENVIRONMENT.tasks("train")[:400], *ENVIRONMENT.tasks("eval")[:400]]
 DAKOTA_NOISE = "abćdeġghḣikmnŋopsštuwyzžśǧáéčʼ'’ -.,;|\n\u030c\u0301\u0304\u200b\u0327аορ"
 replies = st.one_of(
     st.text(max_size=60),
@@ -173,8 +262,8 @@ def test_both_graders_agree_on_spoilt_answers(task, seed, edits, shaping):
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(TASKS), st.data(), st.sampled_from(["NFC", "NFD", "NFKD"]))
 def test_every_accepted_answer_is_right_in_every_encoding(task, data, encoding):
-    answer = unicodedata.normalize(encoding, data.draw(st.sampled_from(task.data["accept"])))
-    assert graded(tagged(answer), task.data).reward == 1.0
+    answer = data.draw(st.sampled_from(task.data["accept"]))
+    assert graded(tagged(unicodedata.normalize(encoding, answer)), task.data).reward == 1.0
 
 
 @settings(max_examples=200, deadline=None)
@@ -197,6 +286,45 @@ def test_both_edit_distances_are_the_textbook_one(one, other):
     assert levenshtein(one, other) == edits_between(one, other) == table[-1][-1]
 
 
+PROBES = probes(eval_tasks(tuple(FAMILIES), DEPTHS, True))
+
+
+def test_every_probe_gets_its_score():
+    assert {probe.item.data["family"] for probe in PROBES} == set(FAMILIES)
+    assert len({probe.name for probe in PROBES}) >= 30
+    for probe in PROBES:
+        assert graded(probe.reply, probe.item.data, shaping=False).reward == probe.reward, probe
+
+
+JSON_NOISE = '{}[]",: \\t\n\\u1aeš0123456789truenl-.'
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.one_of(
+        st.text(alphabet=JSON_NOISE, max_size=60),
+        st.dictionaries(
+            st.sampled_from(["lemma", "person", "number", "x"]),
+            st.one_of(st.text(max_size=6), st.integers(), st.booleans(), st.none(), st.floats()),
+            max_size=4,
+        ).map(lambda given: json.dumps(given, ensure_ascii=False)),
+        st.tuples(
+            st.just('{"lemma": "kaška", "person": 1, "number": "sg"}'),
+            st.integers(0, 46),
+            st.text(alphabet=JSON_NOISE, max_size=2),
+        ).map(lambda spoilt: spoilt[0][: spoilt[1]] + spoilt[2] + spoilt[0][spoilt[1] + 1 :]),
+    )
+)
+def test_both_graders_read_objects_alike(answer):
+    assert graded(tagged(answer), PARSED).reward in (0.0, 0.3, 1.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="0123456789,. ", max_size=12))
+def test_both_graders_read_numbers_alike(answer):
+    assert graded(tagged(answer), READ).reward in (0.0, 1.0)
+
+
 def mean_by_family(tasks, answer, *, shaping):
     totals = {}
     for task in tasks:
@@ -205,21 +333,28 @@ def mean_by_family(tasks, answer, *, shaping):
     return {family: sum(rewards) / len(rewards) for family, rewards in totals.items()}
 
 
-@pytest.mark.parametrize("split", ["train", "eval"])
+SPLITS = ("train", "random", "lemma", "cell", "rule", "range", "exception")
+
+
+@pytest.mark.parametrize("split", SPLITS)
 def test_policies_without_content_earn_next_to_nothing(split):
+    """Per family and split; a policy that answers at random is judged over all tasks of the split."""
     rng = random.Random(0)
-    tasks = load_environment().tasks(split)[:800]
+    tasks = ENVIRONMENT.tasks(split)[:3_000]
     answers = {}
-    for task in tasks:
+    for task in ENVIRONMENT.tasks("train")[:3_000]:
         answers.setdefault(task.data["family"], []).append(task.data["accept"][0])
-    words = [word for entry in load_corpus().entries for word in entry.form.split()]
+    words = sorted(load_corpus().words)
     policies = {
         "empty": lambda task: "",
-        "echo of the word": lambda task: (task.data["prompt_forms"] or ("",))[0],
+        "echo of a word": lambda task: (task.data["prompt_forms"] or ("",))[0],
+        "echo of all words": lambda task: " ".join(task.data["prompt_forms"]),
+        "words in reverse": lambda task: " ".join(task.data["prompt_forms"][::-1]),
+        "words in any order": lambda task: " ".join(shuffled(task.data["prompt_forms"], rng)),
         "echo of the prompt": lambda task: task.messages[0]["content"],
         "affix dump": lambda task: "wayauŋmanimipikta",
         "random lexicon word": lambda task: rng.choice(words),
-        "another task's answer": lambda task: rng.choice(answers[task.data["family"]]),
+        "another task's answer": lambda task: rng.choice(answers.get(task.data["family"], [""])),
         "letters": lambda task: "aeotnsrihkpŋš",
     }
     for name, policy in policies.items():
@@ -227,18 +362,22 @@ def test_policies_without_content_earn_next_to_nothing(split):
         assert max(means.values()) <= 0.03, (name, means)
 
 
-@pytest.mark.parametrize("family", ["conjugate", "possess", "dictionary"])
+def shuffled(words, rng):
+    return rng.sample(words, len(words))
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES)))
 def test_the_best_constant_answer_earns_next_to_nothing(family):
-    tasks = lemma_tasks(family, "train", True)
-    constants = sorted({task.data["accept"][0] for task in tasks[::10]})
-    assert max(constant_reward(constant, tasks) for constant in constants) <= 0.03
+    """Judged where it was not chosen: the answers most often right in training, on everything held out."""
+    held_out = [task for task in ENVIRONMENT.tasks("eval") if task.data["family"] == family]
+    train = [task for task in ENVIRONMENT.tasks("train")[:6_000] if task.data["family"] == family]
+    common = Counter(form for task in train for form in task.data["accept"])
+    constants = [form for form, _ in common.most_common(20)] or [held_out[0].data["accept"][0]]
+    for tasks, shaping in ((held_out, False), (train, True)):
+        if tasks:
+            best = max(constant_reward(c, tasks, shaping) for c in constants)
+            assert best <= 0.03
 
 
-def test_the_best_constant_number_earns_next_to_nothing():
-    tasks = load_environment(families=["numerals"]).tasks("train")[:200]
-    constants = [numeral(number)[0] for number in (7, 20, 25, 200, 222, 999, 1_111, 2_222, 7_777)]
-    assert max(constant_reward(constant, tasks) for constant in constants) <= 0.03
-
-
-def constant_reward(constant, tasks):
-    return sum(grade(tagged(constant), task.data, shaping=True).reward for task in tasks) / len(tasks)
+def constant_reward(constant, tasks, shaping):
+    return sum(grade(tagged(constant), task.data, shaping=shaping).reward for task in tasks) / len(tasks)

@@ -1,33 +1,77 @@
 """Task sequences are reproducible, disjoint where they must be, and never give their answer away."""
 
+import json
 import re
 import subprocess
 import sys
+from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dakota1890 import load_environment
 from dakota1890.corpus import load_corpus
+from dakota1890.draws import Draws
+from dakota1890.errors import ArgumentError
+from dakota1890.families import FAMILIES
+from dakota1890.grading import grade
 from dakota1890.morphology import numeral
 from dakota1890.orthography import bare, canonical
-from dakota1890.splits import held_out_lemma, held_out_number
-from dakota1890.tasks import FAMILIES, TaskOptions, TrainTasks, eval_numbers, eval_tasks, lemma_tasks
+from dakota1890.questions import JSON, NUMBER
+from dakota1890.splits import (
+    AXES,
+    HELD_OUT_CELLS,
+    HELD_OUT_RULES,
+    held_out_fact,
+    held_out_lemma,
+    side_of,
+    within_train_range,
+)
+from dakota1890.tasks import (
+    DEPTHS,
+    EVAL_PER_SIDE,
+    TaskOptions,
+    TrainTasks,
+    eval_tasks,
+    held_out_forms,
+    train_cells,
+    train_depths,
+)
 
-FACTS = {
-    split: [t for f in FAMILIES if f != "numerals" for t in lemma_tasks(f, split, True)]
-    for split in ("train", "eval")
-}
-TRAIN = TrainTasks(TaskOptions(invented_fraction=0.5), 4_000)[:]
-EVAL = eval_tasks(FAMILIES, True)
+NAMES = tuple(FAMILIES)
+TRAIN = TrainTasks(TaskOptions(invented_fraction=0.5), 6_000)[:]
+EVAL = eval_tasks(NAMES, DEPTHS, True)
 
 
-def lemmas(tasks):
-    return {lemma for task in tasks for lemma in task.data["lemma_ids"]}
+def recorded(side):
+    """Every recorded question that stands on one side (or, for `held`, on none of training)."""
+    for family in FAMILIES.values():
+        questions = family.recorded() if family.recorded else _drawn(family)
+        for question in questions:
+            found = side_of(question, exception=family.exceptions)
+            if found == side or (side == "held" and found != "train"):
+                yield question
 
 
-def test_train_items_depend_on_seed_and_index_alone():
+def _drawn(family):
+    return [family.draw(Draws(5, i)) for i in range(3_000)]
+
+
+def values(questions, name):
+    return {value for question in questions for value in getattr(question, name)}
+
+
+@pytest.fixture(scope="module")
+def train_questions():
+    return list(recorded("train"))
+
+
+@pytest.fixture(scope="module")
+def held_questions():
+    return list(recorded("held"))
+
+
+def test_train_items_depend_on_options_and_index_alone():
     options = TaskOptions(invented_fraction=0.3, seed=7)
     once, again = TrainTasks(options, 1_000), TrainTasks(options, 50)
     assert [once[i] for i in (49, 3, 17)] == [again[49], again[3], again[17]]
@@ -40,8 +84,9 @@ def test_train_items_depend_on_seed_and_index_alone():
 
 def test_tasks_are_the_same_in_every_process():
     code = (
-        "from dakota1890 import load_environment; e = load_environment(invented=True);"
-        "print([t.id for split in ('train', 'eval') for t in e.tasks(split)[:50]])"
+        "from dakota1890.tasks import *; from dakota1890.families import FAMILIES;"
+        "print([t.id for t in TrainTasks(TaskOptions(invented_fraction=0.5), 200)]);"
+        "print([t.id for t in eval_tasks(tuple(FAMILIES), DEPTHS, True)[:200]])"
     )
     outputs = {
         subprocess.run(
@@ -56,15 +101,42 @@ def test_tasks_are_the_same_in_every_process():
     assert len(outputs) == 1
 
 
-def test_no_lemma_number_or_answer_crosses_the_split():
-    assert not lemmas(FACTS["train"]) & lemmas(FACTS["eval"])
-    assert not lemmas(TRAIN) & lemmas(EVAL)
-    train_answers = {
-        a for t in (*TRAIN, *FACTS["train"]) if t.data["family"] != "numerals" for a in t.data["accept"]
+def test_nothing_held_out_occurs_in_a_train_question(train_questions):
+    assert not values(train_questions, "rule_ids") & HELD_OUT_RULES
+    assert not values(train_questions, "cells") & HELD_OUT_CELLS
+    assert not any(map(held_out_fact, values(train_questions, "facts")))
+    assert not any(map(held_out_lemma, values(train_questions, "lemma_ids")))
+    assert all(within_train_range(q.number) for q in train_questions if q.number is not None)
+    assert not {q.family for q in train_questions} & {f.name for f in FAMILIES.values() if f.exceptions}
+
+
+def test_all_ways_of_asking_a_fact_stand_on_one_side(train_questions, held_questions):
+    """Reading a form back, repairing it or using it in a sentence asks about facts that are on this side."""
+    held_for_themselves = {
+        fact for q in held_questions for fact in q.facts if len(q.facts) == 1 and not q.invented
     }
-    assert not train_answers & {answer for task in EVAL for answer in task.data["accept"]}
-    assert not {t.messages[0]["content"] for t in TRAIN} & {t.messages[0]["content"] for t in EVAL}
+    assert not values(train_questions, "facts") & held_for_themselves
+
+
+def test_no_prompt_or_task_crosses():
+    assert not {t.prompt for t in TRAIN} & {t.prompt for t in EVAL}
     assert not {t.id for t in TRAIN} & {t.id for t in EVAL}
+
+
+def test_no_held_out_form_is_shown_in_training(train_questions):
+    """As an answer or in a prompt, whole. Homographs do not count: forms of other words, spelled alike."""
+    lemmas_of = defaultdict(set)
+    for task in EVAL:
+        # The total of a held-out sum is a trained number; reading its parts is what is held out.
+        words = task.data["answer"] not in (JSON, NUMBER) and task.data["family"] != "numerals"
+        if words and task.data["split"] in ("lemma", "cell", "random"):
+            for form in task.data["accept"]:
+                lemmas_of[form].update(task.data["lemma_ids"])
+    assert len(lemmas_of) > 200
+    for question in train_questions:
+        shown = {canonical(quoted) for quoted in re.findall('"([^"]+)"', question.ask)} | set(question.accept)
+        for form in (shown - set(question.lemma_ids)) & set(lemmas_of):
+            assert not lemmas_of[form] & set(question.lemma_ids), (form, question)
 
 
 def test_relatives_stay_on_one_side():
@@ -76,91 +148,137 @@ def test_relatives_stay_on_one_side():
         assert len({held_out_lemma(lemma) for lemma in group.split()}) == 1, group
 
 
-def test_the_split_does_not_depend_on_the_seed_or_on_hints():
-    first, other = load_environment(seed=1), load_environment(seed=2, hints="none", invented=True)
-    assert [t.id for t in first.tasks("eval")] == [t.id for t in EVAL]
-    assert [t.data["accept"] for t in sorted(other.tasks("eval"), key=lambda t: t.data["accept"])] == sorted(
-        t.data["accept"] for t in EVAL
-    )
-
-
 def test_every_class_is_on_both_sides():
     corpus = load_corpus()
     for words in (corpus.verbs, corpus.nouns):
-        for klass in {word.klass for word in words} - {"alienable, keeps the whole prefix"}:
+        classes = Counter(word.klass for word in words)
+        for klass in {klass for klass, count in classes.items() if count > 3}:
             assert len({held_out_lemma(word.lemma) for word in words if word.klass == klass}) == 2, klass
 
 
-def test_the_evaluation_is_large_enough_and_no_family_dominates():
-    sizes = {family: sum(task.data["family"] == family for task in EVAL) for family in FAMILIES}
-    assert sum(sizes.values()) >= 500
-    assert sizes["numerals"] == 200
-    assert all(70 <= size <= len(EVAL) / 2 for size in sizes.values()), sizes
+def test_the_parts_of_a_held_out_cell_are_trained(train_questions):
+    """A cell is rule|class; both halves occur in training, only not together."""
+    trained = {half for cell in values(train_questions, "cells") for half in _halves(cell)}
+    for cell in HELD_OUT_CELLS:
+        assert set(_halves(cell)) <= trained, cell
+
+
+def _halves(cell):
+    rule, _, klass = cell.partition("|")
+    return f"{rule}|", f"|{klass}"
+
+
+def test_every_axis_is_measured_and_the_held_out_names_exist(held_questions):
+    assert {task.data["split"] for task in EVAL} == set(AXES)
+    assert values(held_questions, "cells") >= HELD_OUT_CELLS
+    assert values(held_questions, "rule_ids") >= HELD_OUT_RULES
+    assert set(load_corpus().rules) >= HELD_OUT_RULES
+
+
+def test_the_evaluation_is_fixed_and_capped():
+    sizes = Counter((task.data["family"], task.data["split"]) for task in EVAL)
+    assert max(sizes.values()) <= EVAL_PER_SIDE
+    assert {family for family, _ in sizes} == set(NAMES)
     assert len({task.id for task in EVAL}) == len(EVAL)
+    assert {task.id for task in eval_tasks(NAMES, DEPTHS, False)} == {task.id for task in EVAL}
 
 
-def test_held_out_numbers_span_the_range_and_never_the_ten_units():
-    assert not any(held_out_number(number) for number in range(1, 11))
-    assert all(held_out_number(number) for number in eval_numbers())
-    assert {len(str(number)) for number in eval_numbers()} == {2, 3, 4}
-    assert {len(t.data["lemma_ids"][0]) for t in TRAIN if t.data["family"] == "numerals"} == {1, 2, 3, 4}
+def test_held_out_forms_are_those_of_the_evaluation():
+    forms = held_out_forms()
+    assert all(form in forms for task in EVAL for form in task.data["accept"])
 
 
 @pytest.mark.parametrize("hint", [True, False])
 def test_no_prompt_holds_its_answer(hint):
-    tasks = [*TrainTasks(TaskOptions(hint=hint, invented_fraction=0.5), 2_000), *eval_tasks(FAMILIES, hint)]
+    tasks = [
+        *TrainTasks(TaskOptions(hint=hint, invented_fraction=0.5), 4_000),
+        *eval_tasks(NAMES, DEPTHS, hint),
+    ]
     for task in tasks:
-        prompt = " " + " ".join(re.findall(r"[\w']+", task.messages[0]["content"].lower())) + " "
-        assert not any(f" {answer} " in prompt for answer in task.data["accept"]), task
-        assert not any(answer in task.data["prompt_forms"] for answer in task.data["accept"]), task
+        words = re.findall(r"[^\W_]+", canonical(task.prompt))
+        prompt = f" {' '.join(words)} "
+        written = [answer.replace("'", " ") for answer in task.data["accept"]]
+        assert not any(f" {answer} " in prompt for answer in written), task
+        assert not set(task.data["accept"]) & set(task.data["prompt_forms"]), task
 
 
 def test_prompts_are_short_and_ask_for_the_tag():
     for task in (*TRAIN, *EVAL):
-        (message,) = task.messages
-        assert message["role"] == "user"
-        assert message["content"].endswith("in <answer></answer>.")
-        assert len(message["content"].split()) <= 45
+        assert task.prompt.endswith("in <answer></answer>.")
+        assert len(task.prompt.split()) <= 120, task.prompt
 
 
 def test_hints_can_be_left_out():
     plain = TrainTasks(TaskOptions(hint=False), 300)
-    assert not any("Rule:" in task.messages[0]["content"] for task in plain)
-    assert sum("Rule:" in task.messages[0]["content"] for task in TrainTasks(TaskOptions(), 300)) > 200
+    assert not any("Rule:" in task.prompt for task in plain)
+    assert sum("Rule:" in task.prompt for task in TrainTasks(TaskOptions(), 300)) > 150
 
 
 def test_task_data_is_complete_and_its_rules_exist():
     rules = load_corpus().rules
     for task in (*TRAIN, *EVAL):
-        assert {"family", "split", "rule_ids", "lemma_ids", "depth", "accept", "prompt_forms"} <= set(
-            task.data
-        )
-        assert set(task.data["rule_ids"]) <= set(rules)
-        assert task.data["rule_ids"] or task.data["family"] == "dictionary"
-        assert task.data["accept"]
-        assert all(canonical(answer) == answer for answer in task.data["accept"])
-        assert task.data["depth"] in (1, 2, 3, 4)
+        data = task.data
+        assert json.loads(json.dumps(data)) is not None
+        assert set(data["rule_ids"]) <= set(rules), task
+        assert data["rule_ids"] or data["family"] in ("dictionary", "repair"), task
+        assert data["accept"]
+        assert data["lemma_ids"]
+        assert data["depth"] in DEPTHS
+        if data["answer"] == JSON:
+            assert all(list(json.loads(form)) == list(data["keys"]) for form in data["accept"]), task
+        else:
+            assert all(canonical(form) == form for form in data["accept"]), task
 
 
 def test_one_prompt_has_one_set_of_answers():
     seen = {}
-    for task in (*TRAIN, *FACTS["train"], *EVAL):
-        prompt = task.messages[0]["content"]
-        assert seen.setdefault(prompt, set(task.data["accept"])) == set(task.data["accept"]), prompt
+    for task in (*TRAIN, *EVAL):
+        assert seen.setdefault(task.prompt, set(task.data["accept"])) == set(task.data["accept"]), task
+
+
+def test_every_accepted_answer_is_paid():
+    for task in (*TRAIN[:2_000], *EVAL):
+        for form in task.data["accept"]:
+            reply = f"<answer>{form}</answer>"
+            assert grade(reply, task.data, shaping=False).reward == 1.0, task
+
+
+def test_train_families_are_drawn_evenly_and_have_their_depths():
+    counts = Counter(task.data["family"] for task in TRAIN)
+    trained = [name for name in NAMES if train_depths(name)]
+    assert set(counts) == set(trained)
+    assert all(0.7 < counts[name] * len(trained) / len(TRAIN) < 1.3 for name in trained), counts
+    depths = defaultdict(set)
+    for task in TRAIN:
+        depths[task.data["family"]].add(task.data["depth"])
+    assert all(depths[name] <= train_depths(name) for name in trained)
+    assert set().union(*depths.values()) == set(DEPTHS)
+
+
+def test_depths_can_be_chosen():
+    tasks = TrainTasks(TaskOptions(depths=(2,)), 300)[:]
+    assert {task.data["depth"] for task in tasks} == {2}
+    assert {task.data["depth"] for task in eval_tasks(NAMES, (2, 3), True)} == {2, 3}
+    with pytest.raises(ArgumentError, match=r"no train questions of depth 4 in conjugate; .*conjugate: 1"):
+        TrainTasks(TaskOptions(families=("conjugate",), depths=(4,)), 10)
+
+
+def test_curriculum_cells_hold_one_family_at_one_depth():
+    cells = train_cells(TaskOptions(invented_fraction=0.5), 50)
+    assert {"conjugate/1", "particles/2", "numerals/1"} <= set(cells)
+    for name, tasks in cells.items():
+        family, depth = name.split("/")
+        assert {(t.data["family"], t.data["depth"]) for t in tasks} == {(family, int(depth))}
 
 
 def test_invented_words_are_marked_new_and_never_in_the_evaluation():
-    invented = [task for task in TRAIN if task.data.get("invented")]
-    real = [t for t in TRAIN if not t.data.get("invented") and t.data["family"] in ("conjugate", "possess")]
-    assert 0.4 < len(invented) / len(invented + real) < 0.6
-    assert len(lemmas(invented)) > 0.95 * len(invented)
-    recorded = {bare(word) for word in load_corpus().words}
-    held = {bare(answer) for task in EVAL for answer in task.data["accept"]}
+    invented = [task for task in TRAIN if task.data["invented"]]
+    assert len(invented) > 500
+    words = {bare(word) for word in load_corpus().words}
     for task in invented:
-        assert "an invented word" in task.messages[0]["content"]
-        assert bare(task.data["lemma_ids"][0]) not in recorded
-        assert not {bare(answer) for answer in task.data["accept"]} & (recorded | held)
-    assert not any(task.data.get("invented") for task in EVAL)
+        assert not any(bare(lemma) in words for lemma in task.data["lemma_ids"][:1]), task
+    assert not any(task.data["invented"] for task in EVAL)
+    assert not any(task.data["invented"] for task in TrainTasks(TaskOptions(), 500))
 
 
 def test_invented_words_sound_like_the_train_lemmas():
@@ -168,15 +286,21 @@ def test_invented_words_sound_like_the_train_lemmas():
     trained = [w for e in load_corpus().entries for w in canonical(e.form).split()]
     known = {onset for word in trained for onset, _ in syllable.findall(word)} | {"y", "k"}
     for task in TRAIN:
-        if task.data.get("invented"):
+        if task.data["invented"] and task.data["family"] in ("conjugate", "possess"):
             lemma = task.data["lemma_ids"][0]
             parts = syllable.findall(lemma)
             assert "".join(onset + vowel for onset, vowel in parts) == lemma
             assert {onset for onset, _ in parts} <= known, lemma
 
 
-def test_without_invented_there_are_none():
-    assert not any(task.data.get("invented") for task in load_environment(num_train=500).tasks("train"))
+def test_small_numbers_make_up_training_and_large_ones_the_range_axis():
+    rank = [int(t.data["lemma_ids"][0]) for t in EVAL if t.data["split"] == "range"]
+    assert rank
+    assert min(rank) >= 1
+    written = [t for t in TRAIN if t.data["facts"][0].startswith("number/")]
+    numbers = {int(fact.partition("/")[2]) for t in written for fact in t.data["facts"] if fact[7:].isdigit()}
+    assert numbers
+    assert all(n < 100 or len(str(n).rstrip("0")) == 1 for n in numbers)
 
 
 @settings(max_examples=50, deadline=None)
@@ -184,5 +308,12 @@ def test_without_invented_there_are_none():
 def test_any_seed_and_index_make_a_task(seed, index):
     task = TrainTasks(TaskOptions(seed=seed, invented_fraction=0.5), 10**9 + 1)[index]
     assert task.data["split"] == "train"
-    if task.data["family"] == "numerals":
-        assert task.data["accept"] == numeral(int(task.data["lemma_ids"][0]))
+    reply = f"<answer>{task.data['accept'][0]}</answer>"
+    assert grade(reply, task.data, shaping=True).reward == 1.0
+
+
+def test_numbers_are_written_by_the_grammar():
+    tasks = TrainTasks(TaskOptions(families=("numerals",)), 300)
+    plain = [t for t in tasks if t.prompt.startswith("Write the number")]
+    assert plain
+    assert all(t.data["accept"] == numeral(int(t.data["lemma_ids"][0])) for t in plain)

@@ -11,7 +11,7 @@ from pathlib import Path
 from buckeye.errors import BuckeyeError
 from buckeye.storage import write_file
 from dakota1890.environment import load_environment
-from dakota1890.tasks import FAMILIES
+from dakota1890.families import FAMILIES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +30,7 @@ def write_demonstrations(given: argparse.Namespace) -> int:
     """Write `{"messages": [...]}` rows of the train split, one JSON object a line; returns how many."""
     environment = load_environment(
         families=given.families.split(",") if given.families else None,
+        depths=[int(depth) for depth in given.depths.split(",")] if given.depths else None,
         hints=given.hints,
         invented=given.invented,
         invented_fraction=given.invented_fraction,
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--count", type=int, required=True, help="how many rows")
     command.add_argument("--seed", type=int, default=0, help="of the train sequence (default 0)")
     command.add_argument("--families", help=f"comma-separated, of {','.join(FAMILIES)} (default: all)")
+    command.add_argument("--depths", help="comma-separated, of 1,2,3,4 (default: all)")
     command.add_argument(
         "--hints", choices=("rule", "none"), default="rule", help="state the rule (default) or not"
     )

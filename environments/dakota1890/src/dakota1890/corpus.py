@@ -16,14 +16,14 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from buckeye.errors import BuckeyeError
+from dakota1890.errors import DakotaError
 from dakota1890.orthography import canonical
 
 SLOT = "·"
 """Marks in `verbs.csv` the place of the person marker: `ma·noŋ`."""
 
 
-class CorpusError(BuckeyeError):
+class CorpusError(DakotaError):
     """A packaged data file is not the one that was released."""
 
 
@@ -58,7 +58,9 @@ class Verb:
 
     `at` and `dual_at` are the offsets in `lemma` where the markers of I/thou and of we stand. `final` says
     what kta and šni do to a final a: keeps, changes (to e), either (both printed) or unknown. `attested`
-    pairs a person with a form found in the record.
+    pairs a person with a form found in the record. `derives` names what else can be made of it: object,
+    dative, benefactive, possessive, reflexive, absolute, causative. `klass` is "unknown" where only forms
+    without a person marker are on record.
     """
 
     lemma: str
@@ -70,8 +72,29 @@ class Verb:
     final: str
     root: str
     rules: tuple[str, ...]
+    derives: tuple[str, ...] = ()
     attested: tuple[tuple[str, str], ...] = ()
     evidence: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Irregular:
+    """A form for which the rules of its `kind` (verb, noun, kin, number, think) give a wrong one.
+
+    `meaning` is a person, or the meaning in words. `forms` are the recorded ones, `regular` the wrong ones.
+    `particles`: whether kta and šni may follow unchanged.
+    """
+
+    word: str
+    gloss: str
+    kind: str
+    meaning: str
+    forms: tuple[str, ...]
+    regular: tuple[str, ...]
+    rules: tuple[str, ...]
+    rule: str
+    particles: bool
+    evidence: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +112,66 @@ class Noun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Kin:
+    """A kin term.
+
+    speaker: whose relative it is: man, woman, either (recorded for both), or "" where no sex is recorded.
+    forms: what the record licenses of 2sg (thy), 3sg (his or her) and ya (the verb "to have as").
+    `attested` pairs one of 2sg, 3sg, or 1sg of that verb with a form found in the record.
+    """
+
+    lemma: str
+    relation: str
+    speaker: str
+    forms: tuple[str, ...]
+    root: str
+    rules: tuple[str, ...]
+    attested: tuple[tuple[str, str], ...] = ()
+    evidence: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Derived:
+    """A noun formed of `base`.
+
+    part: adjective, verb, body part or noun. kind: abstract, place, agent, human, ruminant, bear, fish or
+    little. final: what a final a of the base does: keeps, changes (to e) or either. `noun_gloss` and
+    `attested` are "" where only the rule licenses the noun.
+    """
+
+    base: str
+    gloss: str
+    part: str
+    kind: str
+    final: str
+    noun_gloss: str
+    root: str
+    rules: tuple[str, ...]
+    attested: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentenceWord:
+    """A recorded word that sentences are made of.
+
+    role: noun, verb, dwelling (a verb of place), adjective, adverb, postposition, company (with) or degree.
+    kinds: what a noun is (person, animal, thing, ...); for the others the kinds of noun that they go with,
+    for a verb those of its subject and whether it is one of motion. object_kinds: those of a verb's object, and
+    what a postposition wants of its verb. english: singular and plural of a noun (no plural: ""), the plain,
+    he- and thou-form of a verb, or one word.
+    """
+
+    word: str
+    role: str
+    kinds: frozenset[str]
+    object_kinds: frozenset[str]
+    english: tuple[str, ...]
+    attested: str
+    evidence: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
     """Everything packaged. `variants` maps a form to its attested other spellings, each with its kind."""
 
@@ -98,6 +181,10 @@ class Corpus:
     rules: Mapping[str, Rule]
     verbs: tuple[Verb, ...]
     nouns: tuple[Noun, ...]
+    kin: tuple[Kin, ...]
+    derived: tuple[Derived, ...]
+    irregulars: tuple[Irregular, ...]
+    sentence_words: tuple[SentenceWord, ...]
     content_hash: str
     words: frozenset[str] = field(repr=False)
     """Every single word of every form, canonical: what an invented word must not be."""
@@ -114,10 +201,14 @@ def load_corpus() -> Corpus:
     rules = {item["rule_id"]: _rule(item) for item in json.loads(texts["rules.json"])}
     verbs = tuple(_verb(row) for row in _rows(texts["verbs.csv"]))
     nouns = tuple(_noun(row) for row in _rows(texts["nouns.csv"]))
+    irregulars = tuple(_irregular(row) for row in _rows(texts["irregular.csv"]))
+    kin = tuple(_kin(row) for row in _rows(texts["kin.csv"]))
+    derived = tuple(_derived(row) for row in _rows(texts["derived.csv"]))
     spellings = [entry.form for entry in entries]
     spellings += [spelling for group in variants.values() for spelling, _ in group]
     spellings += [dakota for rule in rules.values() for dakota, _ in rule.examples]
     spellings += [verb.lemma for verb in verbs] + [noun.lemma for noun in nouns]
+    spellings += [form for irregular in irregulars for form in irregular.forms]
     words = frozenset(word for spelling in spellings for word in canonical(spelling).split())
     return Corpus(
         entries=entries,
@@ -126,6 +217,10 @@ def load_corpus() -> Corpus:
         rules=rules,
         verbs=verbs,
         nouns=nouns,
+        kin=kin,
+        derived=derived,
+        irregulars=irregulars,
+        sentence_words=tuple(_sentence_word(row) for row in _rows(texts["sentence_words.csv"])),
         content_hash=content_hash,
         words=words,
     )
@@ -169,7 +264,23 @@ def _verb(row: Mapping[str, str]) -> Verb:
         final=row["final"],
         root=row["root"],
         rules=tuple(row["rules"].split()),
+        derives=tuple(row["derives"].split()),
         attested=_pairs(row["attested"]),
+        evidence=row["evidence"],
+    )
+
+
+def _irregular(row: Mapping[str, str]) -> Irregular:
+    return Irregular(
+        word=row["word"],
+        gloss=row["gloss"],
+        kind=row["kind"],
+        meaning=row["meaning"],
+        forms=tuple(row["forms"].split(";")),
+        regular=tuple(form for form in row["regular"].split(";") if form),
+        rules=tuple(row["rules"].split()),
+        rule=row["rule"],
+        particles=row["particles"] == "yes",
         evidence=row["evidence"],
     )
 
@@ -183,6 +294,36 @@ def _noun(row: Mapping[str, str]) -> Noun:
         root=row["root"],
         rules=tuple(row["rules"].split()),
         attested=_pairs(row["attested"]),
+        evidence=row["evidence"],
+    )
+
+
+def _kin(row: Mapping[str, str]) -> Kin:
+    return Kin(
+        lemma=row["lemma"],
+        relation=row["relation"],
+        speaker=row["speaker"],
+        forms=tuple(row["forms"].split()),
+        root=row["root"],
+        rules=tuple(row["rules"].split()),
+        attested=_pairs(row["attested"]),
+        evidence=row["evidence"],
+    )
+
+
+def _derived(row: Mapping[str, str]) -> Derived:
+    return Derived(**{**row, "rules": tuple(row["rules"].split())})  # type: ignore[arg-type]
+
+
+def _sentence_word(row: Mapping[str, str]) -> SentenceWord:
+    kinds, _, object_kinds = row["kinds"].partition(" > ")
+    return SentenceWord(
+        word=row["word"],
+        role=row["role"],
+        kinds=frozenset(kinds.split()),
+        object_kinds=frozenset(object_kinds.split()),
+        english=tuple(row["english"].split(";")),
+        attested=row["attested"],
         evidence=row["evidence"],
     )
 

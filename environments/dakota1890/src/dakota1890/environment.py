@@ -1,33 +1,75 @@
-"""`load_environment`: the Dakota tasks behind Buckeye's environment protocol."""
+"""`load_environment` as Buckeye calls it: the Dakota tasks behind Buckeye's environment protocol."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
-from typing import Literal, overload
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, overload
 
-from buckeye.envs.base import Message, Outcome, Reply, Task
+from buckeye.envs.base import Message, Outcome, Probe, Reply, Task
 from buckeye.envs.single_turn import SingleTurnEnvironment
 from buckeye.errors import UsageError
+from dakota1890.arguments import NUM_TRAIN, Arguments, checked_arguments
 from dakota1890.audit import GradeMismatchError, check_reward
+from dakota1890.corpus import load_corpus
+from dakota1890.errors import ArgumentError
 from dakota1890.grading import grade
-from dakota1890.tasks import FAMILIES, TaskOptions, TrainTasks, eval_tasks
+from dakota1890.probes import probes
+from dakota1890.splits import AXES
+from dakota1890.tasks import Item, TrainTasks, eval_tasks, train_cells
 
-NUM_TRAIN = 100_000
+T = TypeVar("T")
 
 
 class DakotaEnvironment(SingleTurnEnvironment):
-    """The splits `train` and `eval` (held-out lemmas and numbers); built by `load_environment`."""
+    """The splits `train`, `eval` (everything held out) and one for each held-out axis."""
 
-    def __init__(self, options: TaskOptions, *, num_train: int, num_eval: int | None, shaping: bool) -> None:
-        self._train = TrainTasks(options, num_train)
-        self._shaping = shaping
-        held_out = eval_tasks(options.families, options.hint)[:num_eval]
-        super().__init__("dakota1890", {"train": self._train, "eval": held_out})
+    def __init__(self, arguments: Arguments) -> None:
+        options = arguments.options
+        self._arguments = arguments
+        self._train = Mapped(TrainTasks(options, arguments.num_train), as_task)
+        self._held_out = eval_tasks(options.families, options.depths, options.hint)
+        held_out = tuple(map(as_task, self._held_out))
+        axes = {axis: tuple(t for t in held_out if t.data["split"] == axis) for axis in AXES}
+        super().__init__(
+            "dakota1890",
+            {
+                "train": self._train,
+                "eval": held_out[: arguments.num_eval],
+                **{axis: tasks for axis, tasks in axes.items() if tasks},
+            },
+        )
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 over the packaged data."""
+        return load_corpus().content_hash
+
+    def lexicon(self) -> Sequence[str]:
+        """Every word of the record, for policies that answer at random."""
+        return sorted(load_corpus().words)
+
+    def probes(self) -> Sequence[Probe]:
+        """Replies to held-out tasks whose reward is known."""
+        return [
+            Probe(
+                name=f"{item.data['family']}: {name}",
+                task=as_task(item),
+                reply=reply,
+                low=reward,
+                high=reward,
+            )
+            for name, item, reply, reward in probes(self._held_out)
+        ]
+
+    def curriculum(self) -> Mapping[str, Sequence[Task]]:
+        """The train tasks by family and depth."""
+        cells = train_cells(self._arguments.options, self._arguments.num_train)
+        return {name: Mapped(items, as_task) for name, items in cells.items()}
 
     def grade(self, task: Task, reply: Reply) -> Outcome:
         """Grade a reply. A grade that the second grader does not confirm is an error, not a reward."""
-        shaping = self._shaping and task.data["split"] == "train"
+        shaping = self._arguments.shaping and task.data["split"] == "train"
         result = grade(reply.text, task.data, shaping=shaping, truncated=reply.finish_reason == "length")
         try:
             check_reward(result.reward, reply.text, task.data, shaping=shaping)
@@ -40,33 +82,43 @@ class DakotaEnvironment(SingleTurnEnvironment):
         """The train tasks with their preferred answer, to imitate. Raises UsageError for another split."""
         if split != "train":
             raise UsageError(f"demonstrations come from the train split only; {split!r} must stay unseen")
-        return Demonstrations(self._train)
+        return Mapped(self._train, _demonstration)
 
 
-class Demonstrations(Sequence[Sequence[Message]]):
-    """A lazy view of tasks: the messages of each and the assistant's `<answer>form</answer>`."""
+@dataclass(frozen=True, slots=True)
+class Mapped(Sequence[T]):
+    """A lazy view of a sequence through a function."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self._tasks = tasks
+    items: Sequence
+    function: Callable[..., T]
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self.items)
 
     @overload
-    def __getitem__(self, index: int) -> Sequence[Message]: ...
+    def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Sequence[Message]]: ...
-    def __getitem__(self, index: int | slice) -> Sequence[Message] | Sequence[Sequence[Message]]:
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        task = self._tasks[index]
-        answer = {"role": "assistant", "content": f"<answer>{task.data['accept'][0]}</answer>"}
-        return [*task.messages, answer]
+            return [self.function(item) for item in self.items[index]]
+        return self.function(self.items[index])
+
+
+def as_task(item: Item) -> Task:
+    """A task as Buckeye knows it."""
+    return Task(id=item.id, messages=({"role": "user", "content": item.prompt},), data=item.data)
+
+
+def _demonstration(task: Task) -> list[Message]:
+    answer = {"role": "assistant", "content": f"<answer>{task.data['accept'][0]}</answer>"}
+    return [*task.messages, answer]
 
 
 def load_environment(
     *,
     families: Sequence[str] | None = None,
+    depths: Sequence[int] | None = None,
     hints: Literal["rule", "none"] = "rule",
     invented: bool = False,
     invented_fraction: float = 0.5,
@@ -74,43 +126,42 @@ def load_environment(
     num_train: int = NUM_TRAIN,
     num_eval: int | None = None,
     shaping: bool = True,
+    tools: bool = False,
+    max_calls: int = 4,
 ) -> DakotaEnvironment:
     """The Dakota environment.
 
-    families: any of conjugate, possess, numerals, dictionary; None means all.
+    families: any of the twelve; None means all.
+    depths: any of 1 to 4, in training and evaluation; None means all.
     hints: "rule" states the rule each question tests in one sentence, "none" does not.
-    invented: let invented words be `invented_fraction` of the train questions on conjugation and possession;
+    invented: let invented words be `invented_fraction` of the train questions in the families that have them;
         the evaluation never has any.
-    seed: the train sequence; the split and the evaluation do not depend on it.
-    num_train, num_eval: how many tasks; None takes every held-out fact.
+    seed: the train sequence; the splits and the evaluation do not depend on it.
+    num_train, num_eval: how many tasks; None takes every held-out question.
     shaping: pay near misses up to 0.2 in training. The evaluation never pays them.
+    tools: let the policy look words and rules up, with at most `max_calls` calls; prompts then leave to the
+        tools what these tell, the rule included.
 
     Raises UsageError for an argument outside these.
     """
-    if hints not in ("rule", "none"):
-        raise UsageError(f'dakota1890: `hints` is "rule" or "none", not {hints!r}.')
-    if not 0.0 <= invented_fraction <= 1.0:
-        raise UsageError(f"dakota1890: `invented_fraction` is between 0 and 1, not {invented_fraction!r}.")
-    if num_train < 1 or (num_eval is not None and num_eval < 1):
-        raise UsageError("dakota1890: `num_train` and `num_eval` are at least 1.")
-    options = TaskOptions(
-        families=_checked_families(families),
-        hint=hints == "rule",
-        invented_fraction=invented_fraction if invented else 0.0,
-        seed=seed,
-    )
-    return DakotaEnvironment(options, num_train=num_train, num_eval=num_eval, shaping=shaping)
+    if max_calls < 1:
+        raise UsageError("dakota1890: `max_calls` is at least 1.")
+    try:
+        arguments = checked_arguments(
+            families=families,
+            depths=depths,
+            hints=hints,
+            invented=invented,
+            invented_fraction=invented_fraction,
+            seed=seed,
+            num_train=num_train,
+            num_eval=num_eval,
+            shaping=shaping,
+        )
+        if not tools:
+            return DakotaEnvironment(arguments)
+        from dakota1890.tool_environment import DakotaToolEnvironment  # which builds on this module
 
-
-def _checked_families(families: Sequence[str] | None) -> tuple[str, ...]:
-    if families is None:
-        return FAMILIES
-    names = ", ".join(FAMILIES)
-    if isinstance(families, str) or not families:
-        raise UsageError(f"dakota1890: `families` is a list with at least one of {names}.")
-    for family in families:
-        if family not in FAMILIES:
-            close = difflib.get_close_matches(str(family), FAMILIES, 1)
-            meant = f" Did you mean {close[0]!r}?" if close else ""
-            raise UsageError(f"dakota1890: unknown family {family!r}; there are {names}.{meant}")
-    return tuple(families)
+        return DakotaToolEnvironment(arguments, max_calls=max_calls)
+    except ArgumentError as error:
+        raise UsageError(str(error)) from None

@@ -5,12 +5,13 @@
     near        training only: how much closer than what the prompt already shows          at most 0.2
     anything else: wrong, an echo, several answers, not Dakota letters, empty, too long    0.0
 
-The answer is what stands in the one `<answer>...</answer>` of the reply, after its reasoning. Reasoning is
-free.
+Where the marks are what is asked for (`marks_matter`), their loss is worth nothing. The answer is what stands
+in the one `<answer>...</answer>` of the reply, after its reasoning. Reasoning is free.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -19,16 +20,19 @@ from functools import lru_cache
 from typing import Any
 
 from dakota1890.orthography import bare, canonical
+from dakota1890.questions import FORM, JSON, NUMBER, WORD, WORDS
 
 DIACRITIC_REWARD = 0.3
 SHAPING_CEILING = 0.2
 SHAPING_FLOOR = 0.6
 """Similarity below which a near miss earns nothing."""
+LONGEST_JSON = 400
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _END_OF_REASONING = "</think>"
 _SEVERAL = re.compile(r"[,;/|\n]|\s(?:or|and)\s")
 _NOT_DAKOTA = re.compile(r"[^a-z' ]")
+_GROUPED_DIGITS = re.compile(r"[0-9]{1,3}(?:[, ][0-9]{3})+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,20 +45,21 @@ class Grade:
 
 
 def grade(text: str, data: Mapping[str, Any], *, shaping: bool, truncated: bool = False) -> Grade:
-    """The grade of a reply `text` to a task with `data` (its `accept`, `prompt_forms` and `floor_forms`)."""
+    """The grade of a reply `text` to a task with `data` (see `questions.Question`)."""
     answer = extract_answer(text)
     if answer is None:
         return _graded("truncated" if truncated else "format", 0.0, 0.0, truncated)
     accept: Sequence[str] = data["accept"]
-    tier, folded = _classify(answer, accept, data["prompt_forms"])
+    tier, folded = _classify(answer, data)
     if tier == "exact":
         return _graded(tier, 1.0, 1.0, truncated)
     if folded is None:
         return _graded(tier, 0.0, 0.0, truncated)
     similarity = max(_similarity(folded, form) for form in accept)
     if tier == "diacritics":
-        return _graded(tier, DIACRITIC_REWARD, similarity, truncated)
-    reward = near_reward(similarity, accept, data["floor_forms"]) if shaping and tier == "wrong" else 0.0
+        return _graded(tier, 0.0 if data["marks_matter"] else DIACRITIC_REWARD, similarity, truncated)
+    shaped = shaping and tier == "wrong" and data["answer"] in (FORM, WORDS, WORD)
+    reward = near_reward(similarity, accept, data["floor_forms"]) if shaped else 0.0
     return _graded("near" if reward > 0 else tier, reward, similarity, truncated)
 
 
@@ -78,12 +83,59 @@ def _floor(accept: tuple[str, ...], floor_forms: tuple[str, ...]) -> float:
     return max([SHAPING_FLOOR, *(_similarity(shown, form) for shown in floor_forms for form in accept)])
 
 
-def _classify(answer: str, accept: Sequence[str], prompt_forms: Sequence[str]) -> tuple[str, str | None]:
+def _classify(answer: str, data: Mapping[str, Any]) -> tuple[str, str | None]:
     """The tier before shaping, and the folded answer where it can be compared with the accepted forms."""
     if not answer:
         return "empty", None
+    accept: Sequence[str] = data["accept"]
+    if data["answer"] == JSON:
+        return _classify_json(answer, accept, data["keys"])
     if len(unicodedata.normalize("NFC", answer)) > 2 * max(map(len, accept)) + 8:
         return "long", None
+    if data["answer"] == NUMBER and _GROUPED_DIGITS.fullmatch(answer):
+        answer = answer.replace(",", "").replace(" ", "")
+    return _classify_form(answer, accept, data["prompt_forms"])
+
+
+def _classify_json(answer: str, accept: Sequence[str], keys: Sequence[str]) -> tuple[str, str | None]:
+    values = json_values(answer, keys) if len(answer) <= LONGEST_JSON else None
+    if values is None:
+        return "malformed", None
+    accepted = _values_of(tuple(accept), tuple(keys))
+    if values in accepted:
+        return "exact", values
+    # No shaping: every value but one can be right by chance.
+    return ("diacritics", values) if _matches_bare(values, accepted) else ("wrong values", values)
+
+
+@lru_cache(maxsize=4_096)
+def _values_of(accept: tuple[str, ...], keys: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(json_values(answer, keys)) for answer in accept)
+
+
+def json_values(answer: str, keys: Sequence[str]) -> str | None:
+    """The canonical values of a JSON object in the order of `keys`, joined by spaces (their own spaces as _).
+
+    None unless it is an object with exactly these keys, each once, whose values are texts or whole numbers.
+    """
+    try:
+        pairs = json.loads(answer, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(pairs, _Pairs) or sorted(key for key, _ in pairs) != sorted(keys):
+        return None
+    given = dict(pairs)
+    if any(isinstance(value, bool) or not isinstance(value, (str, int)) for value in given.values()):
+        return None
+    values = [canonical(str(given[key])).replace(" ", "_") for key in keys]
+    return " ".join(values) if all(values) else None
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The pairs of a JSON object, so that a repeated key is seen."""
+
+
+def _classify_form(answer: str, accept: Sequence[str], prompt_forms: Sequence[str]) -> tuple[str, str | None]:
     folded = canonical(answer)
     if not folded:
         return "empty", None
@@ -91,16 +143,20 @@ def _classify(answer: str, accept: Sequence[str], prompt_forms: Sequence[str]) -
         return "exact", folded
     if _SEVERAL.search(answer):
         return "several", None
-    plain = bare(folded)
-    if _NOT_DAKOTA.search(plain):
+    if _NOT_DAKOTA.search(bare(folded)):
         return "script", None
     if folded in prompt_forms:
         return "echo", folded
-    if any(plain == bare(form) for form in accept):
+    if _matches_bare(folded, accept):
         return "diacritics", folded
     if folded.count(" ") > max(form.count(" ") for form in accept):
         return "several", folded
     return "wrong", folded
+
+
+def _matches_bare(folded: str, accept: Sequence[str]) -> bool:
+    plain = bare(folded)
+    return any(plain == bare(form) for form in accept)
 
 
 def _graded(tier: str, reward: float, similarity: float, truncated: bool) -> Grade:
@@ -108,7 +164,7 @@ def _graded(tier: str, reward: float, similarity: float, truncated: bool) -> Gra
         "exact": float(tier == "exact"),
         "ortho_miss": float(tier == "diacritics"),
         "sim": similarity,
-        "format_ok": float(tier not in ("format", "truncated", "empty")),
+        "format_ok": float(tier not in ("format", "truncated", "empty", "malformed")),
         "truncated": float(truncated),
     }
     return Grade(reward=reward, tier=tier, components=components)

@@ -13,20 +13,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
-from dakota1890.corpus import Noun, Verb, load_corpus
+from dakota1890.corpus import Derived, Kin, Noun, Verb, load_corpus
 from dakota1890.draws import Draws
 from dakota1890.morphology import conjugate, possess
+from dakota1890.morphology.derivation import derive, verbal_noun
+from dakota1890.morphology.kinship import have_as, relative_of, somebodys
 from dakota1890.orthography import bare, canonical
 from dakota1890.splits import held_out_lemma
 
 GLOSS = "an invented word"
 ALL_PERSONS = ("1sg", "2sg", "12", "1pl", "2pl", "3pl")
 _WITHOUT_WE = ("1sg", "2sg", "2pl", "3pl")
+_BODY_OWNERS = ("1sg", "2sg", "12", "1pl", "2pl")
 _OWNERS = ("1sg", "2sg", "3sg", "12", "1pl", "2pl", "3pl")
 _SYLLABLE = re.compile(r"([^aeiou]*)([aeiou]ŋ?)")
 _ATTEMPTS = 200
 
-W = TypeVar("W", Verb, Noun)
+W = TypeVar("W", Verb, Noun, Kin, Derived)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +57,39 @@ def invented_noun(draws: Draws) -> Noun:
     )
 
 
+def invented_kin(draws: Draws) -> Kin:
+    """A kin term no record holds."""
+    return _until_new(draws, _draw_kin, _kin_forms)
+
+
+def invented_base(draws: Draws) -> Derived:
+    """A noun derived of a base no record holds."""
+    return _until_new(draws, _draw_derived, lambda noun: [*derive(noun), verbal_noun(noun.base)])
+
+
+def is_new(forms: Iterable[str]) -> bool:
+    """Whether none of `forms` is a recorded form, also without diacritics."""
+    return _recorded_forms().isdisjoint(map(bare, forms))
+
+
 def _until_new(draws: Draws, draw: Callable[[Draws], W], forms: Callable[[W], Iterable[str]]) -> W:
     recorded = _recorded_forms()
     for _ in range(_ATTEMPTS):
         word = draw(draws)
-        if bare(word.lemma) not in recorded and not any(bare(form) in recorded for form in forms(word)):
+        if bare(_lemma(word)) not in recorded and not any(bare(form) in recorded for form in forms(word)):
             return word
     raise AssertionError(f"no new word in {_ATTEMPTS} draws")
+
+
+def _lemma(word: Verb | Noun | Kin | Derived) -> str:
+    return word.base if isinstance(word, Derived) else word.lemma
+
+
+def _kin_forms(kin: Kin) -> list[str]:
+    verb = have_as(kin)
+    owned = [form for owner in ("2sg", "3sg") if owner in kin.forms for form in relative_of(kin, owner)]
+    generic = somebodys(kin) if "3sg" in kin.forms else ()
+    return [*owned, *generic, *(form for p in ("3sg", *verb.persons) for form in conjugate(verb, p))]
 
 
 def _draw_verb(draws: Draws) -> Verb:
@@ -130,7 +159,7 @@ def _verb(klass: str, lemma: str, at: int, rule: str, persons: tuple[str, ...] =
 
 
 def _draw_noun(draws: Draws) -> Noun:
-    kind = draws.below(12)
+    kind = draws.below(10)
     if kind < 5:
         return _noun("alienable", _word(draws, starts_with_vowel=False), ("POSS-02",))
     if kind < 7:
@@ -138,16 +167,54 @@ def _draw_noun(draws: Draws) -> Noun:
         return _noun("alienable", lemma, ("POSS-02", "POSS-03"))
     if kind < 8:
         return _noun("alienable, abstract", "wo" + _rest(draws), ("POSS-05",))
-    if kind < 10:
-        return _noun("inalienable", _syllable(draws, first=True, last=False) + _rest(draws), ("POSS-01",))
-    return _noun("kinship", _word(draws, starts_with_vowel=False), ("POSS-06", "POSS-07", "POSS-08"))
+    return _noun("inalienable", _syllable(draws, first=True, last=False) + _rest(draws), ("POSS-01",))
 
 
 def _noun(klass: str, lemma: str, rules: tuple[str, ...]) -> Noun:
-    persons = {"inalienable": ("1sg", "2sg", "12", "1pl", "2pl"), "kinship": ("2sg", "3sg")}.get(
-        klass, _OWNERS
-    )
+    persons = _BODY_OWNERS if klass == "inalienable" else _OWNERS
     return Noun(lemma=lemma, gloss=GLOSS, klass=klass, persons=persons, root=lemma, rules=rules)
+
+
+def _draw_kin(draws: Draws) -> Kin:
+    """A term whose -ku or -tku the rules settle: not one in iŋ."""
+    while True:
+        lemma = _word(draws, starts_with_vowel=False)
+        if not lemma.endswith("iŋ"):
+            return Kin(
+                lemma=lemma, relation=GLOSS, speaker="", forms=("2sg", "3sg", "ya"), root=lemma, rules=()
+            )
+
+
+def _draw_derived(draws: Draws) -> Derived:
+    """Only wo- has a rule for a final a, so the other prefixes get no base that ends in one."""
+    kind, part, rule = draws.pick(_DERIVED_KINDS)
+    while True:
+        base = _word(draws, starts_with_vowel=kind == "agent")
+        if kind in ("abstract", "little") or not base.endswith(("a", "aŋ")):
+            break
+    return Derived(
+        base=base,
+        gloss=GLOSS,
+        part=part,
+        kind=kind,
+        final="either" if kind == "abstract" and not base.endswith("aŋ") else "keeps",
+        noun_gloss="",
+        root=base,
+        rules=(rule,),
+    )
+
+
+_DERIVED_KINDS = (
+    *[("abstract", "adjective", "NOUN-01"), ("abstract", "verb", "NOUN-01")] * 2,
+    *[("place", "verb", "NOUN-02")] * 3,
+    # Before a consonant wa- could also be the marker of I; before a vowel it is not asked of verbs.
+    *[("agent", "verb", "NOUN-03")] * 3,
+    ("human", "verb", "NOUN-04"),
+    ("human", "adjective", "NOUN-04"),
+    ("human", "body part", "NOUN-04"),
+    *[("ruminant", "body part", "NOUN-06")] * 2,
+    *[("little", "noun", "NOUN-08")] * 2,
+)
 
 
 def _word(draws: Draws, *, starts_with_vowel: bool) -> str:
@@ -196,4 +263,6 @@ def _recorded_forms() -> frozenset[str]:
     forms = set(corpus.words)
     forms.update(form for verb in corpus.verbs for person in verb.persons for form in conjugate(verb, person))
     forms.update(form for noun in corpus.nouns for person in noun.persons for form in possess(noun, person))
+    forms.update(form for kin in corpus.kin for form in _kin_forms(kin))
+    forms.update(form for noun in corpus.derived for form in derive(noun))
     return frozenset(map(bare, forms))

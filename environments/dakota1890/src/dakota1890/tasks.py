@@ -1,263 +1,242 @@
-"""The task sequences: every fact the record licenses as a question with its accepted answers.
+"""The task sequences: questions in words, with all that grading them takes.
 
-A train sequence is long and lazy: item i is a pure function of the seed and i. The evaluation holds every
-fact about held-out lemmas and a fixed sample of held-out numbers, in a fixed shuffled order.
+A train sequence is long and lazy: item i is a pure function of the options and i. The evaluation is fixed:
+every held-out question on the record, or a fixed sample of them where a family has too many.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, overload
 
-from buckeye.envs.base import Task
-from dakota1890 import prompts
-from dakota1890.corpus import Entry, Noun, Verb, load_corpus
 from dakota1890.draws import Draws
-from dakota1890.invented import invented_noun, invented_verb
-from dakota1890.morphology import PERSONS, UNITS, conjugate, numeral, possess, with_particle
-from dakota1890.orthography import canonical
-from dakota1890.splits import gloss_parts, hash_fraction, held_out_lemma, held_out_number
+from dakota1890.errors import ArgumentError
+from dakota1890.families import FAMILIES
+from dakota1890.questions import JSON, Family, Question
+from dakota1890.splits import hash_fraction, side_of
 
-FAMILIES = ("conjugate", "possess", "numerals", "dictionary")
-EVAL_NUMBERS = 200
+DEPTHS = (1, 2, 3, 4)
+EVAL_PER_SIDE = 120
+"""The most questions of one family on one held-out axis."""
 
-_PARTICLE_RULES = {"kta": "VERB-20", "šni": "VERB-23"}
-_PARTS_OF_SPEECH = {
-    "n.": "noun",
-    "v.a.": "verb",
-    "v.n.": "verb",
-    "adj.": "adjective",
-    "adv.": "adverb",
-    "prep.": "postposition",
-    "name": "name",
-}
+_EVAL_SEED = 1890
+_EVAL_DRAWS = 20_000
+_DRAWS_FOR_DEPTHS = 2_000
+_MOST_REJECTED = 20_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """One task. `data` can be written as JSON; it holds the accepted answers and everything in `Question`
+    that describes the task, and its `split`: train or the axis it is held out on.
+    """
+
+    id: str
+    prompt: str
+    data: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOptions:
-    """What a task sequence is drawn from. `invented_fraction`: the share of invented words in the two
-    families that have them (conjugate, possess); 0 outside training.
+    """What a task sequence is drawn from. `invented_fraction`: the share of invented words in the families
+    that have them.
     """
 
-    families: tuple[str, ...] = FAMILIES
+    families: tuple[str, ...] = tuple(FAMILIES)
+    depths: tuple[int, ...] = DEPTHS
     hint: bool = True
     invented_fraction: float = 0.0
     seed: int = 0
 
 
-class TrainTasks(Sequence[Task]):
-    """`count` train tasks; item i is made when asked for and depends on (options, i) alone."""
+class TrainTasks(Sequence[Item]):
+    """`count` train tasks; item i is made when asked for and depends on (options, i) alone.
+
+    Raises ArgumentError if no family has a train question of these depths.
+    """
 
     def __init__(self, options: TaskOptions, count: int) -> None:
         self._options = options
         self._count = count
+        self._families = [f for f in options.families if train_depths(f) & set(options.depths)]
+        if not self._families:
+            raise ArgumentError(
+                f"no train questions of depth {_listed(options.depths)} in {_listed(options.families)}; "
+                f"there are {_depths_of_families(options.families)}"
+            )
 
     def __len__(self) -> int:
         return self._count
 
     @overload
-    def __getitem__(self, index: int) -> Task: ...
+    def __getitem__(self, index: int) -> Item: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+    def __getitem__(self, index: slice) -> Sequence[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._count))]
         if not -self._count <= index < self._count:
             raise IndexError(f"train task {index} of {self._count}")
         return self._make(index % self._count)
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[Item]:
         return map(self._make, range(self._count))
 
-    def _make(self, index: int) -> Task:
+    def _make(self, index: int) -> Item:
         options, draws = self._options, Draws(self._options.seed, index)
-        family = draws.pick(options.families)
-        if family == "numerals":
-            return _numeral_task(_train_number(draws), options.hint, "train")
-        if family != "dictionary" and draws.below(1_000_000) < options.invented_fraction * 1_000_000:
-            return _invented_task(family, draws, options.hint)
-        return draws.pick(lemma_tasks(family, "train", options.hint))
+        family = FAMILIES[draws.pick(self._families)]
+        recorded = _recorded_train(family.name, options.depths, options.hint)
+        if family.draw is not None:
+            return _first_of_train(family.draw, draws, options)
+        if family.invent is not None and (
+            not recorded or draws.below(1_000_000) < options.invented_fraction * 1_000_000
+        ):
+            return _first_of_train(family.invent, draws, options)
+        return draws.pick(recorded)
 
 
-@lru_cache(maxsize=32)
-def eval_tasks(families: tuple[str, ...], hint: bool) -> tuple[Task, ...]:
-    """Every held-out fact of the families and the sample of held-out numbers, shuffled by task id."""
-    tasks: list[Task] = []
-    for family in families:
-        if family == "numerals":
-            tasks += [_numeral_task(number, hint, "eval") for number in eval_numbers()]
-        else:
-            tasks += lemma_tasks(family, "eval", hint)
+def train_cells(options: TaskOptions, count: int) -> dict[str, TrainTasks]:
+    """The train tasks by family and depth, each cell a sequence of `count`: `conjugate/1`, `order/4` ..."""
+    return {
+        f"{family}/{depth}": TrainTasks(
+            TaskOptions(
+                families=(family,),
+                depths=(depth,),
+                hint=options.hint,
+                invented_fraction=options.invented_fraction,
+                seed=options.seed,
+            ),
+            count,
+        )
+        for family in options.families
+        for depth in sorted(train_depths(family) & set(options.depths))
+    }
+
+
+@lru_cache(maxsize=64)
+def train_depths(family: str) -> frozenset[int]:
+    """The depths at which a family has train questions."""
+    source = FAMILIES[family]
+    if source.exceptions:
+        return frozenset()
+    if source.recorded is not None:
+        return frozenset(item.data["depth"] for item in _recorded_train(family, DEPTHS, True))
+    drawn = (_drawn(source, index) for index in range(_DRAWS_FOR_DEPTHS))
+    return frozenset(question.depth for question in drawn if side_of(question) == "train")
+
+
+@lru_cache(maxsize=64)
+def eval_tasks(families: tuple[str, ...], depths: tuple[int, ...], hint: bool) -> tuple[Item, ...]:
+    """The held-out tasks of the families, shuffled by task id."""
+    tasks = [
+        render(question, side, hint)
+        for family in families
+        for side, questions in _held_out(family).items()
+        for question in questions
+        if question.depth in depths
+    ]
     return tuple(sorted(tasks, key=lambda task: hash_fraction(task.id)))
 
 
 @lru_cache(maxsize=1)
-def eval_numbers() -> tuple[int, ...]:
-    """The held-out numbers asked for: all below 100, and as many of three as of four digits."""
-    held = [number for number in range(1, 10_000) if held_out_number(number)]
-    small = [number for number in held if number < 100]
-    half = (EVAL_NUMBERS - len(small)) // 2
-    hundreds = _sample([number for number in held if 100 <= number < 1_000], half)
-    thousands = _sample([number for number in held if number >= 1_000], EVAL_NUMBERS - len(small) - half)
-    return (*small, *hundreds, *thousands)
-
-
-def _sample(numbers: Sequence[int], count: int) -> list[int]:
-    return sorted(numbers, key=lambda number: hash_fraction(f"eval:{number}"))[:count]
-
-
-@lru_cache(maxsize=32)
-def lemma_tasks(family: str, split: str, hint: bool) -> tuple[Task, ...]:
-    """Every task of a family about the recorded lemmas of a split."""
-    corpus, held = load_corpus(), split == "eval"
-    tasks: list[Task] = []
-    if family == "conjugate":
-        for verb in corpus.verbs:
-            if held_out_lemma(verb.lemma) == held:
-                tasks += [_verb_task(verb, *cell, hint, split) for cell in verb_cells(verb)]
-    elif family == "possess":
-        for noun in corpus.nouns:
-            if held_out_lemma(noun.lemma) == held:
-                tasks += [_noun_task(noun, person, hint, split) for person in noun.persons]
-    else:
-        for entry in dictionary_entries():
-            if held_out_lemma(entry.form) == held:
-                tasks.append(_dictionary_task(entry, split))
-    # Words with the same gloss accept each other and are one question.
-    return tuple({task.messages[0]["content"]: task for task in reversed(tasks)}.values())[::-1]
-
-
-def verb_cells(verb: Verb) -> list[tuple[str, str | None]]:
-    """The (person, particle) cells of `verb` the record licenses; the bare third person is the lemma."""
-    cells: list[tuple[str, str | None]] = [(person, None) for person in verb.persons]
-    for person in ("3sg", *verb.persons):
-        if person.endswith("pl") or verb.final != "unknown":
-            cells += [(person, "kta"), (person, "šni")]
-    return cells
-
-
-@lru_cache(maxsize=1)
-def dictionary_entries() -> tuple[Entry, ...]:
-    """Single words with a printed English gloss that do not show the word and that no rule derives."""
-    derived = {
-        form for verb in load_corpus().verbs for p in PERSONS for form in conjugate(verb, p) if p != "3sg"
-    }
-    derived |= {
-        form for noun in load_corpus().nouns for person in noun.persons for form in possess(noun, person)
-    }
-    return tuple(
-        entry
-        for entry in load_corpus().entries
-        if entry.status in ("sound", "corrected")
-        and entry.pos in _PARTS_OF_SPEECH
-        and " " not in entry.form
-        and entry.gloss.isascii()
-        and canonical(entry.form) not in derived
-        and canonical(entry.form) not in canonical(entry.gloss).replace("(", " ").split()
+def held_out_forms() -> frozenset[str]:
+    """Every answer that a held-out task of any family accepts."""
+    return frozenset(
+        form for task in eval_tasks(tuple(FAMILIES), DEPTHS, True) for form in task.data["accept"]
     )
 
 
-def _verb_task(verb: Verb, person: str, particle: str | None, hint: bool, split: str) -> Task:
-    accept: Sequence[str] = conjugate(verb, person)
-    floor = [verb.lemma]
-    if particle:
-        final = "keeps" if person.endswith("pl") else verb.final
-        accept = [form for bare_form in accept for form in with_particle(bare_form, final, particle)]
-        floor.append(f"{verb.lemma} {particle}")
-    rules = (*verb.rules, *_number_rules(person), *([_PARTICLE_RULES[particle]] if particle else []))
-    prompt = prompts.conjugate_prompt(verb, person, particle, hint=hint)
-    shown = {"prompt_forms": (verb.lemma,), "floor_forms": tuple(floor)}
-    return _task("conjugate", split, prompt, accept, rules, verb.lemma, 2 if particle else 1, shown)
-
-
-def _number_rules(person: str) -> tuple[str, ...]:
-    return ("VERB-12",) if person in ("2pl", "3pl") else ("VERB-13",) if person in ("12", "1pl") else ()
-
-
-def _noun_task(noun: Noun, person: str, hint: bool, split: str) -> Task:
-    prompt = prompts.possess_prompt(noun, person, hint=hint)
-    shown = {"prompt_forms": (noun.lemma,), "floor_forms": (noun.lemma,)}
-    return _task("possess", split, prompt, possess(noun, person), noun.rules, noun.lemma, 1, shown)
-
-
-def _invented_task(family: str, draws: Draws, hint: bool) -> Task:
-    if family == "conjugate":
-        verb = invented_verb(draws)
-        task = _verb_task(verb, *draws.pick(verb_cells(verb)), hint, "train")
-    else:
-        noun = invented_noun(draws)
-        task = _noun_task(noun, draws.pick(noun.persons), hint, "train")
-    return Task(id=task.id, messages=task.messages, data={**task.data, "invented": True})
-
-
-def _train_number(draws: Draws) -> int:
-    """One digit once in ten; two, three and four digits equally often; never a held-out number."""
-    while True:
-        digits = (draws.below(10) + 5) // 3
-        low = 10 ** (digits - 1)
-        number = low + draws.below(9 * low)
-        if not held_out_number(number):
-            return number
-
-
-def _numeral_task(number: int, hint: bool, split: str) -> Task:
-    prompt = prompts.numeral_prompt(number, hint=hint)
-    depth = sum(digit != "0" for digit in str(number))
-    rules = ["NUM-01"] if number <= 10 else []
-    rules += ["NUM-02"] if 11 <= number % 100 <= 19 else ["NUM-03", "NUM-04"] if number % 100 > 19 else []
-    rules += ["NUM-05"] if number >= 100 else []
-    # A reply with the right skeleton and every count wrong is worth nothing: only counts earn shaping.
-    shown = {"prompt_forms": (), "floor_forms": (_skeleton(number),)}
-    return _task("numerals", split, prompt, numeral(number), rules, str(number), depth, shown)
-
-
-def _skeleton(number: int) -> str:
-    """`number` in words with every count replaced by another one."""
-    other = dict(zip(UNITS, (*UNITS[4:], *UNITS[:4]), strict=True))
-    return " ".join(other.get(word, word) for word in numeral(number)[0].split())
-
-
-def _dictionary_task(entry: Entry, split: str) -> Task:
-    prompt = prompts.dictionary_prompt(entry.gloss, _PARTS_OF_SPEECH[entry.pos])
-    accept = [canonical(entry.form), *_synonyms(entry)]
-    shown: dict[str, Any] = {"prompt_forms": (), "floor_forms": ()}
-    return _task("dictionary", split, prompt, accept, (), canonical(entry.form), 1, shown)
-
-
-def _synonyms(entry: Entry) -> list[str]:
-    """Other recorded words that share one of the senses of `entry`, and its dialect spellings."""
-    parts, corpus = gloss_parts(entry), load_corpus()
-    shared = [
-        canonical(other.form)
-        for other in corpus.entries
-        if other.status != "excluded" and other.pos != "affix" and parts & gloss_parts(other)
-    ]
-    return shared + [spelling for spelling, kind in corpus.variants.get(entry.form, ()) if kind == "dialect"]
-
-
-def _task(
-    family: str,
-    split: str,
-    prompt: str,
-    accept: Sequence[str],
-    rules: Sequence[str],
-    lemma: str,
-    depth: int,
-    shown: Mapping[str, Any],
-) -> Task:
-    """A task whose id is a hash of what is asked and what is accepted."""
-    accept = tuple(dict.fromkeys(accept))
-    digest = hashlib.sha256("\n".join((family, prompt, *accept)).encode()).hexdigest()[:16]
+def render(question: Question, side: str, hint: bool) -> Item:
+    """The question in words. Its id depends on what is asked and accepted, not on the hint."""
+    rule = f" Rule: {question.rule}." if hint and question.rule else ""
+    prompt = f"{question.ask}{rule} Put only the {question.answer} in <answer></answer>."
+    digest = hashlib.sha256("\n".join((question.family, question.ask, *question.accept)).encode())
     data = {
-        "family": family,
-        "split": split,
-        "rule_ids": tuple(dict.fromkeys(rules)),
-        "lemma_ids": (lemma,),
-        "depth": depth,
-        "accept": accept,
-        **shown,
+        "family": question.family,
+        "split": side,
+        "rule_ids": tuple(dict.fromkeys(question.rule_ids)),
+        "lemma_ids": question.lemma_ids,
+        "cells": question.cells,
+        "facts": question.facts,
+        "depth": question.depth,
+        "answer": question.answer,
+        "accept": _written(question),
+        "keys": question.keys,
+        "prompt_forms": question.prompt_forms,
+        "floor_forms": question.floor_forms,
+        "marks_matter": question.marks_matter,
+        "invented": question.invented,
     }
-    return Task(id=f"{family}-{digest}", messages=({"role": "user", "content": prompt},), data=data)
+    return Item(id=f"{question.family}-{digest.hexdigest()[:16]}", prompt=prompt, data=data)
+
+
+def _written(question: Question) -> tuple[str, ...]:
+    """The accepted answers as they are written between the tags."""
+    if question.answer != JSON:
+        return question.accept
+    answers = []
+    for form in question.accept:
+        values = [value.replace("_", " ") for value in form.split(" ")]
+        answers.append(json.dumps(dict(zip(question.keys, values, strict=True)), ensure_ascii=False))
+    return tuple(answers)
+
+
+def _first_of_train(make: Callable[[Draws], Question], draws: Draws, options: TaskOptions) -> Item:
+    for _ in range(_MOST_REJECTED):
+        question = make(draws)
+        if question.depth in options.depths and side_of(question) == "train":
+            return render(question, "train", options.hint)
+    raise AssertionError(f"no train question of {make.__module__} in {_MOST_REJECTED} draws")
+
+
+@lru_cache(maxsize=256)
+def _recorded_train(family: str, depths: tuple[int, ...], hint: bool) -> tuple[Item, ...]:
+    source = FAMILIES[family]
+    if source.recorded is None or source.exceptions:
+        return ()
+    return tuple(
+        render(question, "train", hint)
+        for question in source.recorded()
+        if question.depth in depths and side_of(question) == "train"
+    )
+
+
+@lru_cache(maxsize=64)
+def _held_out(family: str) -> Mapping[str, Sequence[Question]]:
+    """Axis -> the questions evaluated on it."""
+    source = FAMILIES[family]
+    by_side: dict[str, dict[str, Question]] = defaultdict(dict)
+    for question in _all_known(source):
+        side = side_of(question, exception=source.exceptions)
+        if side != "train":
+            by_side[side].setdefault(question.ask, question)
+    return {side: _sample(questions.values()) for side, questions in by_side.items()}
+
+
+def _all_known(family: Family) -> Iterable[Question]:
+    if family.recorded is not None:
+        return family.recorded()
+    return (_drawn(family, index) for index in range(_EVAL_DRAWS))
+
+
+def _drawn(family: Family, index: int) -> Question:
+    assert family.draw is not None
+    return family.draw(Draws(_EVAL_SEED, index))
+
+
+def _sample(questions: Iterable[Question]) -> list[Question]:
+    ordered = sorted(questions, key=lambda question: hash_fraction(f"eval:{question.ask}"))
+    return ordered[:EVAL_PER_SIDE]
+
+
+def _depths_of_families(families: Sequence[str]) -> str:
+    return "; ".join(f"{name}: {_listed(sorted(train_depths(name))) or 'none'}" for name in families)
+
+
+def _listed(items: Iterable[object]) -> str:
+    return ", ".join(map(str, items))

@@ -1,0 +1,120 @@
+"""A verb for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from dakota1890.corpus import Verb, load_corpus
+from dakota1890.draws import Draws
+from dakota1890.invented import GLOSS, invented_verb
+from dakota1890.morphology import conjugate
+from dakota1890.questions import FORM, Family, Question
+
+PERSON_NAMES = {
+    "1sg": "I",
+    "2sg": "thou",
+    "3sg": "he",
+    "12": "we two",
+    "1pl": "we",
+    "2pl": "you all",
+    "3pl": "they",
+}
+_FINAL_PI = " plus final -pi"
+_MARKERS = {"I": {"1": "wa", "2": "ya"}, "III": {"1": "ma", "2": "ni"}}
+
+
+@lru_cache(maxsize=1)
+def _recorded() -> Sequence[Question]:
+    return [question(verb, person) for verb in load_corpus().verbs for person in _asked(verb)]
+
+
+def _asked(verb: Verb) -> list[str]:
+    """The persons that change the word. The third is the lemma, its plural the lemma with -pi: asked here,
+    one affix would answer a sixth of the questions. `particles` asks for it with something else."""
+    return [person for person in verb.persons if not person.startswith("3")]
+
+
+def _invent(draws: Draws) -> Question:
+    verb = invented_verb(draws)
+    return question(verb, draws.pick(_asked(verb)))
+
+
+CONJUGATE = Family(name="conjugate", recorded=_recorded, invent=_invent)
+
+
+def question(verb: Verb, person: str) -> Question:
+    """Ask for `verb` in `person`."""
+    return Question(
+        family="conjugate",
+        facts=(fact(verb, person),),
+        cells=(cell(verb, person),),
+        lemma_ids=(verb.lemma,),
+        rule_ids=(*verb.rules, *number_rules(person)),
+        depth=1,
+        ask=f"{introduce(verb)}. Form: {PERSON_NAMES[person]}.",
+        rule=person_rule(verb, person),
+        answer=FORM,
+        accept=conjugate(verb, person),
+        prompt_forms=(verb.lemma,),
+        floor_forms=(verb.lemma,),
+        invented=verb.gloss == GLOSS,
+    )
+
+
+def fact(verb: Verb, person: str) -> str:
+    """The name of the fact how `verb` is written for `person`."""
+    return f"{verb.lemma}/{verb.klass}/{person}"
+
+
+def cell(verb: Verb, person: str) -> str:
+    """Person x class of the verb."""
+    return f"{person}|{class_name(verb)}"
+
+
+def class_name(verb: Verb) -> str:
+    """The class; a marker inside the stem makes a class of its own."""
+    return f"{verb.klass}, inside" if verb.at else verb.klass
+
+
+def number_rules(person: str) -> tuple[str, ...]:
+    """The rules for -pi and the dual that `person` needs."""
+    return ("VERB-12",) if person in ("2pl", "3pl") else ("VERB-13",) if person in ("12", "1pl") else ()
+
+
+def introduce(verb: Verb) -> str:
+    """`Dakota verb "kaška" (to bind, tie), class I, marker at the start`; the bare verb if its class is not
+    on record.
+    """
+    named = name(verb)
+    return named if verb.klass == "unknown" else f"{named}, class {verb.klass}, {_place(verb)}"
+
+
+def name(verb: Verb) -> str:
+    """`Dakota verb "kaška" (to bind, tie)`."""
+    return f'Dakota verb "{verb.lemma}" ({verb.gloss})'
+
+
+def _place(verb: Verb) -> str:
+    """Where the person marker goes, in words."""
+    before, marker = verb.lemma[: verb.at], {"II": "y", "ki": "ki"}.get(verb.klass, "marker")
+    where = f'{marker} after "{before}"' if before else f"{marker} at the start"
+    return where if verb.dual_at == verb.at else f'{where}, "we" at the start'
+
+
+def person_rule(verb: Verb, person: str) -> str:
+    """What marks `person` in the class of `verb`."""
+    name, plural = PERSON_NAMES[person], _FINAL_PI if person.endswith("pl") else ""
+    if person == "3sg":
+        return f'"{name}" has no marker'
+    if person == "3pl":
+        return f'"{name}" is only a final -pi'
+    if person in ("12", "1pl"):
+        if verb.klass == "II" and verb.lemma[verb.at :].startswith("yu"):
+            return f'"{name}" is uŋ in place of yu{plural}'
+        return f'"{name}" is uŋ (uŋk before a vowel){plural}'
+    if verb.klass == "II":
+        return f'"{name}" turns y into {"md" if person[0] == "1" else "d"}{plural}'
+    if verb.klass == "ki":
+        return f'"{name}" turns ki into {"we" if person[0] == "1" else "ye"}{plural}'
+    return f'"{name}" is {_MARKERS[verb.klass][person[0]]}{plural}'

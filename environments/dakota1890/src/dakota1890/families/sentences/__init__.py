@@ -1,0 +1,1 @@
+"""Sentences of recorded words: their English, their parts, and every order that the rules license."""

@@ -1,0 +1,76 @@
+"""What a family asks: one fact of the record, or several, with every answer that is accepted.
+
+A question knows what it is about (`facts`, `cells`, `lemma_ids`, `rule_ids`); from these alone `splits`
+tells on which side it stands. Another way to ask about the same fact (read the form back, repair it) copies
+them, so that all ways of asking stay together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dakota1890.draws import Draws
+
+FORM, WORDS, WORD = "form", "words", "word"
+MEANING, NUMBER, JSON = "meaning", "number", "JSON"
+"""What the answer tag holds. The first three are Dakota; only they can be nearly right. A MEANING is English,
+a NUMBER is compared as digits, JSON by the values of its keys."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """One question.
+
+    facts: names of the facts asked about, such as `kaška/1sg`; the same in every direction.
+    cells: rule x lemma class, such as `1sg|II`.
+    depth: 1 one affix or word, 2 two of them, 3 three, 4 a sentence.
+    ask: the question without its rule; `rule`: the rule in one sentence, "" if there is none.
+    answer: one of FORM, WORDS, WORD, MEANING, NUMBER, JSON; `keys` names the JSON keys, in the order
+        of `accept`.
+    accept: every accepted answer in canonical spelling, the preferred one first; for JSON the values, each
+        canonical and with _ for its spaces, joined by single spaces (a task has them as JSON).
+    prompt_forms: Dakota forms shown in the prompt, which as answers are an echo. `floor_forms`: what a near
+        miss must be closer than.
+    marks_matter: whether an answer with lost diacritics is worth nothing, because they are what is asked.
+    number: the largest number asked about, for the numeral range.
+    invented: whether a word in it is invented.
+    """
+
+    family: str
+    facts: tuple[str, ...]
+    cells: tuple[str, ...]
+    lemma_ids: tuple[str, ...]
+    rule_ids: tuple[str, ...]
+    depth: int
+    ask: str
+    rule: str
+    answer: str
+    accept: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    prompt_forms: tuple[str, ...] = ()
+    floor_forms: tuple[str, ...] = ()
+    marks_matter: bool = False
+    number: int | None = None
+    invented: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """A kind of question.
+
+    `recorded` lists every question on the record. Where there are too many, `draw` makes one at random.
+    `invent` makes one with an invented word, for training. A family has `recorded` or `draw`, not both.
+    `exceptions` marks a family that is only ever evaluated.
+    """
+
+    name: str
+    recorded: Callable[[], Sequence[Question]] | None = None
+    draw: Callable[[Draws], Question] | None = None
+    invent: Callable[[Draws], Question] | None = None
+    exceptions: bool = False
+
+
+def unique(items: Sequence[str]) -> tuple[str, ...]:
+    """The items without repeats, in their order."""
+    return tuple(dict.fromkeys(items))

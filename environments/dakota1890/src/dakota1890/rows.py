@@ -1,0 +1,95 @@
+"""What the two `verifiers` faces share: the items of a split, the grade of a reply, and the check that the
+right `verifiers` is installed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from dakota1890.arguments import Arguments
+from dakota1890.audit import check_reward
+from dakota1890.errors import ArgumentError, DakotaError
+from dakota1890.grading import Grade, grade
+from dakota1890.splits import AXES
+from dakota1890.tasks import Item, TrainTasks, eval_tasks
+
+_NEEDS = {
+    "v0": ("verifiers", "SingleTurnEnv", "verifiers>=0.1.14,<0.4"),
+    "v1": ("verifiers.v1", "TaskData", "verifiers>=0.4,<0.5"),
+}
+"""API -> the module that holds it, a name in it, and what to install for it."""
+
+
+class VerifiersError(DakotaError):
+    """The installed `verifiers` is not the one a face is for; the message says what to install."""
+
+
+def split_items(arguments: Arguments, split: str) -> Sequence[Item]:
+    """The items of `train`, of `eval` (everything held out), or of one held-out axis.
+
+    Raises ArgumentError for another name.
+    """
+    options = arguments.options
+    if split == "train":
+        return TrainTasks(options, arguments.num_train)
+    held_out = eval_tasks(options.families, options.depths, options.hint)
+    if split == "eval":
+        return held_out[: arguments.num_eval]
+    if split in AXES:
+        return tuple(item for item in held_out if item.data["split"] == split)
+    names = ("train", "eval", *AXES)
+    close = difflib.get_close_matches(str(split), names, 1)
+    meant = f" Did you mean {close[0]!r}?" if close else ""
+    raise ArgumentError(f"dakota1890: there is no split {split!r}; there are {', '.join(names)}.{meant}")
+
+
+def to_info(item: Item) -> dict[str, Any]:
+    """The id and the data of an item as one object that can be written as JSON."""
+    return {"task_id": item.id, **item.data}
+
+
+def from_info(info: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The id and the data again, also after a way through JSON, which turns tuples into lists."""
+    data: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in info.items()
+    }
+    return str(data.pop("task_id")), data
+
+
+def confirmed_grade(text: str, data: Mapping[str, Any], *, shaping: bool, truncated: bool) -> Grade:
+    """The grade of a reply to a task with `data`. Near misses are never paid on held-out tasks.
+
+    Raises GradeMismatchError if the second grader does not confirm the reward.
+    """
+    shaping = shaping and data["split"] == "train"
+    result = grade(text, data, shaping=shaping, truncated=truncated)
+    check_reward(result.reward, text, data, shaping=shaping)
+    return result
+
+
+def require_verifiers(api: str) -> None:
+    """Raise VerifiersError unless a `verifiers` with this API (v0 or v1) can be imported."""
+    module, name, requirement = _NEEDS[api]
+    try:
+        found = hasattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("verifiers", "verifiers.v1"):
+            raise
+        found = False
+    if not found:
+        raise VerifiersError(
+            f"dakota1890: this needs the {api} API of `verifiers`, and {_installed()}. "
+            f"Install it: pip install '{requirement}'. "
+            'With Buckeye no verifiers is needed: buckeye.load_environment("harleycooper/dakota1890").'
+        )
+
+
+def _installed() -> str:
+    try:
+        return f"verifiers {metadata.version('verifiers')}, which has none, is installed"
+    except metadata.PackageNotFoundError:
+        return "verifiers is not installed"

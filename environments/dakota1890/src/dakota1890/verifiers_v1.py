@@ -1,0 +1,88 @@
+"""The Dakota tasks for the v1 API of `verifiers` (0.4): a taskset whose tasks grade themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import verifiers.v1 as vf
+
+from dakota1890.arguments import NUM_TRAIN, checked_arguments
+from dakota1890.grading import Grade
+from dakota1890.rows import confirmed_grade, from_info, split_items, to_info
+from dakota1890.tasks import Item
+
+
+class DakotaData(vf.TaskData):
+    """A row: the prompt, the preferred answer, and in `info` everything that grading takes."""
+
+    answer: str
+    info: dict[str, Any]
+
+
+class DakotaTaskConfig(vf.TaskConfig):
+    """How replies are graded."""
+
+    shaping: bool = True
+    """Pay near misses up to 0.2, on train tasks only."""
+
+
+class DakotaTask(vf.Task[DakotaData, vf.State, DakotaTaskConfig]):
+    """A task. A reward that the second grader does not confirm is an error of the rollout."""
+
+    @vf.reward
+    async def grade(self, trace: vf.Trace) -> float:
+        """What the last reply is worth."""
+        return self._graded(trace).reward
+
+    @vf.metric
+    async def components(self, trace: vf.Trace) -> dict[str, float]:
+        """What is logged and never paid: exact, ortho_miss, sim, format_ok, truncated."""
+        return dict(self._graded(trace).components)
+
+    def _graded(self, trace: vf.Trace) -> Grade:
+        _, data = from_info(self.data.info)
+        shaping = self.config.shaping
+        return confirmed_grade(trace.last_reply, data, shaping=shaping, truncated=trace.is_truncated)
+
+
+class DakotaConfig(vf.TasksetConfig):
+    """Which tasks; the names and meanings are those of `dakota1890.environment.load_environment`."""
+
+    task: DakotaTaskConfig = DakotaTaskConfig()
+    split: str = "train"
+    """train, eval (everything held out), or a held-out axis: random, lemma, cell, rule, range, exception."""
+    families: list[str] | None = None
+    depths: list[int] | None = None
+    hints: Literal["rule", "none"] = "rule"
+    invented: bool = False
+    invented_fraction: float = 0.5
+    seed: int = 0
+    num_train: int = NUM_TRAIN
+    num_eval: int | None = None
+
+
+class DakotaTaskset(vf.Taskset[DakotaTask, DakotaConfig]):
+    """The tasks of one split, made one at a time."""
+
+    def load(self) -> Iterator[DakotaTask]:
+        """Raises ArgumentError for a configuration outside what `load_environment` says."""
+        config = self.config
+        arguments = checked_arguments(
+            families=config.families,
+            depths=config.depths,
+            hints=config.hints,
+            invented=config.invented,
+            invented_fraction=config.invented_fraction,
+            seed=config.seed,
+            num_train=config.num_train,
+            num_eval=config.num_eval,
+            shaping=config.task.shaping,
+        )
+        for item in split_items(arguments, config.split):
+            yield DakotaTask(to_data(item), config.task)
+
+
+def to_data(item: Item) -> DakotaData:
+    """An item as a row."""
+    return DakotaData(id=item.id, prompt=item.prompt, answer=item.data["accept"][0], info=to_info(item))

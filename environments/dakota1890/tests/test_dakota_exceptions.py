@@ -1,0 +1,108 @@
+"""The exceptions: recorded forms, never the regular ones, and never given away in training."""
+
+import re
+
+import pytest
+
+from dakota1890.corpus import load_corpus
+from dakota1890.draws import Draws
+from dakota1890.families import FAMILIES
+from dakota1890.families.exceptions import EXCEPTIONS, exceptional_forms
+from dakota1890.grading import grade
+from dakota1890.orthography import bare, canonical
+from dakota1890.questions import NUMBER
+from dakota1890.splits import side_of
+from dakota1890.tasks import EVAL_PER_SIDE, render
+
+RECORDED = {question.ask: question for question in EXCEPTIONS.recorded()}
+EVIDENCE = re.compile(r"attested|[A-Z]+-\d\d: ")
+
+
+@pytest.mark.parametrize(
+    ("start", "form", "accept"),
+    [
+        ('Dakota noun "oŋšpe"', "my", {"mitaoŋšpe"}),
+        ('Dakota noun "oŋšpe"', "their", {"taoŋšpepi"}),
+        ('Dakota verb "yaŋka"', "I", {"maŋka"}),
+        ('Dakota verb "yaŋka"', "you all, future", {"naŋkapi kta"}),
+        ('Dakota verb "hećoŋ"', "thou, prohibition (do not)", {"ihnuhaŋ hećanoŋ kiŋ"}),
+        ('Dakota verb "ya"', "we, future", {"uŋyaŋpi kta"}),
+        ('Dakota verb "asni"', "we", {"uŋkasnipi"}),
+        ('Dakota verb "bakiksa"', "I", {"bawakiksa"}),
+        ('Dakota verb "kte"', "he, possessive (his own)", {"kikte"}),
+        ('Dakota kin term "ate"', "his or her", {"atkuku"}),
+        ('Dakota kin term "ina" (mother) and', "Hepaŋ's", {"hepaŋ huŋku"}),
+        ('Dakota kin term "tawiŋ"', "his", {"tawiću"}),
+        ('Dakota number "waŋžidaŋ"', "first", {"tokaheya"}),
+        ('Dakota number "ake waŋžidaŋ"', "eleventh", {"iake waŋži"}),
+        ('Dakota number "topa"', "by fours", {"toptopa", "tomtom"}),
+    ],
+)
+def test_forms(start, form, accept):
+    (found,) = (q for a, q in RECORDED.items() if a.startswith(start) and a.endswith(f". Form: {form}."))
+    assert set(found.accept) == accept
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (19, "uŋma napćiŋwaŋka"),
+        (119, "opawiŋġe saŋpa uŋma napćiŋwaŋka"),
+        (2_519, "kektopawiŋġe noŋpa saŋpa opawiŋġe zaptaŋ saŋpa uŋma napćiŋwaŋka"),
+    ],
+)
+def test_nineteen_is_the_other_nine(number, words):
+    assert RECORDED[f"Write the number {number} in Dakota words."].accept == (words,)
+
+
+def test_nineteen_is_read():
+    question = RECORDED[
+        'Which number is "opawiŋġe noŋpa saŋpa uŋma napćiŋwaŋka" in Dakota? Answer in digits.'
+    ]
+    assert (question.answer, question.accept) == (NUMBER, ("219",))
+
+
+def test_there_are_many_and_they_are_only_evaluated():
+    assert 100 <= len(RECORDED) <= EVAL_PER_SIDE
+    assert len({q.accept for q in RECORDED.values()}) >= 100
+    assert {side_of(q, exception=EXCEPTIONS.exceptions) for q in RECORDED.values()} == {"exception"}
+    assert EXCEPTIONS.invent is None
+
+
+def test_every_form_is_recorded_or_says_what_licenses_it():
+    recorded = {bare(canonical(entry.form)) for entry in load_corpus().entries}
+    recorded |= {bare(word) for form in recorded for word in form.split()}
+    for irregular in load_corpus().irregulars:
+        assert EVIDENCE.match(irregular.evidence), irregular
+        assert set(irregular.rules) <= set(load_corpus().rules)
+        if irregular.evidence.startswith("attested"):
+            assert all(bare(form) in recorded for form in irregular.forms), irregular
+
+
+def test_the_regular_form_earns_nothing():
+    wrong = 0
+    for irregular in load_corpus().irregulars:
+        (question,) = (
+            q for q in RECORDED.values() if q.facts == (f"{irregular.word}/exception/{irregular.meaning}",)
+        )
+        item = render(question, "exception", True)
+        for regular in irregular.regular:
+            assert regular not in question.accept
+            assert grade(f"<answer>{regular}</answer>", item.data, shaping=True).reward == 0, regular
+            wrong += 1
+    assert wrong >= 40
+
+
+def test_no_train_question_asks_for_an_exception_or_shows_one():
+    exceptions = exceptional_forms()
+    words = {form for form in exceptions if " " not in form}
+    for family in FAMILIES.values():
+        questions = family.recorded() if family.recorded else [family.draw(Draws(1, i)) for i in range(3_000)]
+        for question in questions:
+            if side_of(question, exception=family.exceptions) != "train":
+                continue
+            shown = {canonical(quoted) for quoted in re.findall('"([^"]+)"', question.ask)}
+            assert not exceptions & {*question.accept, *shown}, question
+            assert not words & {word for text in (*question.accept, *shown) for word in text.split()}, (
+                question
+            )

@@ -1,0 +1,109 @@
+"""Verbs with an object and verbs made of verbs: hand-written forms, and what is not asked."""
+
+import pytest
+
+from dakota1890.draws import Draws
+from dakota1890.families.objects import OBJECTS
+from dakota1890.orthography import canonical
+from dakota1890.splits import side_of
+
+RECORDED = {question.ask: question for question in OBJECTS.recorded()}
+
+
+def ask(lemma, form):
+    """The one question about the verb `lemma` for `form`."""
+    (found,) = (
+        q for text, q in RECORDED.items() if f'verb "{lemma}"' in text and text.endswith(f". Form: {form}.")
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lemma", "form", "accept", "depth"),
+    [
+        ("kaška", "he (subject), me (object)", "makaška", 1),
+        ("kaška", "they (subject), me (object)", "makaškapi", 2),
+        ("kaška", "thou (subject), me (object)", "mayakaška", 2),
+        ("kaška", "I (subject), them (object)", "wićawakaška", 2),
+        ("kaška", "I (subject), them (object), negative", "wićawakaška šni wićawakaške šni", 3),
+        ("kute", "I (subject), thee (object)", "ćićute", 2),
+        ("manoŋ", "he (subject), thee (object)", "maninoŋ", 1),
+        ("manoŋ", "he (subject), thee (object), future", "maninoŋ kta", 2),
+        ("manoŋ", "we (subject), them (object)", "mawićuŋnoŋpi", 2),
+        ("waŋyaka", "he (subject), them (object)", "waŋwićayaka", 1),
+        ("yuza", "they (subject), thee (object)", "niyuzapi", 2),
+        ("yuha", "he (subject), me (object), negative", "mayuhe šni", 2),
+        ("kte", "they (subject), them (object)", "wićaktepi", 2),
+        ("kaġa", "he, dative (to somebody)", "kićaġa", 1),
+        ("kaġa", "thou, dative (to somebody)", "yećaġa", 2),
+        ("kaksa", "he, benefactive (for somebody)", "kićićaksa", 1),
+        ("baksa", "he, benefactive (for somebody)", "bakićiksa", 1),
+        ("yuha", "he, possessive (one's own)", "hduha", 1),
+        ("baksa", "they, possessive (one's own)", "bakiksapi", 2),
+        ("baksa", "I, reflexive (oneself)", "bamićiksa", 2),
+        ("kaška", "I, reflexive (oneself)", "mihdaška", 2),
+        ("waštedaka", "thou, reflexive (oneself)", "waštenićidaka", 2),
+        ("manoŋ", "I, absolute (to things in general)", "wamawanoŋ", 2),
+        ("yawa", "he, absolute (to things in general)", "wayawa", 1),
+        ("yaksa", "thou, absolute (to things in general)", "wadaksa", 2),
+        ("mani", "he, causative in -ya", "maniya", 1),
+        ("nažiŋ", "I, causative in -ya", "nažiŋwaya", 2),
+        ("ećoŋ", "he, causative in -kiya", "ećoŋkiya", 1),
+    ],
+)
+def test_forms(lemma, form, accept, depth):
+    question = ask(lemma, form)
+    joined = " ".join(question.accept)
+    assert sorted(joined.split()) == sorted(accept.split()), joined
+    assert question.depth == depth
+
+
+def test_a_form_carries_the_facts_and_cells_of_its_parts():
+    question = ask("manoŋ", "I (subject), them (object), future")
+    assert set(question.facts) >= {"manoŋ/I/1sg", "manoŋ/I/1sg>3pl"}
+    assert set(question.cells) >= {"1sg|I, inside", "1sg>3pl|I, inside", "kta|I, final a keeps"}
+    assert set(question.rule_ids) >= {"VERB-02", "VERB-15", "VERB-16", "VERB-20"}
+
+
+def test_a_derived_word_of_the_lexicon_shares_its_fact_with_the_dictionary():
+    question = ask("kaġa", "thou, dative (to somebody)")
+    assert question.facts == ("kićaġa/ki/2sg",)
+    assert ask("kaġa", "he, dative (to somebody)").facts == ("kićaġa/gloss",)
+    assert set(question.lemma_ids) == {"kaġa", "kićaġa"}
+    assert "2sg|ki" in question.cells
+
+
+def test_pairs_that_are_spelled_alike_share_their_fact():
+    """uŋkutepi is we shoot and he shoots us; nikutepi is they shoot thee and he shoots you all."""
+    assert ask("kute", "he (subject), us (object)").facts == ("kute/I/1pl",)
+    thee, you_all = (
+        ask("kute", "they (subject), thee (object)"),
+        ask("kute", "he (subject), you all (object)"),
+    )
+    assert thee.accept == you_all.accept == ("nikutepi",)
+    assert thee.facts == you_all.facts
+
+
+def test_i_and_thee_and_the_reflexive_are_held_out_as_rules():
+    for question in RECORDED.values():
+        if "PHON-07" in question.rule_ids or "VERB-29" in question.rule_ids:
+            assert side_of(question) == "rule"
+    assert side_of(ask("kute", "I (subject), thee (object)")) == "rule"
+    assert "kute/I/1sg" not in ask("kute", "I (subject), thee (object)").facts
+
+
+def test_no_rule_holds_the_answer_and_spelling_is_canonical():
+    for question in RECORDED.values():
+        assert all(canonical(form) == form and form not in question.rule for form in question.accept)
+        assert not set(question.accept) & {*question.prompt_forms, *question.floor_forms}
+
+
+def test_invented_verbs_take_every_kind_that_is_trained():
+    made = [OBJECTS.invent(Draws(0, index)) for index in range(600)]
+    assert all(question.invented for question in made)
+    asked = {question.ask.partition("Form: ")[2] for question in made}
+    for kind in ("(object)", "dative", "benefactive", "possessive", "absolute", "causative in -ya"):
+        assert any(kind in form for form in asked), kind
+    assert not any("reflexive" in form for form in asked)
+    assert {question.depth for question in made} == {1, 2, 3}
+    assert sum(side_of(question) == "train" for question in made) > 400

@@ -1,0 +1,232 @@
+"""Sentences against ones written down by hand, and what every sentence must keep to."""
+
+from collections import Counter
+from math import factorial
+
+import pytest
+
+from dakota1890.corpus import load_corpus
+from dakota1890.draws import Draws
+from dakota1890.families.order import ORDER
+from dakota1890.families.particles import PARTICLES
+from dakota1890.families.possess import POSSESS
+from dakota1890.families.sentences.bank import ANIMATE
+from dakota1890.families.sentences.english import being, clause, sentence
+from dakota1890.families.sentences.frames import FEWEST_ORDERS
+from dakota1890.families.sentences.parts import DEMONSTRATIVES, noun_phrase
+from dakota1890.families.sentences.predicates import predicates
+from dakota1890.grading import grade
+from dakota1890.splits import HELD_OUT_CELLS, side_of
+from dakota1890.tasks import render
+
+DRAWN = [ORDER.draw(Draws(1890, index)) for index in range(20_000)]
+WORDS = {word.word: word for word in load_corpus().sentence_words}
+
+
+def frame_of(question):
+    return question.cells[-1].partition("|")[2]
+
+
+def test_articles_adjectives_and_demonstratives_follow_as_in_the_record():
+    wićašta, wašte = WORDS["wićašta"], WORDS["wašte"]
+    these_good_men = noun_phrase(wićašta, wašte, "these")
+    assert these_good_men.part.forms == (("wićašta", "wašte", "kiŋ", "dena"),)
+    assert (these_good_men.english, these_good_men.plural) == ("these good men", True)
+    assert noun_phrase(wićašta, wašte, "the").part.forms == (("wićašta", "wašte", "kiŋ"),)
+    assert noun_phrase(WORDS["wowapi"], None, "a").part.forms == (("wowapi", "waŋ"),)
+    assert noun_phrase(WORDS["tataŋka"], None, "a").english == "an ox"
+    assert noun_phrase(wićašta, None, "the several").english == "the men"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (("I", "1sg", "plain", "the dog"), "I steal the dog"),
+        (("thou", "2sg", "plain", "the dog"), "thou stealest the dog"),
+        (("the man", "3sg", "plain", "the dog"), "the man steals the dog"),
+        (("thou", "2sg", "future", ""), "thou wilt steal"),
+        (("thou", "2sg", "question", ""), "dost thou steal"),
+        (("we two", "12", "negative", ""), "we two do not steal"),
+        (("that man", "3sg", "negative question", "it"), "does that man not steal it"),
+    ],
+)
+def test_english_tells_the_persons_apart(said, expected):
+    subject, person, mode, rest = said
+    assert clause(subject, person, ("steal", "steals", "stealest"), mode, rest) == expected
+
+
+def test_english_of_what_is_said_of_a_noun():
+    assert being("those men", plural=True, quality="good", mode="question") == "are those men good"
+    assert being("that man", plural=False, quality="very good", mode="plain") == "that man is very good"
+    assert being("that man", plural=False, quality="good", mode="future") == "that man will be good"
+    assert sentence("is that man good", "question") == "Is that man good?"
+
+
+def words_of(lemma, **wanted):
+    """The forms of the one predicate of `lemma` that has all of `wanted`."""
+    (found,) = [p for p in predicates(WORDS[lemma]) if all(getattr(p, k) == v for k, v in wanted.items())]
+    return {" ".join(form) for form in found.part.forms}
+
+
+@pytest.mark.parametrize(
+    ("lemma", "person", "mode", "them", "expected"),
+    [
+        ("manoŋ", "1sg", "future", False, {"mawanoŋ kta"}),  # printed: I will steal
+        ("yuha", "1sg", "negative", False, {"mduhe šni"}),  # printed: takudaŋ mduhe šni
+        ("yuha", "2sg", "plain", False, {"duha"}),  # printed: wowapi waŋ duha
+        ("kte", "3pl", "plain", True, {"wićaktepi"}),  # printed: Dakota Padani kiŋ wićaktepi
+        ("kaška", "1sg", "plain", True, {"wićawakaška"}),  # printed: I bound them
+        ("hi", "3pl", "plain", False, {"hipi"}),  # printed: wićašta kiŋ hipi
+        ("waš'aka", "3pl", "plain", False, {"waš'akapi"}),  # printed: tataŋka kiŋ waš'akapi
+        ("ćeya", "3sg", "po", False, {"ćeya po"}),  # printed: cry ye
+        ("kute", "3sg", "negative question", False, {"kute šni he"}),  # SYN-04, as "dawa šni he"
+        ("kaška", "1pl", "future", False, {"uŋkaškapi kta"}),  # printed: we will bind
+    ],
+)
+def test_predicates_are_those_of_the_record(lemma, person, mode, them, expected):
+    assert words_of(lemma, person=person, mode=mode, them=them) == expected
+
+
+def test_what_the_record_does_not_settle_is_not_said():
+    modes = {(p.person, p.mode) for p in predicates(WORDS["waŋyaka"])}
+    assert {("3pl", "future"), ("3pl", "question")} <= modes
+    assert not {("3sg", "future"), ("3sg", "question")} & modes  # what follows changes a final a, or not
+    before_the = {q.accept[0].split()[i - 1] for q in DRAWN for i in places(q, "kiŋ")}
+    assert not {word for word in before_the if WORDS[word].role == "adjective" and word.endswith("a")}
+
+
+def places(question, word):
+    return [i for i, token in enumerate(question.accept[0].split()) if token == word]
+
+
+def test_every_frame_and_mode_is_drawn_and_the_verb_phrase_is_last():
+    frames = Counter(map(frame_of, DRAWN))
+    assert set(frames) == {
+        *("object", "them", "subject", "place", "adverb", "company", "owner", "joined", "command"),
+        *("if", "quality"),
+    }
+    endings = {"future": "kta", "negative": "šni", "question": "he", "negative question": "šni he"}
+    for question in DRAWN:
+        mode, _, frame = question.cells[-1].partition("|")
+        ending = mode if frame == "command" else endings.get(mode, "")
+        assert all(answer.endswith(ending) for answer in question.accept), question
+
+
+def of_frame(frame):
+    found = [question for question in DRAWN if frame_of(question) == frame]
+    assert len(found) > 200
+    return found
+
+
+@pytest.mark.parametrize("frame", ["place", "adverb"])
+def test_a_place_or_an_adverb_stands_before_or_after_the_subject(frame):
+    roles = ("postposition",) if frame == "place" else ("adverb",)
+    for question in of_frame(frame):
+        assert len({answer.split()[0] for answer in question.accept}) == 2
+        for answer in question.accept:
+            words = answer.split()
+            (at,) = [i for i, word in enumerate(words) if word in WORDS and WORDS[word].role in roles]
+            before, after = words[at - 1 : at], words[at + 1]
+            assert frame == "adverb" or WORDS[before[0]].role == "noun"
+            assert after not in DEMONSTRATIVES.values()
+
+
+def test_ko_follows_two_nouns_in_either_order():
+    for question in of_frame("joined"):
+        starts = {tuple(answer.split()[:3]) for answer in question.accept}
+        ((one, other, ko), *_) = starts
+        assert starts == {(one, other, "ko"), (other, one, "ko")}
+        assert ko == "ko"
+
+
+def test_the_owner_comes_first_and_tawa_third():
+    for question in of_frame("owner"):
+        owner, _, third = question.accept[0].split()[:3]
+        assert "person" in WORDS[owner].kinds
+        assert third == "tawa"
+
+
+def test_a_condition_comes_first_and_ends_in_kiŋhaŋ():
+    for question in of_frame("if"):
+        condition, kiŋhaŋ, main = question.accept[0].partition(" kiŋhaŋ ")
+        assert kiŋhaŋ
+        assert not condition.endswith(("a", "aŋ", "e"))  # what kiŋhaŋ is then is another matter
+        assert main.endswith(" kta")
+        assert " kta" not in condition
+
+
+def test_kići_is_with_one_and_om_with_several():
+    for question in of_frame("company"):
+        words = question.accept[0].split()
+        pointing, after = words[words.index("kiŋ") + 1 :][:2]
+        assert after == {"de": "kići", "he": "kići", "dena": "om", "hena": "om"}[pointing]
+
+
+def test_what_is_said_of_several_animate_ones_has_pi():
+    endings = Counter()
+    for question in of_frame("quality"):
+        words = question.accept[0].split()
+        animate = bool(WORDS[words[0]].kinds & ANIMATE)
+        several = bool({"dena", "hena"} & set(words))
+        said = words[-1] if question.cells[-1].startswith("plain") else words[len(words) - 2]
+        if question.cells[-1].startswith("negative question"):
+            said = words[-3]
+        if several:
+            assert said.endswith("pi") == animate, question
+        endings[animate, several] += 1
+    assert len(endings) == 4
+
+
+def test_bags_have_many_orders_and_do_not_show_the_right_one():
+    for question in DRAWN:
+        words = question.accept[0].split()
+        count = factorial(len(words))
+        for times in Counter(words).values():
+            count //= factorial(times)
+        assert count >= FEWEST_ORDERS
+        assert not set(question.prompt_forms) & set(question.accept)
+        if question.ask.startswith("Put"):
+            assert all(sorted(answer.split()) == sorted(words) for answer in question.accept)
+            assert all(sorted(shown.split()) == sorted(words) for shown in question.prompt_forms)
+
+
+def test_facts_cells_and_rules_are_those_of_the_other_families():
+    rules = load_corpus().rules
+    asked = {
+        fact: q.cells for family in (PARTICLES, POSSESS) for q in family.recorded() for fact in q.facts[-1:]
+    }
+    shared = 0
+    for question in DRAWN:
+        assert set(question.rule_ids) <= set(rules)
+        assert question.depth == 4
+        assert question.facts[-1] == f"sentence/{question.accept[0]}"
+        for fact in question.facts:
+            if fact in asked and "/gloss" not in fact:
+                shared += 1
+                assert set(asked[fact]) <= set(question.cells), (fact, question)
+    assert shared > 5_000
+    owned = [fact for q in DRAWN if frame_of(q) == "owner" for fact in q.facts if "/of " in fact]
+    assert len(set(owned) & set(asked)) > 20
+
+
+def test_sides_are_all_there_and_few_draws_are_rejected():
+    sides = Counter(map(side_of, DRAWN))
+    assert set(sides) == {"train", "random", "lemma", "cell", "rule"}
+    assert sides["train"] > 0.4 * len(DRAWN)
+    assert min(sides.values()) > 500
+    held_out = {frame_of(q) for q in DRAWN if side_of(q) == "rule"}
+    assert {"if", "company"} <= held_out
+    trained = {q.cells[-1] for q in DRAWN if side_of(q) == "train"}
+    assert {"plain|place", "question|object", "future|object", "plain|owner"} & trained
+    assert not HELD_OUT_CELLS & trained
+
+
+def test_prompts_are_short_and_the_answer_is_paid():
+    for question in DRAWN[:500]:
+        assert len(question.ask.split()) <= 60
+        item = render(question, side_of(question), True)
+        assert all(
+            grade(f"<answer>{a}</answer>", item.data, shaping=False).reward == 1 for a in question.accept
+        )
+        for shown in question.prompt_forms:
+            assert grade(f"<answer>{shown}</answer>", item.data, shaping=True).reward == 0

@@ -1,0 +1,135 @@
+"""What of the `verifiers` faces can be seen without `verifiers`."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+import dakota1890
+from buckeye.envs.registry import load_environment
+from dakota1890.arguments import checked_arguments
+from dakota1890.audit import GradeMismatchError
+from dakota1890.environment import DakotaEnvironment
+from dakota1890.errors import ArgumentError
+from dakota1890.grading import grade
+from dakota1890.rows import VerifiersError, confirmed_grade, from_info, split_items, to_info
+from dakota1890.splits import AXES
+
+without_verifiers = pytest.mark.skipif(
+    importlib.util.find_spec("verifiers") is not None, reason="verifiers is installed"
+)
+
+
+def arguments(**changes):
+    given = {
+        "families": ["conjugate", "numerals", "possess"],
+        "depths": None,
+        "hints": "rule",
+        "invented": False,
+        "invented_fraction": 0.5,
+        "seed": 0,
+        "num_train": 50,
+        "num_eval": None,
+        "shaping": True,
+    }
+    return checked_arguments(**{**given, **changes})
+
+
+def test_importing_the_package_imports_nothing_else_of_it():
+    line = (
+        "import sys, dakota1890; names = [n for n in sys.modules if n.startswith(('dakota1890.', 'buckeye', "
+        "'verifiers', 'datasets', 'torch'))]; print(names)"
+    )
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_tasks_and_the_grading_need_neither_buckeye_nor_verifiers():
+    line = (
+        "import sys; sys.modules.update(dict.fromkeys(('buckeye', 'verifiers', 'datasets')));"
+        "from dakota1890.rows import *; from dakota1890.tasks import *;"
+        "item = TrainTasks(TaskOptions(), 5)[3];"
+        "text = '<answer>' + item.data['accept'][0] + '</answer>';"
+        "print(confirmed_grade(text, item.data, shaping=True, truncated=False).reward)"
+    )
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "1.0"), done.stderr
+
+
+@without_verifiers
+@pytest.mark.parametrize(
+    ("use", "api"), [(lambda: dakota1890.load_environment(), "v0"), (lambda: dakota1890.DakotaTaskset, "v1")]
+)
+def test_without_verifiers_the_message_says_what_to_install(use, api):
+    with pytest.raises(VerifiersError) as caught:
+        use()
+    message = str(caught.value)
+    assert f"needs the {api} API of `verifiers`, and verifiers is not installed" in message
+    assert "pip install 'verifiers>=0." in message
+    assert 'buckeye.load_environment("harleycooper/dakota1890")' in message
+
+
+def test_an_error_inside_verifiers_is_not_taken_for_a_missing_one(tmp_path, monkeypatch):
+    (tmp_path / "verifiers.py").write_text("import a_dependency_that_is_not_there")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "verifiers", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="a_dependency_that_is_not_there"):
+        dakota1890.load_environment()
+
+
+def test_other_names_are_not_there():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        dakota1890.nothing  # noqa: B018
+
+
+def test_buckeye_gets_its_own_environment():
+    assert isinstance(load_environment("harleycooper/dakota1890"), DakotaEnvironment)
+
+
+@pytest.mark.parametrize("split", ["train", "eval", "random", "lemma", "cell", "range"])
+def test_the_items_of_a_split_are_the_tasks_of_buckeyes_environment(split):
+    environment = load_environment("dakota1890", families=["conjugate", "numerals", "possess"], num_train=50)
+    items = split_items(arguments(), split)
+    tasks = environment.tasks(split)
+    assert len(items) == len(tasks) > 20
+    assert [item.id for item in items] == [task.id for task in tasks]
+
+
+def test_an_unknown_split_is_answered_with_the_likely_one():
+    with pytest.raises(
+        ArgumentError, match=r"no split 'lema'; there are train, eval, .*Did you mean 'lemma'\?"
+    ):
+        split_items(arguments(), "lema")
+
+
+def test_info_survives_json():
+    for split in ("train", "eval"):
+        for item in split_items(arguments(families=None), split):
+            task_id, data = from_info(json.loads(json.dumps(to_info(item), ensure_ascii=False)))
+            assert (task_id, data) == (item.id, item.data)
+            text = f"<answer>{item.data['accept'][0]}</answer>"
+            assert confirmed_grade(text, data, shaping=True, truncated=False).reward == 1.0
+
+
+def test_near_misses_are_paid_in_training_only():
+    paid = {}
+    for split in ("train", *AXES):
+        for item in split_items(arguments(families=["numerals"]), split):
+            text = f"<answer>{item.data['accept'][0]}a</answer>"
+            reward = confirmed_grade(text, item.data, shaping=True, truncated=False).reward
+            paid[split] = max(paid.get(split, 0.0), reward)
+            assert confirmed_grade(text, item.data, shaping=False, truncated=False).reward == 0.0
+    assert 0.0 < paid.pop("train") <= 0.2
+    assert paid
+    assert set(paid.values()) == {0.0}
+
+
+def test_a_reward_that_the_second_grader_does_not_confirm_is_an_error(monkeypatch):
+    item = split_items(arguments(), "train")[0]
+    text = f"<answer>{item.data['accept'][0]}</answer>"
+    wrong = grade("<answer>no</answer>", item.data, shaping=False)
+    monkeypatch.setattr("dakota1890.rows.grade", lambda *_, **__: wrong)
+    with pytest.raises(GradeMismatchError):
+        confirmed_grade(text, item.data, shaping=True, truncated=False)

@@ -1,0 +1,259 @@
+"""Rollouts played by `verifiers`, v0 and v1, with the embedded engine.
+
+Each has a virtual environment in `.cache/venvs`, made again only when its requirements change.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import venv
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from buckeye.envs.base import Reply
+from buckeye.inference.render import ChatRenderer
+from buckeye.run.serve import served_model
+from buckeye.trainer.tiny import TinySize, make_tiny_model
+from dakota1890.environment import load_environment
+from dakota1890.tools import TOOLS, DakotaTools
+from dakota1890.tools import system_prompt as tools_system_prompt
+
+HERE = Path(__file__).resolve().parent
+PROJECT = HERE.parent
+CACHE = HERE.parents[2] / ".cache" / "venvs"
+SCRIPTS = HERE / "verifiers_venvs"
+VERSIONS = ("v0", "v1")
+ARGS = {"families": ["conjugate", "numerals"], "hints": "none", "num_train": 12}
+TASKS, ROLLOUTS, MAX_TOKENS = 8, 2, 40
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+def run(*argv, limit=600, **environment):
+    """Run a command with nothing of the user's settings; its output is in the failure."""
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PRIME_", "BUCKEYE_", "PYTHON"))
+    }
+    done = subprocess.run(
+        list(map(str, argv)),
+        env={**kept, "HF_HUB_OFFLINE": "1", "BUCKEYE_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+    )
+    assert done.returncode == 0, f"{argv[:4]} failed:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def python_with_verifiers(version):
+    """The Python of the virtual environment with this `verifiers` and the working tree's dakota1890 in it."""
+    requirements = SCRIPTS / f"requirements-{version}.txt"
+    target = CACHE / f"verifiers-{version}"
+    stamp, python = target / ".requirements", target / "bin" / "python"
+    wanted = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(target, ignore_errors=True)
+        venv.create(target, with_pip=True)
+        run(python, "-m", "pip", "install", "-q", "-r", requirements)
+        stamp.write_text(wanted)
+    local = ("--no-deps", "--no-build-isolation", "--force-reinstall")
+    run(python, "-m", "pip", "install", "-q", *local, PROJECT)
+    return python
+
+
+@pytest.fixture(scope="module")
+def pythons():
+    return {version: python_with_verifiers(version) for version in VERSIONS}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny model that knows the train tasks nearly by heart, so that there are rewards to compare."""
+    root = tmp_path_factory.mktemp("model")
+    chats = [list(chat) for chat in load_environment(**ARGS).demonstrations()]
+    (root / "chats.jsonl").write_text("\n".join(json.dumps({"messages": chat}) for chat in chats * 10))
+    texts = [message["content"] for chat in chats for message in chat]
+    size = TinySize(vocab_size=512, layers=2, hidden=128, max_length=256)
+    make_tiny_model(root / "base", texts=texts * 5, size=size, seed=0)
+    settings = ("--max-steps", "60", "--batch-size", "24", "--optim.type", "muon", "--optim.lr", "6e-3")
+    paths = ("--model.name", root / "base", "--data.path", root / "chats.jsonl", "--output-dir", root / "sft")
+    run(sys.executable, "-m", "buckeye", "sft", *paths, *settings)
+    return root / "sft" / "weights" / "step_60"
+
+
+@pytest.fixture(scope="module")
+def played(pythons, model, tmp_path_factory):
+    """Version -> split -> rollouts."""
+    root = tmp_path_factory.mktemp("played")
+
+    def play(version, server):
+        job = {"base_url": server.base_url, "model": server.model, "tasks": TASKS, "rollouts": ROLLOUTS}
+        job |= {"args": ARGS, "max_tokens": MAX_TOKENS, "temperature": 0.7}
+        (root / f"{version}.json").write_text(json.dumps(job))
+        out = root / f"{version}-out.json"
+        script = SCRIPTS / f"play_{version}.py"
+        home = {"HOME": str(root), "ENGINE_KEY": server.api_key}
+        run(pythons[version], script, root / f"{version}.json", out, **home)
+        return json.loads(out.read_text())
+
+    async def play_all():
+        async with served_model(model) as server:
+            return {version: await asyncio.to_thread(play, version, server) for version in VERSIONS}
+
+    return asyncio.run(play_all())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_rewards_are_those_of_buckeyes_own_grade(played, version, split):
+    environment = load_environment(**ARGS)
+    tasks = {task.id: task for task in environment.tasks(split)}
+    rollouts = played[version][split]
+    assert len(rollouts) == TASKS * ROLLOUTS
+    for rollout in rollouts:
+        assert rollout["error"] is None
+        task = tasks[rollout["task_id"]]
+        finish = "length" if rollout["truncated"] else "stop"
+        message = {"role": "assistant", "content": rollout["reply"]}
+        outcome = environment.grade(task, Reply(text=rollout["reply"], finish_reason=finish, message=message))
+        assert rollout["reward"] == pytest.approx(outcome.reward, abs=1e-9)
+        assert {name: rollout["metrics"][name] for name in outcome.components} == outcome.components
+        assert rollout["answer"] == task.data["accept"][0]
+    if split == "train":
+        assert {r["reward"] for r in rollouts} >= {1.0}
+        assert len({r["reply"] for r in rollouts}) > 2
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_reward_that_the_second_grader_does_not_confirm_is_an_error(played, version):
+    rollouts = played[version]["mismatch"]
+    assert len(rollouts) == TASKS * ROLLOUTS
+    for rollout in rollouts:
+        assert "was recomputed as" in rollout["error"]
+        assert rollout["reward"] == 0.0
+
+
+def test_the_train_client_of_v1_gets_the_tokens_that_were_sampled(played, model):
+    renderer = ChatRenderer(str(model))
+    tasks = {task.id: task for task in load_environment(**ARGS).tasks("train")}
+    for rollout in played["v1"]["train"]:
+        prompt = renderer.render(tasks[rollout["task_id"]].messages).ids
+        assert rollout["token_ids"][: len(prompt)] == prompt
+        assert not any(rollout["sampled"][: len(prompt)])
+        sampled = sum(rollout["sampled"])
+        assert sampled > 0
+        logprobs = [
+            value for value, mine in zip(rollout["logprobs"], rollout["sampled"], strict=True) if mine
+        ]
+        assert len(logprobs) == sampled
+        assert all(value <= 0.0 for value in logprobs)
+        assert any(value < 0.0 for value in logprobs)
+
+
+def test_both_versions_ask_the_same_questions(played):
+    for split in ("train", "eval"):
+        v0, v1 = ({r["task_id"] for r in played[version][split]} for version in VERSIONS)
+        assert v0 == v1
+
+
+def test_v0_loads_by_its_hub_name(pythons, tmp_path):
+    line = (
+        "from verifiers import load_environment; env = load_environment('harleycooper/dakota1890');"
+        "print(type(env).__name__, len(env.get_dataset()), len(env.get_eval_dataset()))"
+    )
+    name, train, held_out = run(pythons["v0"], "-c", line, HOME=str(tmp_path)).split()[-3:]
+    assert (name, train) == ("SingleTurnEnv", "2000")
+    assert int(held_out) == len(load_environment().tasks("eval"))
+
+
+@pytest.mark.parametrize(
+    ("version", "other", "use"), [("v0", "v1", "DakotaTaskset"), ("v1", "v0", "load_environment()")]
+)
+def test_the_wrong_verifiers_is_named(pythons, tmp_path, version, other, use):
+    line = f"import dakota1890\ntry:\n    dakota1890.{use}\nexcept Exception as error:\n    print(error)"
+    said = run(pythons[version], "-c", line, HOME=str(tmp_path))
+    assert f"the {other} API of `verifiers`, and verifiers 0." in said
+    assert "pip install 'verifiers>=0." in said
+
+
+class Scripted(BaseHTTPRequestHandler):
+    """Chat completions that are known beforehand: line n of the script after n assistant messages."""
+
+    script: ClassVar[list] = []
+    requests: ClassVar[list] = []
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.requests.append(body)
+        said = self.script[sum(message["role"] == "assistant" for message in body["messages"])]
+        message = {"role": "assistant", "content": said if isinstance(said, str) else None}
+        if not isinstance(said, str):
+            name, arguments = said
+            call = {"name": name, "arguments": json.dumps(arguments)}
+            message["tool_calls"] = [
+                {"id": f"call-{len(self.requests)}", "type": "function", "function": call}
+            ]
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": "stop" if isinstance(said, str) else "tool_calls",
+        }
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        answer = {"id": "1", "object": "chat.completion", "created": 0, "model": "scripted", "usage": usage}
+        data = json.dumps({**answer, "choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_v0_with_tools(pythons, tmp_path):
+    task = load_environment(**{**ARGS, "families": ["conjugate"]}).tasks("train")[0]
+    (lemma,) = task.data["lemma_ids"]
+    Scripted.script = [
+        ("paradigm", {"lemma": lemma}),
+        ("paradigma", {"lemma": lemma}),
+        ("lookup_dakota", {"form": lemma, "page": "1"}),
+        ("paradigm", {"lemma": lemma}),
+        f"<answer>{task.data['accept'][0]}</answer>",
+    ]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        args = {**ARGS, "families": ["conjugate"], "max_calls": 3}
+        job = {"base_url": f"http://127.0.0.1:{server.server_port}/v1", "args": args}
+        (tmp_path / "job.json").write_text(json.dumps(job))
+        words = (SCRIPTS / "play_v0_tools.py", tmp_path / "job.json", tmp_path / "out.json")
+        run(pythons["v0"], *words, HOME=str(tmp_path), ENGINE_KEY="key")
+    finally:
+        server.shutdown()
+        server.server_close()
+    played = json.loads((tmp_path / "out.json").read_text())
+    assert played["error"] is None
+    assert played["reward"] == 1.0
+    assert (played["metrics"]["total_tool_calls"], played["metrics"]["paradigm_calls"]) == (4.0, 2.0)
+    offered = [tool["function"]["name"] for tool in Scripted.requests[0]["tools"]]
+    assert offered == [tool["function"]["name"] for tool in TOOLS]
+    system, question = played["prompt"]
+    assert system == {"role": "system", "content": tools_system_prompt(3)}
+    assert "class" not in question["content"]
+    results = [message["content"] for message in played["completion"] if message["role"] == "tool"]
+    assert results[0] == DakotaTools(task.data).call("paradigm", {"lemma": lemma})
+    assert results[1].startswith("Error: there is no tool 'paradigma'")
+    assert results[2] == "Error: the argument 'page' of lookup_dakota must be of type integer."
+    assert results[3] == "Error: no calls are left. Answer now."
