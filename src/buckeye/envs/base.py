@@ -31,7 +31,12 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What the policy said in one turn. `message` can be appended to the conversation as it is."""
+    """What the policy said in one turn: `text` is all of it, as sampled.
+
+    `message` can be appended to the conversation as it is. It has `content`, `reasoning_content` where the
+    chat template keeps reasoning apart, and `tool_calls` where tools were offered and called. A call that
+    could not be read has the name "" and, as its arguments, what was written.
+    """
 
     text: str
     finish_reason: FinishReason
@@ -54,6 +59,25 @@ class Outcome:
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.error is not None):
             raise ValueError("an Outcome has either a reward or an error")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """A reply whose reward is known: grading `reply` to `task` must pay between `low` and `high`.
+
+    Equal bounds mean an exact score. An environment may offer its own as `probes() -> Sequence[Probe]`; they
+    are played by `buckeye env check`. In an environment of many turns `reply` is what is said in every turn.
+    """
+
+    name: str
+    task: Task
+    reply: str
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise ValueError(f"probe {self.name!r}: low is {self.low:g} and high is {self.high:g}")
 
 
 class Policy(Protocol):

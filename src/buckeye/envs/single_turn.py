@@ -15,6 +15,11 @@ class SingleTurnEnvironment(ABC):
         self.name = name
         self._splits = splits
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        return tuple(self._splits)
+
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of a split. Raises KeyError naming the splits there are."""
         if split not in self._splits:

@@ -1,0 +1,92 @@
+"""`buckeye env`: what an environment's rewards are worth."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from buckeye.cli.env_args import environment_args
+
+if TYPE_CHECKING:
+    from buckeye.envs.check import CheckOptions, Report
+
+env_app = typer.Typer(help="Check environments, and report on them.", no_args_is_help=True)
+
+
+@env_app.command("check")
+def env_check(
+    env_id: Annotated[str, typer.Argument(metavar="ID", help="NAME, OWNER/NAME[@VERSION], or a path.")],
+    arg: Annotated[
+        list[str] | None,
+        typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument: JSON, a,b,c or text."),
+    ] = None,
+    args: Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Also play groups with this model: a directory or a hub name.")
+    ] = None,
+    groups: Annotated[int, typer.Option(min=1, help="Groups of 8 rollouts that the model plays.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply of the model.")] = 512,
+    sample: Annotated[int, typer.Option(min=1, help="Tasks played of each family and split.")] = 300,
+    max_content_free: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Highest mean reward of a policy without content.")
+    ] = 0.03,
+    seed: Annotated[int, typer.Option(help="Seed of the sample and of the policies.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Play probes and policies without content, and check tasks, splits and grades; 1 if a check fails."""
+    import asyncio
+
+    from buckeye.envs.check import CheckOptions
+
+    given = environment_args(arg or [], args)
+    with _progress() as progress:
+        options = CheckOptions(sample=sample, seed=seed, limit=max_content_free, progress=progress)
+        report = asyncio.run(_check(env_id, given, options, model, groups, max_tokens))
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
+    else:
+        from buckeye.cli.env_tables import print_report
+
+        print_report(report, limit=max_content_free)
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+async def _check(
+    env_id: str,
+    args: Mapping[str, Any],
+    options: CheckOptions,
+    model: str | None,
+    groups: int,
+    max_tokens: int,
+) -> Report:
+    from buckeye.envs.check import check_environment
+    from buckeye.run.env_check import check_spread, play_groups, spread_not_run
+
+    report = await check_environment(env_id, args, options)
+    spread = spread_not_run()
+    if model is not None:
+        options.progress(f"playing {groups} groups with {model}")
+        played = await play_groups(
+            env_id, args, model=model, groups=groups, max_tokens=max_tokens, seed=options.seed
+        )
+        spread = check_spread(played, model)
+    return replace(report, checks=[*report.checks, spread])
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Shows one changing line on stderr, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("loading") as status:
+        yield status.update

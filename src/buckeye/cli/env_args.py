@@ -1,0 +1,39 @@
+"""Environment arguments on a command line: `--arg name=value` and `--args '{"name": value}'`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from buckeye.errors import UsageError
+
+
+def environment_args(pairs: Sequence[str], text: str | None) -> dict[str, Any]:
+    """The arguments of `--args` (a JSON object) with those of `--arg` over them. Raises UsageError."""
+    args = _json_object(text) if text else {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--arg {pair}: write NAME=VALUE, as --arg seed=3")
+        args[name.strip()] = _value(value)
+    return args
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        args = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--args is not JSON: {error}. Write --args '{{\"name\": value}}'.") from None
+    if not isinstance(args, dict):
+        raise UsageError(f"--args is a JSON object, as '{{\"name\": value}}', not {text}")
+    return args
+
+
+def _value(text: str) -> Any:
+    """JSON if it is JSON; else a list where there are commas; else the text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        parts = [part.strip() for part in text.split(",")]
+        return [part for part in parts if part] if len(parts) > 1 else text

@@ -1,0 +1,183 @@
+"""A conversation in which the policy may call tools before it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from buckeye.envs.base import Message, Policy, Reply, Tool
+
+StopReason = Literal["answered", "truncated", "aborted", "turn_limit"]
+"""`answered`: a reply without calls. `truncated`: cut off by a length limit. `aborted`: by the engine.
+`turn_limit`: still calling tools when no turn was left."""
+
+CallTool = Callable[[str, Mapping[str, Any]], str | Awaitable[str]]
+"""Runs a tool by name, with arguments that fit its schema. One that is not async must be quick."""
+
+_MAX_RESULT = 8_000
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
+class ToolError(Exception):
+    """Raised by a tool; its text is for the model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolPlay:
+    """How a conversation went. `tool_calls` counts every call, `tool_errors` those that got an error."""
+
+    reply: Reply
+    messages: tuple[Message, ...]
+    stop_reason: StopReason
+    n_turns: int
+    tool_calls: int
+    tool_errors: int
+
+    @property
+    def components(self) -> dict[str, float]:
+        """The counts, for an `Outcome`."""
+        counts = {"n_turns": self.n_turns, "tool_calls": self.tool_calls, "tool_errors": self.tool_errors}
+        return {name: float(count) for name, count in counts.items()}
+
+
+async def play_with_tools(
+    policy: Policy,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    call: CallTool,
+    *,
+    max_calls: int,
+    timeout: float = 60.0,
+) -> ToolPlay:
+    """Let the policy speak until it answers without a call.
+
+    The first `max_calls` calls are run, each for at most `timeout` seconds; the policy is told when none is
+    left. It has `max_calls` + 2 turns. Whatever is wrong with a call (unknown tool, unreadable or unfitting
+    arguments, an exception of the tool) is its result, for the policy to read.
+    """
+    conversation = list(messages)
+    calls = errors = turns = 0
+    while True:
+        reply = await policy.chat(conversation, tools=tools)
+        turns += 1
+        conversation.append(reply.message)
+        asked = reply.message.get("tool_calls") or ()
+        stop = _stop_reason(reply, bool(asked), turns_left=max_calls + 2 - turns)
+        if stop is not None:
+            return ToolPlay(
+                reply=reply,
+                messages=tuple(conversation),
+                stop_reason=stop,
+                n_turns=turns,
+                tool_calls=calls + len(asked),
+                tool_errors=errors,
+            )
+        for one in asked:
+            calls += 1
+            if calls > max_calls:
+                result, failed = "Error: no calls are left. Answer now.", True
+            else:
+                result, failed = await _result(one["function"], tools, call, timeout)
+            if calls == max_calls:
+                result += "\n(No calls are left. Answer now.)"
+            errors += failed
+            name = one["function"]["name"] or "unknown"
+            conversation.append({"role": "tool", "tool_call_id": one["id"], "name": name, "content": result})
+
+
+def _stop_reason(reply: Reply, asked: bool, *, turns_left: int) -> StopReason | None:
+    if reply.finish_reason == "length":
+        return "truncated"
+    if reply.finish_reason == "abort":
+        return "aborted"
+    if not asked:
+        return "answered"
+    return "turn_limit" if turns_left <= 0 else None
+
+
+async def _result(
+    function: Mapping[str, Any], tools: Sequence[Tool], call: CallTool, timeout: float
+) -> tuple[str, bool]:
+    """The text of a call's result, and whether it is an error."""
+    try:
+        name, arguments = _checked(function, tools)
+        result = call(name, arguments)
+        if inspect.isawaitable(result):
+            async with asyncio.timeout(timeout):
+                result = await result
+    except TimeoutError:
+        return f"Error: no result within {timeout:g} s.", True
+    except ToolError as error:
+        return f"Error: {error}", True
+    except Exception as error:  # a tool is not our code, and a model can ask it for anything
+        return f"Error: {type(error).__name__}: {error}", True
+    if len(result) > _MAX_RESULT:
+        result = f"{result[:_MAX_RESULT]}\n(cut: {len(result) - _MAX_RESULT} more characters)"
+    return result, False
+
+
+def _checked(function: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, Mapping[str, Any]]:
+    """The tool's name and arguments that fit its schema. Raises `ToolError`."""
+    name, arguments = function["name"], function["arguments"]
+    if not name:
+        raise ToolError('the call could not be read. Write JSON: {"name": "...", "arguments": {...}}.')
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    if name not in schemas:
+        raise ToolError(f"there is no tool {name!r}. {_choices(name, schemas)}")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            raise ToolError(f"the arguments of {name} are not JSON.") from None
+    if not isinstance(arguments, dict):
+        raise ToolError(f"the arguments of {name} must be a JSON object.")
+    _check_arguments(name, arguments, schemas[name])
+    return name, arguments
+
+
+def _check_arguments(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+    """Against the part of JSON Schema that describes tools: required, properties, type, enum."""
+    properties = schema.get("properties", {})
+    for name in schema.get("required", ()):
+        if name not in arguments:
+            raise ToolError(f"{tool} needs the argument {name!r}.")
+    for name, value in arguments.items():
+        if name not in properties:
+            if schema.get("additionalProperties", False):
+                continue
+            raise ToolError(f"{tool} has no argument {name!r}. {_choices(name, properties)}")
+        _check_value(f"the argument {name!r} of {tool}", value, properties[name])
+
+
+def _check_value(what: str, value: Any, schema: Mapping[str, Any]) -> None:
+    kinds = schema.get("type", ())
+    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    if kinds and not any(_is(value, kind) for kind in kinds):
+        raise ToolError(f"{what} must be of type {' or '.join(kinds)}.")
+    if "enum" in schema and value not in schema["enum"]:
+        raise ToolError(f"{what} must be one of {json.dumps(schema['enum'], ensure_ascii=False)}.")
+
+
+def _is(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, _TYPES.get(kind, (object,)))
+
+
+def _choices(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    meant = f" Did you mean {close[0]}?" if close else ""
+    return f"There are: {', '.join(known) or 'none'}.{meant}"

@@ -1,0 +1,202 @@
+"""Tools in a conversation: limits, errors the model can read, counts."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buckeye.envs.base import Reply
+from buckeye.envs.tool_loop import ToolError, play_with_tools
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "lookup",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "word": {"type": "string"},
+                    "page": {"type": "integer"},
+                    "kind": {"enum": ["noun", "verb"]},
+                },
+                "required": ["word"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+ASK = ({"role": "user", "content": "What is a dog?"},)
+
+
+class Scripted:
+    """Says its lines: a text, or a list of (name, arguments) to call. Repeats the last one."""
+
+    def __init__(self, *lines, finish="stop"):
+        self.lines = list(lines)
+        self.finish = finish
+        self.seen = []
+
+    async def chat(self, messages, *, tools=()):
+        self.seen.append(list(messages))
+        line = self.lines.pop(0) if len(self.lines) > 1 else self.lines[0]
+        message = {"role": "assistant", "content": line if isinstance(line, str) else ""}
+        if not isinstance(line, str):
+            message["tool_calls"] = [
+                {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+                for i, (name, arguments) in enumerate(line)
+            ]
+        return Reply(text=message["content"], finish_reason=self.finish, message=message)
+
+
+def play(policy, call=lambda name, arguments: f"{name} of {dict(arguments)}", **settings):
+    return asyncio.run(play_with_tools(policy, ASK, TOOLS, call, **{"max_calls": 4, **settings}))
+
+
+def result_of(name, arguments, call=lambda name, arguments: "found"):
+    """The result of one call, as the model reads it, and how many errors were counted."""
+    played = play(Scripted([(name, arguments)], "done"), call)
+    (result,) = [m for m in played.messages if m["role"] == "tool"]
+    return result["content"], played.tool_errors
+
+
+def test_an_answer_without_calls():
+    played = play(Scripted("An animal."))
+    assert (played.stop_reason, played.reply.text) == ("answered", "An animal.")
+    assert played.components == {"n_turns": 1.0, "tool_calls": 0.0, "tool_errors": 0.0}
+
+
+def test_results_are_read_in_the_next_turn():
+    policy = Scripted([("lookup", '{"word": "dog"}'), ("now", "{}")], "An animal.")
+    played = play(policy)
+    assert policy.seen[1][2:] == [
+        {"role": "tool", "tool_call_id": "c0", "name": "lookup", "content": "lookup of {'word': 'dog'}"},
+        {"role": "tool", "tool_call_id": "c1", "name": "now", "content": "now of {}"},
+    ]
+    assert (played.n_turns, played.tool_calls, played.tool_errors) == (2, 2, 0)
+    assert played.messages[-1] == played.reply.message
+
+
+def test_tools_may_be_async_and_arguments_may_be_parsed_already():
+    async def call(name, arguments):
+        await asyncio.sleep(0)
+        return arguments["word"].upper()
+
+    assert result_of("lookup", {"word": "dog"}, call) == ("DOG", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("lokup", "{}", "there is no tool 'lokup'. There are: lookup, now. Did you mean lookup?"),
+        ("", "{'word': dog}", "the call could not be read"),
+        ("lookup", "{'word': dog}", "the arguments of lookup are not JSON"),
+        ("lookup", "[" * 100_000, "the arguments of lookup are not JSON"),
+        ("lookup", '["dog"]', "must be a JSON object"),
+        ("lookup", "{}", "lookup needs the argument 'word'"),
+        (
+            "lookup",
+            '{"word": "dog", "pag": 1}',
+            "lookup has no argument 'pag'. There are: word, page, kind. Did",
+        ),
+        ("lookup", '{"word": 3}', "the argument 'word' of lookup must be of type string"),
+        ("lookup", '{"word": "dog", "page": true}', "the argument 'page' of lookup must be of type integer"),
+        ("lookup", '{"word": "dog", "kind": "x"}', 'must be one of ["noun", "verb"]'),
+        ("now", '{"x": 1}', "now has no argument 'x'. There are: none."),
+    ],
+)
+def test_what_is_wrong_with_a_call_is_told_to_the_model(name, arguments, expected):
+    content, errors = result_of(name, arguments)
+    assert content.startswith("Error: ")
+    assert expected in content
+    assert errors == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ToolError("no such page"), "Error: no such page"),
+        (ZeroDivisionError("x"), "Error: ZeroDivisionError: x"),
+    ],
+)
+def test_what_a_tool_raises_is_told_to_the_model(error, expected):
+    def call(name, arguments):
+        raise error
+
+    assert result_of("now", "{}", call) == (expected, 1)
+
+
+def test_a_tool_that_hangs_is_an_error_after_its_deadline():
+    async def call(name, arguments):
+        await asyncio.sleep(60)
+        return "late"
+
+    played = play(Scripted([("now", "{}")], "done"), call, timeout=0.02)
+    assert played.messages[2]["content"] == "Error: no result within 0.02 s."
+    assert played.stop_reason == "answered"
+
+
+def test_a_long_result_is_cut_and_says_so():
+    content, errors = result_of("now", "{}", lambda name, arguments: "x" * 8_010)
+    assert content == "x" * 8_000 + "\n(cut: 10 more characters)"
+    assert errors == 0
+
+
+def test_the_model_is_told_when_no_calls_are_left():
+    ran = []
+    policy = Scripted([("now", "{}")] * 3, [("now", "{}")], "done")
+    played = play(policy, lambda name, arguments: ran.append(name) or "noon", max_calls=2)
+    contents = [m["content"] for m in played.messages if m["role"] == "tool"]
+    none_left = "Error: no calls are left. Answer now."
+    assert contents == ["noon", "noon\n(No calls are left. Answer now.)", none_left, none_left]
+    assert len(ran) == 2
+    assert (played.stop_reason, played.tool_calls, played.tool_errors) == ("answered", 4, 2)
+
+
+def test_one_that_never_answers_is_stopped():
+    played = play(Scripted([("now", "{}")]), max_calls=3)
+    assert (played.stop_reason, played.n_turns, played.tool_calls) == ("turn_limit", 5, 5)
+
+
+@pytest.mark.parametrize(("finish", "stop"), [("length", "truncated"), ("abort", "aborted")])
+def test_a_reply_that_was_cut_off_ends_it_and_its_calls_are_not_run(finish, stop):
+    ran = []
+    played = play(Scripted([("now", "{}")], finish=finish), lambda name, arguments: ran.append(name))
+    assert (played.stop_reason, ran) == (stop, [])
+
+
+@given(
+    lines=st.lists(
+        st.one_of(
+            st.text(max_size=3),
+            st.lists(
+                st.tuples(
+                    st.sampled_from(["lookup", "now", "", "x"]),
+                    st.one_of(
+                        st.text(max_size=5),
+                        st.dictionaries(
+                            st.sampled_from(["word", "page", "y"]), st.integers() | st.text()
+                        ).map(json.dumps),
+                    ),
+                ),
+                min_size=1,
+                max_size=3,
+            ),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    max_calls=st.integers(0, 4),
+)
+def test_it_always_ends_and_every_call_has_a_result(lines, max_calls):
+    ran = []
+    played = play(Scripted(*lines), lambda name, arguments: ran.append(name) or "found", max_calls=max_calls)
+    asked = [c for m in played.messages[:-1] for c in m.get("tool_calls", ())]
+    results = [m for m in played.messages if m["role"] == "tool"]
+    assert len(results) == len(asked)
+    assert [r["content"].startswith("Error") for r in results].count(True) == played.tool_errors
+    assert len(ran) <= max_calls
+    assert played.n_turns <= max_calls + 2
+    assert played.stop_reason in ("answered", "turn_limit")

@@ -1,0 +1,90 @@
+"""A toy environment, honest by default, with one defect for each variant. Loaded by its path."""
+
+import hashlib
+import itertools
+import random
+
+from buckeye.envs.base import Outcome, Probe, Task
+from buckeye.envs.single_turn import SingleTurnEnvironment
+
+LETTERS = "bcdfghjklmnpqrstvwxz"
+CALLS = itertools.count()
+
+
+def word(text):
+    digest = hashlib.sha256(text.encode()).digest()
+    return "".join(LETTERS[byte % len(LETTERS)] for byte in digest[:6])
+
+
+def make(split, index, variant):
+    shown = word(f"{'train' if variant == 'overlap' else split}/{index}")
+    answer = "moon" if variant == "constant" else shown[::-1]
+    prompt = f'Write "{shown}" backwards. Put only the word in <answer></answer>.'
+    if variant == "shown":
+        prompt += f" For instance {answer.upper()}!"
+    data = {} if variant in ("letters", "no answers") else {"accept": (answer,)}
+    name = "same" if variant == "one id" else f"{split}-{shown}"
+    if variant == "another each time":
+        name += f"-{random.random()}"
+    if variant == "hash seed":
+        name += f"-{hash(shown) % 10}"
+    messages = ({"role": "user", "content": prompt},)
+    return Task(id=name, messages=messages, data={**data, "shown": shown, "family": "reverse"})
+
+
+class Toy(SingleTurnEnvironment):
+    def __init__(self, variant, size):
+        self.variant = variant
+        splits = ("train",) if variant == "train only" else ("train", "eval")
+        super().__init__("toy", {split: [make(split, i, variant) for i in range(size)] for split in splits})
+
+    def probes(self):
+        task = self.tasks("train")[0]
+        right = 0.5 if self.variant == "wrong probe" else 1.0
+        answer = task.data["shown"][::-1]
+        return [
+            Probe(name="right", task=task, reply=f"<answer>{answer}</answer>", low=right, high=right),
+            Probe(name="no tag", task=task, reply=answer, low=0.0, high=0.2),
+        ]
+
+    def grade(self, task, reply):
+        said = (
+            reply.text.rpartition("<answer>")[2].partition("</answer>")[0] if "<answer>" in reply.text else ""
+        )
+        answer = task.data["shown"][::-1]
+        right = float(said in task.data.get("accept", (answer,)))
+        match self.variant:
+            case "echo":
+                right = max(right, 0.1 * (said == task.data["shown"]))
+            case "letters":
+                right = 0.2 * said.count("b") / len(said) if said else 0.0
+            case "dump":
+                right = float({"in", "only", "the"} <= set(said.split()))
+            case "dice":
+                right = random.random()
+            case "memory":
+                return Outcome(reward=right, components={"call": float(next(CALLS))})
+            case "too much":
+                right *= 1.5
+            case "not a number":
+                right = right or float("nan")
+            case "pays nothing":
+                right = 0.0
+            case "raises" if not said:
+                raise LookupError("no tag in the reply")
+        return Outcome(reward=right)
+
+    async def rollout(self, task, policy):
+        if self.variant == "swallows":
+            try:
+                return await super().rollout(task, policy)
+            except Exception:
+                return Outcome(reward=0.0)
+        if self.variant == "endless":
+            while True:
+                await policy.chat(task.messages)
+        return await super().rollout(task, policy)
+
+
+def load_environment(variant="honest", size=60):
+    return Toy(variant, size)
