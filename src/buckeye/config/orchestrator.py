@@ -281,6 +281,8 @@ class OrchestratorConfig(BaseConfig):
     """Ranks of the trainer."""
     zero_spread: Literal["keep", "drop"] = "keep"
     """What becomes of groups whose rewards are all equal."""
+    curriculum: bool = False
+    """Deal the tasks of environments that offer cells of them by how often each cell was solved lately."""
     mask_env_responses: bool = True
     """Do not train on the environment's tokens."""
     mask_truncated_completions: bool = False

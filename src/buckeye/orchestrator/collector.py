@@ -81,9 +81,10 @@ class GroupCollector:
         self.version = 0
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs: the next group, and the groups that were started but not used."""
+        """What a resumed run needs: the next group, the groups that were started but not used, and what the
+        sampler learned."""
         pending = [*self._again, *self._playing.values(), *(g.index for g in self._finished)]
-        return {"next_group": self._next_group, "pending": sorted(pending)}
+        return {"next_group": self._next_group, "pending": sorted(pending), **self._sampler.state()}
 
     def set_version(self, version: int) -> None:
         """The engines now sample with policy `version`."""
@@ -171,14 +172,16 @@ class GroupCollector:
             collected.last_error = group.errors[-1] if group.errors else collected.last_error
             collected.played_rewards += group.rewards
             reason = self._reason_to_drop(group, step)
+            if reason in ("stale", "off_policy"):
+                self._again.append(group.index)
+            else:
+                self._sampler.settle(group.index, group.rewards)
             if reason is None:
                 collected.groups.append(group)
                 dropped_in_a_row = 0
                 continue
             collected.dropped[reason] += 1
             dropped_in_a_row += 1
-            if reason in ("stale", "off_policy"):
-                self._again.append(group.index)
         return dropped_in_a_row
 
     def _reason_to_drop(self, group: Group, step: int) -> str | None:
