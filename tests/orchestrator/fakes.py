@@ -25,6 +25,9 @@ class LetterRenderer:
             return None
         return Text(whole)
 
+    def parse(self, conversation, sampled_ids):
+        return {"role": "assistant", "content": self.decode(sampled_ids).removesuffix("$")}
+
     def decode(self, ids):
         return "".join(map(chr, ids))
 

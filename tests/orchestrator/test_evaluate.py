@@ -9,7 +9,7 @@ from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import SamplingParams
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions, wilson_interval
+from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
 from buckeye.orchestrator.rollout import Rollout, RolloutPlayer, Segment
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
@@ -32,9 +32,8 @@ def rollout(task_id, reward, tokens=10):
 def result(by_task, n):
     return EvalResult(
         env_name="e",
-        by_task={t: [rollout(t, r) for r in rewards] for t, rewards in by_task.items()},
+        played=[rollout(task, reward) for task, rewards in by_task.items() for reward in rewards],
         rollouts_per_example=n,
-        errors=[],
         seconds=12.3,
     )
 
@@ -68,13 +67,6 @@ def test_a_resumed_run_repeats_no_evaluation_but_those_of_abandoned_steps(tmp_pa
     log.close()
     assert evaluated_versions(tmp_path / "metrics.jsonl", 5) == {0, 5}
     assert evaluated_versions(tmp_path / "none.jsonl", 5) == set()
-
-
-def test_wilson_interval():
-    low, high = wilson_interval(50, 100)
-    assert (low, high) == (pytest.approx(0.4038, abs=1e-4), pytest.approx(0.5962, abs=1e-4))
-    assert wilson_interval(0, 0) == (0.0, 1.0)
-    assert wilson_interval(0, 10)[0] == 0.0
 
 
 def test_errored_rollouts_are_counted_and_not_scored():

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from buckeye.envs.base import Task
 from buckeye.errors import InferenceError
 from buckeye.inference.client import SamplingParams
+from buckeye.orchestrator.batch import batch_metrics
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.policy import RecordingPolicy, derive_seed
-from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.orchestrator.rollout import Group, RolloutPlayer
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 
@@ -57,6 +58,26 @@ def test_each_turn_extends_the_ids_before_it_verbatim():
     assert prompts[1][: len(prompts[0])] == prompts[0]
     assert prompts[2][: len(prompts[1])] == prompts[1]
     assert tuple(p.segments[0].token_ids[: len(prompts[2])]) == prompts[2]
+
+
+@pytest.mark.parametrize(("rewrites", "extended", "branched"), [(False, 6, 0), (True, 0, 6)])
+def test_turns_that_extend_and_turns_that_branch_are_counted(rewrites, extended, branched):
+    async def play():
+        player = RolloutPlayer(
+            sampler=FakeEngine(),
+            renderer=LetterRenderer(rewrites_history=rewrites),
+            params=SamplingParams(max_tokens=8),
+            seq_len=200,
+            seed=0,
+            timeout=5.0,
+            retries=0,
+        )
+        env = NamedEnvironment(name="letters", environment=LetterEnvironment(turns=4))
+        return [await player.start(env, env.environment.tasks("train")[0], i) for i in range(2)]
+
+    metrics = batch_metrics(0, [Group(index=0, rollouts=tuple(asyncio.run(play())))])
+    assert metrics["turns/mean"] == 4
+    assert (metrics["turns/extended"], metrics["turns/branched"]) == (extended, branched)
 
 
 def test_every_turn_has_its_own_seed_and_it_is_reproducible():

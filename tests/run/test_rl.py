@@ -135,17 +135,32 @@ def test_two_runs_do_not_share_a_directory(runner):
 
 
 def test_evaluation_and_validation_are_interleaved(runner):
-    words = ("--orchestrator.eval.env", '[{"id": "letters.py"}]', "--orchestrator.eval.interval", 2)
+    words = ("--orchestrator.eval.env", '[{"id": "letters.py", "num_examples": 6}]')
+    words += ("--orchestrator.eval.interval", 2, "--orchestrator.eval.rollouts-per-example", 2)
     done = runner.run(
         runner.rl("out", *words, "--orchestrator.val.interval", 2, "--orchestrator.val.num-examples", 4)
     )
     assert done.returncode == 0, done.stderr
     evals = runner.metrics("out", "eval")
     assert {0, 4} <= set(evals)
-    assert all(0 <= r["eval/letters/avg@1"] <= 1 for r in evals.values())
+    assert all(0 <= r["eval/letters/avg@2"] <= 1 for r in evals.values())
     text = (runner.root / "out" / "logs" / "orchestrator.stdout").read_text()
     assert "Evaluated letters in" in text
     assert "| Val. Reward: 0." in text
+    folder = runner.root / "out" / "evals" / "step_4"
+    rollouts = [json.loads(line) for line in (folder / "letters.jsonl").read_text().splitlines()]
+    assert [(r["task_id"], r["rollout"]) for r in rollouts] == [
+        (f"eval-{task}", member) for task in range(6) for member in range(2)
+    ]
+    figures = json.loads((folder / "letters.json").read_text())
+    assert (figures["step"], figures["id"], figures["n"]) == (4, "letters.py", 12)
+    assert figures["mean_reward"] == pytest.approx(evals[4]["eval/letters/avg@2"])
+    reported = runner.run(runner.argv("env", "report", "letters.py", "--run", "out", "--json"))
+    assert reported.returncode == 0, reported.stderr
+    report = json.loads(reported.stdout)
+    assert (report["before"]["step"], report["after"]["step"]) == (0, 4)
+    assert report["rows"][0]["after"]["mean_reward"] == pytest.approx(figures["mean_reward"])
+    assert (runner.root / "out" / "report" / "training.png").exists()
 
 
 def test_dry_run_writes_nothing(runner):

@@ -54,6 +54,10 @@ class DemoPaths:
         return self.evals(name) / "evals" / "dakota1890.jsonl"
 
     @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+    @property
     def model(self) -> Path:
         return self.root / "model"
 

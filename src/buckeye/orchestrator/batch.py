@@ -67,6 +67,9 @@ def batch_metrics(step: int, groups: Sequence[Group]) -> dict[str, float]:
         "batch/off_policy_level/max": max(ages, default=0),
         "batch/off_policy_level/mean": statistics.fmean(ages) if ages else 0.0,
         "batch/segments_per_rollout": statistics.fmean(len(r.segments) for r in rollouts),
+        "turns/mean": statistics.fmean(r.turns for r in rollouts),
+        "turns/extended": sum(r.extended for r in rollouts),
+        "turns/branched": sum(r.branched for r in rollouts),
         "time/rollout/mean": statistics.fmean(r.seconds for r in rollouts),
     }
     by_env: dict[str, list[float]] = defaultdict(list)
@@ -103,6 +106,8 @@ def write_rollouts(path: Path, groups: Iterable[Group], decode: Any) -> None:
                 "error": rollout.outcome.error,
                 "truncated": rollout.truncated,
                 "turns": rollout.turns,
+                "turns_extended": rollout.extended,
+                "turns_branched": rollout.branched,
                 "completion_tokens": rollout.completion_tokens,
                 "oldest_version": rollout.oldest_version,
                 "text": [decode(segment.token_ids) for segment in rollout.segments],

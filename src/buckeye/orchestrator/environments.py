@@ -31,11 +31,16 @@ class NamedEnvironment:
     ratio: float = 1.0
 
 
+def short_name(env_id: str) -> str:
+    """How an environment is called unless it is given a name: `owner/name@version` is `name`."""
+    return env_id.partition("@")[0].rpartition("/")[2].removesuffix(".py")
+
+
 def load_environments(settings: Sequence[EnvironmentSettings]) -> list[NamedEnvironment]:
     """Load the environments of a configuration. Raises UsageError if two would have the same name."""
     named = [
         NamedEnvironment(
-            name=s.name or s.id.partition("@")[0].rpartition("/")[2].removesuffix(".py"),
+            name=s.name or short_name(s.id),
             environment=load_environment(s.id, **s.args),
             ratio=getattr(s, "ratio", 1.0),
         )

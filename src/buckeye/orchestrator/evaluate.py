@@ -7,10 +7,11 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from buckeye.monitor.intervals import pass_at_k
 from buckeye.monitor.metrics import latest_by_step
 from buckeye.orchestrator.environments import NamedEnvironment, tasks_of
 from buckeye.orchestrator.rollout import Rollout, RolloutPlayer
@@ -18,13 +19,22 @@ from buckeye.orchestrator.rollout import Rollout, RolloutPlayer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalResult:
-    """The rollouts of one environment: task -> its scored rollouts, in task order; and the errored ones."""
+    """Every rollout of one environment, also errored ones: task by task, `rollouts_per_example` of each."""
 
     env_name: str
-    by_task: Mapping[str, Sequence[Rollout]]
+    played: Sequence[Rollout]
     rollouts_per_example: int
-    errors: Sequence[Rollout]
     seconds: float
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """Those that have a reward."""
+        return [r for r in self.played if r.reward is not None]
+
+    @property
+    def errors(self) -> list[Rollout]:
+        """Those that have none."""
+        return [r for r in self.played if r.reward is None]
 
     @property
     def errored(self) -> int:
@@ -32,12 +42,16 @@ class EvalResult:
         return len(self.errors)
 
     @property
-    def rollouts(self) -> list[Rollout]:
-        return [r for rollouts in self.by_task.values() for r in rollouts]
+    def by_task(self) -> dict[str, list[Rollout]]:
+        """Task id -> its scored rollouts, in task order."""
+        tasks: dict[str, list[Rollout]] = defaultdict(list)
+        for rollout in self.rollouts:
+            tasks[rollout.task.id].append(rollout)
+        return dict(tasks)
 
     @property
     def rewards(self) -> list[float]:
-        return [r.reward for r in self.rollouts if r.reward is not None]
+        return [r.reward for r in self.played if r.reward is not None]
 
     @property
     def mean_reward(self) -> float:
@@ -48,13 +62,10 @@ class EvalResult:
 
         None unless every task has at least k scored rollouts.
         """
-        estimates = []
-        for rollouts in self.by_task.values():
-            n, c = len(rollouts), sum(r.reward is not None and r.reward >= 1.0 for r in rollouts)
-            if n < k:
-                return None
-            estimates.append(1.0 - math.comb(n - c, k) / math.comb(n, k))
-        return statistics.fmean(estimates) if estimates else None
+        tasks = self.by_task.values()
+        if not tasks or min(len(rollouts) for rollouts in tasks) < k:
+            return None
+        return statistics.fmean(pass_at_k(len(rollouts), count_passed(rollouts), k) for rollouts in tasks)
 
     def summary(self) -> str:
         """The era's log line."""
@@ -112,30 +123,20 @@ async def evaluate(
         for task in playing:
             task.cancel()
         raise
-    by_task: dict[str, list[Rollout]] = defaultdict(list)
-    for rollout in rollouts:
-        if rollout.reward is not None:
-            by_task[rollout.task.id].append(rollout)
     return EvalResult(
         env_name=env.name,
-        by_task=by_task,
+        played=rollouts,
         rollouts_per_example=rollouts_per_example,
-        errors=[r for r in rollouts if r.reward is None],
         seconds=time.monotonic() - started,
     )
+
+
+def count_passed(rollouts: Sequence[Rollout]) -> int:
+    """How many have a reward of at least 1."""
+    return sum(r.reward is not None and r.reward >= 1.0 for r in rollouts)
 
 
 def evaluated_versions(metrics: Path, start_step: int) -> set[int]:
     """The versions that an earlier attempt of a run resumed at `start_step` has evaluated. Later ones belong
     to a line of training that was abandoned, so they are not among them."""
     return {version for version in latest_by_step(metrics, "eval") if version <= start_step}
-
-
-def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """The Wilson score interval of a proportion (Wilson 1927); 95 % by default. (0, 1) for n = 0."""
-    if n == 0:
-        return 0.0, 1.0
-    p = successes / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - half), min(1.0, centre + half)

@@ -22,14 +22,17 @@ from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.batch import batch_metrics, make_batch, write_rollouts
 from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector, group_filter
+from buckeye.orchestrator.curriculum import load_curricula
 from buckeye.orchestrator.environments import load_environments, tasks_of
 from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
+from buckeye.orchestrator.evaluation_files import evaluate_and_write, sampling_record
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 from buckeye.process import die_with_parent, run_identity
+from buckeye.storage import step_directory
 from buckeye.transport.batches import write_batch
 
 log = logging.getLogger(__name__)
@@ -86,6 +89,8 @@ class Orchestrator:
         self.lockstep = Lockstep(self.client) if config.max_async_level == 0 else None
         self.throughput = _Throughput()
         self.environments = load_environments(config.env)
+        curricula = load_curricula(self.environments, config.seed, self.state) if config.curriculum else {}
+        self.sampler = TaskSampler(self.environments, seed=config.seed, curricula=curricula)
         self.eval_environments = load_environments(config.eval.env) if config.eval is not None else []
         self.evaluated = evaluated_versions(config.output_dir / "metrics.jsonl", self.start_step)
 
@@ -154,13 +159,12 @@ class Orchestrator:
                 drop_solved_and_unsolved=config.buffer.online_difficulty_filtering,
             ),
         )
-        sampler = TaskSampler(self.environments, seed=config.seed)
         player = self._player(
             derive_seed(self.seed, "rollouts"),
             self._params(),
             zero_truncated=config.zero_truncated_completions,
         )
-        return GroupCollector(sampler, player, settings, state=self.state)
+        return GroupCollector(self.sampler, player, settings, state=self.state)
 
     def _params(self) -> SamplingParams:
         sampling = self.config.sampling
@@ -245,6 +249,7 @@ class Orchestrator:
             "groups/buffered": collector.buffered,
             "rollouts/errored": collected.errored_rollouts,
             **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
+            **self.sampler.metrics(),
         }
         val = ""
         if val_reward is not None:
@@ -285,19 +290,20 @@ class Orchestrator:
             self.evaluated.add(version)
             self._begin_waves("eval", version)
             log.info("Running evals for checkpoint step %d", version)
-            player = self._player(derive_seed(self.seed, "eval", version), self._eval_params(settings))
-            for env_config, env in zip(settings.env, self.eval_environments, strict=True):
-                result = await evaluate(
-                    env,
-                    player,
-                    split="eval",
-                    num_examples=_first(env_config.num_examples, settings.num_examples),
-                    rollouts_per_example=_first(
-                        env_config.rollouts_per_example, settings.rollouts_per_example
-                    ),
-                )
-                log.log(SUCCESS if result.rewards else logging.ERROR, result.summary())
-                self.metrics.write("eval", version, result.metrics())
+            params = self._eval_params(settings)
+            metrics = await evaluate_and_write(
+                step_directory(self.config.output_dir / "evals", version),
+                self.eval_environments,
+                settings,
+                self._player(derive_seed(self.seed, "eval", version), params),
+                measured={
+                    "model": self.config.model.name,
+                    "step": version,
+                    "attempt": self.identity.attempt,
+                    **sampling_record(params, self.config.seq_len),
+                },
+            )
+            self.metrics.write("eval", version, metrics)  # once for all: half an evaluation is repeated
 
     def _measuring(self, watcher: WeightsWatcher, step: int) -> AbstractAsyncContextManager[int]:
         """Hold the policy version that an evaluation at `step` measures: the final one at the end, else one

@@ -51,8 +51,8 @@ def derive_seed(*parts: object) -> int:
 
 
 class RecordingPolicy:
-    """`Policy` for one rollout. Each turn extends the earlier token ids verbatim; where the chat template
-    rewrites earlier turns instead, a new segment is opened."""
+    """`Policy` for one rollout. Each turn extends the earlier token ids verbatim; where the chat template, or
+    the environment, rewrites earlier turns instead, a new segment is opened."""
 
     def __init__(
         self,
@@ -73,7 +73,14 @@ class RecordingPolicy:
         self._sampling = False
         self.segments: list[Segment] = []
         self.turns = 0
+        self.extended = 0
+        """Turns after the first that continue the tokens before them."""
         self.finish_reason: FinishReason = "stop"
+
+    @property
+    def branched(self) -> int:
+        """Turns after the first that had to begin a new segment."""
+        return max(0, len(self.segments) - 1)
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         """Sample the next assistant message.
@@ -101,11 +108,13 @@ class RecordingPolicy:
             self._sampling = False
         if extended is None:  # recorded only now: a turn that failed leaves no trace
             self.segments.append(Segment())
+        else:
+            self.extended += 1
         self.segments[-1].add_context(conversation.ids[len(self.segments[-1].token_ids) :])
         self.segments[-1].add_sampled(generation)
         self._conversation, self._last = conversation, generation
         self.turns += 1
-        return self._reply(generation)
+        return self._reply(conversation, generation)
 
     def _extended(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation | None:
         """The conversation so far, sampled ids verbatim, and what came after it; None if it has to start
@@ -123,14 +132,13 @@ class RecordingPolicy:
         self.finish_reason = "length"
         return Reply(text="", finish_reason="length", message={"role": "assistant", "content": ""})
 
-    def _reply(self, generation: Generation) -> Reply:
+    def _reply(self, conversation: Conversation, generation: Generation) -> Reply:
         self.finish_reason = generation.finish_reason
         ids = generation.token_ids
         if ids and ids[-1] in self._renderer.stop_token_ids:
             ids = ids[:-1]
-        text = self._renderer.decode(ids)
         return Reply(
-            text=text,
+            text=self._renderer.decode(ids),
             finish_reason=generation.finish_reason,
-            message={"role": "assistant", "content": text},
+            message=self._renderer.parse(conversation, generation.token_ids),
         )

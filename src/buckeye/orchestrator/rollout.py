@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """One played rollout. `reward` is None exactly when `outcome.error` is set."""
+    """One played rollout. `reward` is None exactly when `outcome.error` is set. Of the turns after the first,
+    `extended` continued the tokens before them and `branched` began a new segment."""
 
     env_name: str
     task: Task
@@ -31,6 +32,8 @@ class Rollout:
     truncated: bool
     turns: int
     seconds: float
+    extended: int = 0
+    branched: int = 0
 
     @property
     def reward(self) -> float | None:
@@ -155,6 +158,8 @@ class RolloutPlayer:
             truncated=truncated,
             turns=policy.turns,
             seconds=time.monotonic() - started,
+            extended=policy.extended,
+            branched=policy.branched,
         )
 
     async def _outcome(self, rollout: Callable[[], Awaitable[Outcome]]) -> Outcome:

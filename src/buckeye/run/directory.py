@@ -14,7 +14,7 @@ from pathlib import Path
 
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.process import RunIdentity
-from buckeye.storage import read_json, write_file
+from buckeye.storage import read_json, step_directories, write_file
 
 RUN_FILE = "run.json"
 _OURS = (
@@ -30,8 +30,10 @@ _OURS = (
 
 
 def files_of_a_run(output_dir: Path) -> list[Path]:
-    """What an earlier run left in `output_dir`; files of others are not listed."""
-    return [output_dir / name for name in _OURS if (output_dir / name).exists()]
+    """What an earlier run left in `output_dir`; files of others are not listed, nor are those of `evals`,
+    which writes next to the evaluations of a run."""
+    evaluations = step_directories(output_dir / "evals").values()
+    return [*(output_dir / name for name in _OURS if (output_dir / name).exists()), *evaluations]
 
 
 def refuse_used(output_dir: Path, *, resume_command: str) -> None:

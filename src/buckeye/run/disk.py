@@ -7,14 +7,18 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
 
 _BYTES_PER_ROLLOUT_TOKEN = 6  # measured on rollouts/*.jsonl: text and the JSON around it
+_BYTES_PER_EVALUATED_ROLLOUT = 1_000  # of evals/*/*.jsonl, which hold no text
+_TASKS_OF_A_SPLIT = 2_000  # taken for "all of them": how many there are, only the environment knows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiskEstimate:
-    """Bytes by kind at the worst moment of the run; None where the model's size is not known yet."""
+    """Bytes by kind at the worst moment of the run; None where the model's size is not known yet. `rollouts`
+    are those of training and of evaluations."""
 
     weights: int | None
     checkpoints: int | None
@@ -28,13 +32,14 @@ class DiskEstimate:
 
 def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
     """Weights: fp32 or bf16 copies for the versions in use. Checkpoints: fp32 weights and two Adam moments,
-    for every one that is kept. Rollouts: up to `seq_len` tokens a sample for all steps (None without
-    `max_steps`)."""
+    for every one that is kept. Rollouts: up to `seq_len` tokens a sample for all steps, and a record of every
+    evaluated one (None without `max_steps`)."""
     orchestrator, trainer = config.orchestrator, config.trainer
     rollouts = None
     if orchestrator.max_steps is not None:
         tokens = orchestrator.max_steps * orchestrator.batch_size * orchestrator.seq_len
         rollouts = tokens * _BYTES_PER_ROLLOUT_TOKEN
+        rollouts += _evaluated_rollouts(orchestrator, orchestrator.max_steps) * _BYTES_PER_EVALUATED_ROLLOUT
     parameters = count_parameters(model_path) if model_path is not None else None
     if parameters is None:
         return DiskEstimate(weights=None, checkpoints=None, rollouts=rollouts)
@@ -45,6 +50,19 @@ def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
         checkpoints=_kept_checkpoints(config) * 3 * 4 * parameters,
         rollouts=rollouts,
     )
+
+
+def _evaluated_rollouts(orchestrator: OrchestratorConfig, max_steps: int) -> int:
+    """How many rollouts all evaluations of a run play: at the start, every `interval` steps, at the end."""
+    settings = orchestrator.eval
+    if settings is None:
+        return 0
+    once = 0
+    for env in settings.env:
+        examples = settings.num_examples if env.num_examples is None else env.num_examples
+        tasks = _TASKS_OF_A_SPLIT if examples < 0 else examples
+        once += tasks * (env.rollouts_per_example or settings.rollouts_per_example)
+    return once * (2 + max_steps // settings.interval)
 
 
 def _kept_checkpoints(config: RLConfig) -> int:

@@ -14,6 +14,8 @@ from buckeye.config.dump import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.envs.registry import load_environment
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye.orchestrator.curriculum import load_curricula
+from buckeye.orchestrator.environments import load_environments
 from buckeye.run.directory import refuse_used
 from buckeye.run.disk import human_bytes
 from buckeye.run.machine import Machine, free_disk_bytes, this_machine
@@ -82,6 +84,11 @@ def _environment_warnings(config: RLConfig) -> list[str]:
     for env in [*config.orchestrator.env, *evaluated]:
         try:
             load_environment(env.id, **env.args)
+        except BuckeyeError as error:
+            warnings.append(str(error))
+    if config.orchestrator.curriculum and not warnings:
+        try:
+            load_curricula(load_environments(config.orchestrator.env), config.orchestrator.seed, {})
         except BuckeyeError as error:
             warnings.append(str(error))
     return warnings

