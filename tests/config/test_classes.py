@@ -131,6 +131,7 @@ ORCHESTRATOR = {
     "wandb": None,
     "bench": False,
     "zero_spread": "keep",
+    "curriculum": False,
     "rollout_timeout": 600.0,
     "max_rollout_retries": 1,
     "max_empty_batches": 10,

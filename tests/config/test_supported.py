@@ -72,9 +72,10 @@ def test_what_an_orchestrator_refuses(refused, words):
     assert "problems" not in refused(OrchestratorConfig, words)
 
 
-@pytest.mark.parametrize("words", ["--backend vllm", "--parallel.tp 2", "--vllm.max-num-seqs 3"])
-def test_what_an_engine_refuses(refused, words):
+@pytest.mark.parametrize("words", ["--parallel.tp 2", "--vllm.max-num-seqs 3"])
+def test_what_the_embedded_engine_refuses_and_vllm_takes(refused, words):
     assert refused(InferenceConfig, words).startswith(words.split()[0])
+    assert not _warnings(InferenceConfig, f"--backend vllm {words}")
 
 
 def _warnings(model, words):

@@ -53,6 +53,9 @@ def build_model(family: str, *, seed: int = 0):
     without_head_dim = {k: v for k, v in _COMMON.items() if k != "head_dim"}
     model = {
         "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**_COMMON, tie_word_embeddings=True)),
+        "qwen3-wide": lambda: hf.Qwen3ForCausalLM(
+            hf.Qwen3Config(**{**_COMMON, "head_dim": 32}, tie_word_embeddings=True)
+        ),
         "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**without_head_dim, tie_word_embeddings=False)),
         "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**_COMMON, tie_word_embeddings=False)),
         "llama3": lambda: hf.LlamaForCausalLM(

@@ -70,7 +70,7 @@ def test_update_weights_in_flight(server, http, chat_model, make_model, tmp_path
         await client.update_weights(new, 4, checksum)
         assert await client.weight_versions() == [4]
         after = await client.generate(IDS, PARAMS)
-        with pytest.raises(InferenceError, match="reports version 9"):
+        with pytest.raises(InferenceError, match="did not load the weights 000000000000: it has"):
             await client.update_weights(new, 9, "0" * 64)
         await client.update_weights(old, 0, read_weights_manifest(old).checksum)
         return await running, after
@@ -161,7 +161,9 @@ class Fake:
 CHOICE = {
     "index": 0,
     "token_ids": [1, 2],
-    "logprobs": {"content": [{"token_id": 1, "logprob": -1.0}, {"token_id": 2, "logprob": -2.0}]},
+    "logprobs": {
+        "content": [{"token": "token_id:1", "logprob": -1.0}, {"token": "token_id:2", "logprob": -2.0}]
+    },
     "finish_reason": "stop",
     "weight_versions": [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}],
 }

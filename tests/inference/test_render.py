@@ -70,11 +70,24 @@ def test_a_later_turn_extends_the_earlier_ids_verbatim(renderer, data):
 
 
 def test_a_template_that_rewrites_history_cannot_be_extended(save_renderer):
-    renderer = save_renderer(CHAT_TEMPLATE.replace("{{ m['content'] }}", "{{ m['content'] | trim }}"))
+    shortened = "{% if loop.last or m['role'] == 'user' %}{{ m['content'] }}{% else %}...{% endif %}"
+    renderer = save_renderer(CHAT_TEMPLATE.replace("{{ m['content'] }}", shortened))
     conversation = renderer.render(QUESTION)
     sampled = renderer.encode(" the fox ")
     reply = {"role": "assistant", "content": " the fox "}
     assert renderer.extend(conversation, sampled, [*QUESTION, reply, *QUESTION]) is None
+
+
+def test_a_template_that_trims_does_not_change_what_was_sampled(save_renderer):
+    renderer = save_renderer(CHAT_TEMPLATE.replace("{{ m['content'] }}", "{{ m['content'] | trim }}"))
+    conversation = renderer.render(QUESTION)
+    sampled = renderer.encode(" the fox ")
+    reply = {"role": "assistant", "content": " the fox "}
+    extended = renderer.extend(conversation, sampled, [*QUESTION, reply, *QUESTION])
+    assert renderer.decode(extended.ids) == (
+        "<|im_start|>user\nthe dog?<|im_end|>\n<|im_start|>assistant\n the fox <|im_end|>\n"
+        "<|im_start|>user\nthe dog?<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_a_template_that_refuses_is_one_message(save_renderer):

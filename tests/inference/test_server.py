@@ -62,11 +62,12 @@ def test_generate_returns_tokens_logprobs_and_versions(http, chat_model):
     assert [c["index"] for c in choices] == [0, 1]
     for choice in choices:
         content = choice["logprobs"]["content"]
-        assert [e["token_id"] for e in content] == choice["token_ids"]
+        assert [e["token"] for e in content] == [f"token_id:{token}" for token in choice["token_ids"]]
         expected = chat_model.logprobs(IDS, choice["token_ids"])
         assert torch.tensor([e["logprob"] for e in content]) == pytest.approx(expected, abs=1e-4)
         assert choice["finish_reason"] == "length"
         assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 12}]
+    assert generate(http, n=2, logprobs=1) == choices  # as vLLM's own clients ask
     again = generate(http, seed=4)  # member i of a request is seeded with seed + i
     assert again[0]["token_ids"] == choices[1]["token_ids"]
 

@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 from buckeye import __version__
+from buckeye.cli.env import env_app
+from buckeye.cli.env_report import env_report
 from buckeye.cli.launch import COMMANDS
+from buckeye.cli.vllm import vllm_app
 
 app = typer.Typer(
     name="buckeye",
@@ -19,6 +22,9 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="Make and inspect models.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
+app.add_typer(env_app, name="env")
+app.add_typer(vllm_app, name="vllm")
+env_app.command("report")(env_report)
 
 
 def _show_version(value: bool) -> None:

@@ -62,7 +62,7 @@ class InferenceConfig(BaseConfig):
     parallel: ParallelConfig = ParallelConfig()
     """How the server is spread over devices."""
     backend: Literal["auto", "torch", "vllm"] = "auto"
-    """The engine; auto is the embedded one (torch)."""
+    """The engine: the embedded one (torch) or vLLM; auto is vLLM on a GPU if it is installed, else torch."""
     max_num_seqs: PositiveInt = 128
     """Most sequences that are generated at a time."""
     kv_cache_gb: PositiveFloat | None = None
@@ -74,7 +74,9 @@ class InferenceConfig(BaseConfig):
     weight_broadcast: WeightBroadcast = FilesystemBroadcastConfig()
     """How new weights arrive."""
     vllm: dict[str, Any] = {}
-    """Further arguments for vLLM, by its own names."""
+    """Further arguments for vLLM, by its own names: `max_num_batched_tokens = 8192`."""
+    vllm_python: Path | None = None
+    """A Python that has vLLM; None looks here and in the environment of `buckeye vllm install`."""
     log: LogConfig = LogConfig()
     """What is logged."""
     output_dir: Path = Path("outputs")

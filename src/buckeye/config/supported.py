@@ -60,7 +60,8 @@ _NO_NCCL = "weights travel as files in this version, whatever is set here."
 _NO_BENCH = "there is no benchmark mode; benchmarks/ measures speed."
 _NO_SAMPLER = "the engine has no such sampling in this version; leave it out."
 _NO_POOLS = (
-    "tasks are not drawn by difficulty in this version; leave it out (online_difficulty_filtering is built)."
+    "tasks are not drawn by difficulty from a buffer in this version; leave it out (the orchestrator's "
+    "`curriculum` and online_difficulty_filtering are built)."
 )
 _LOG_FILE = "the log file is always written."
 _NO_VF_LEVEL = "has no effect in this version."
@@ -196,15 +197,18 @@ _ORCHESTRATOR = (
 )
 
 _INFERENCE = (
-    Rule(
-        "backend", _is_not("auto", "torch"), "error", 'only the embedded engine is built: "torch" or "auto".'
-    ),
-    Rule("vllm", _is_set, "error", "only vLLM understands these, and it is not built in this version."),
+    Rule("weight_broadcast.type", _is_not("filesystem"), "warning", _NO_NCCL),
+    Rule("log.vf_level", _is_not("warn", "warning"), "warning", _NO_VF_LEVEL),
+    Rule("log.file", _is_off, "warning", _LOG_FILE),
+)
+
+_EMBEDDED_ENGINE = (
+    Rule("vllm", _is_set, "error", 'only vLLM understands these: set inference.backend = "vllm".'),
     Rule(
         "parallel.tp",
         _more_than_one,
         "error",
-        "an engine uses one device in this version: set it to 1, and dp to the number of devices.",
+        "the embedded engine uses one device: set tp to 1 and dp to the number of devices (or use vLLM).",
     ),
     Rule("gpu_memory_utilization", _is_not(0.9), "warning", "set kv_cache_gb for the embedded engine."),
     Rule("model.trust_remote_code", _is_set, "warning", _OWN_MODELS_ONLY),
@@ -214,9 +218,6 @@ _INFERENCE = (
         "error",
         "the server does not parse tool calls in this version; leave it out.",
     ),
-    Rule("weight_broadcast.type", _is_not("filesystem"), "warning", _NO_NCCL),
-    Rule("log.vf_level", _is_not("warn", "warning"), "warning", _NO_VF_LEVEL),
-    Rule("log.file", _is_off, "warning", _LOG_FILE),
 )
 
 _EVALS = (
@@ -251,6 +252,12 @@ def check_supported(config: BaseConfig) -> list[Problem]:
     return list(_check(config, ()))
 
 
+def _rules_for(config: BaseConfig) -> tuple[Rule, ...]:
+    if isinstance(config, InferenceConfig) and config.backend != "vllm":
+        return (*_INFERENCE, *_EMBEDDED_ENGINE)
+    return RULES[type(config)]
+
+
 def _learns_nothing(config: OrchestratorConfig, prefix: KeyPath) -> Iterator[Problem]:
     if config.rollouts_per_example == 1 and config.advantage is not None:
         message = (
@@ -270,7 +277,7 @@ def _whole_run(config: RLConfig) -> Iterator[Problem]:
 
 
 def _check(config: BaseConfig, prefix: KeyPath) -> Iterator[Problem]:
-    for rule in RULES[type(config)]:
+    for rule in _rules_for(config):
         path = tuple(rule.path.split("."))
         if any(rule.matters(value) for value in _asked_for(config, path)):
             yield Problem(path=prefix + path, message=rule.message, level=rule.level)

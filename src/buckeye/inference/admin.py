@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,14 @@ from starlette.responses import PlainTextResponse, Response
 from buckeye.errors import UsageError
 from buckeye.inference.architecture import read_spec
 from buckeye.inference.engine import PauseMode
-from buckeye.inference.protocol import AbortRequest, FinishUpdateRequest, UpdateRequest, parse
+from buckeye.inference.protocol import (
+    AbortRequest,
+    FinishUpdateRequest,
+    InitTransferRequest,
+    RpcRequest,
+    UpdateRequest,
+    parse,
+)
 from buckeye.inference.responses import json_response
 from buckeye.inference.service import Service
 from buckeye.inference.weights import Checkpoint
@@ -129,6 +137,16 @@ class WeightUpdate:
         self._checked = None
         return json_response({"status": "finished", "weight_version": str(version)})
 
+    async def rpc(self, request: Request) -> Response:
+        """The one method that the workers of every engine have: `buckeye_weights`."""
+        service: Service = request.app.state.service
+        body = parse(await request.body(), RpcRequest)
+        if body.method != "buckeye_weights":
+            raise UsageError(f"`method` must be buckeye_weights, not {body.method!r}.")
+        incoming = self._checked[1].checksum if self._checked is not None else None
+        worker = {"checksum": service.checksum, "incoming": incoming, "problem": None, "pid": os.getpid()}
+        return json_response({"results": [worker]})
+
 
 async def weight_info(request: Request) -> Response:
     """Which weights are in use; the checksum is null until the first update."""
@@ -141,6 +159,12 @@ async def weight_info(request: Request) -> Response:
             "dtype": service.dtype,
         }
     )
+
+
+async def init_weight_transfer(request: Request) -> Response:
+    """Nothing to set up: weights come as files."""
+    parse(await request.body(), InitTransferRequest)
+    return json_response({"message": "Weight transfer initialized"})
 
 
 async def reset_prefix_cache(request: Request) -> Response:

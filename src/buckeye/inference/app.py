@@ -38,9 +38,11 @@ def create_app(service: Service, *, api_key: str | None) -> ASGIApp:
         "/v1/chat/completions": completions.chat_completions,
         "/pause": admin.pause,
         "/resume": admin.resume,
+        "/init_weight_transfer_engine": admin.init_weight_transfer,
         "/start_weight_update": update.start,
         "/update_weights": update.update,
         "/finish_weight_update": update.finish,
+        "/collective_rpc": update.rpc,
         "/reset_prefix_cache": admin.reset_prefix_cache,
         "/abort_requests": admin.abort_requests,
     }

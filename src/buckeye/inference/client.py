@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ class _Replica:
     def __init__(self, url: str, make_pool: Callable[[], httpx.AsyncClient]) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.in_flight = 0
+        self.is_vllm = False
+        """Known once it is ready. vLLM gives all prompts of one request the same seed."""
         self._pools = [make_pool() for _ in range(_POOLS)]
         self._loads = [0] * _POOLS
 
@@ -88,7 +91,11 @@ class InferenceClient:
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """Sample one sequence on the server that has the fewest in flight."""
-        replica = min(self._replicas, key=lambda r: r.in_flight)
+        return await self._generate_one(min(self._replicas, key=lambda r: r.in_flight), prompt_ids, params)
+
+    async def _generate_one(
+        self, replica: _Replica, prompt_ids: Sequence[int], params: SamplingParams
+    ) -> Generation:
         body = {
             "model": self._model,
             "token_ids": list(prompt_ids),
@@ -127,13 +134,17 @@ class InferenceClient:
         """The policy version of every server."""
         infos = await self._on_all(lambda replica: self._get(replica, "/weight_info"))
         return [
-            _parsed(replica, "/weight_info", lambda info=info: int(info["weight_version"]))  # type: ignore[misc]
+            _parsed(replica, "/weight_info", lambda info=info: _version(info["weight_version"]))  # type: ignore[misc]
             for replica, info in zip(self._replicas, infos, strict=True)
         ]
 
     async def _generate_part(
         self, replica: _Replica, prompts: Sequence[Sequence[int]], params: SamplingParams, start: int
     ) -> list[Generation]:
+        if replica.is_vllm:
+            seeded = [dataclasses.replace(params, seed=params.seed + start + i) for i in range(len(prompts))]
+            pairs = zip(prompts, seeded, strict=True)
+            return await _gather([self._generate_one(replica, prompt, own) for prompt, own in pairs])
         body = {
             "model": self._model,
             "prompt": [list(prompt) for prompt in prompts],
@@ -167,12 +178,13 @@ class InferenceClient:
                 )
             await asyncio.sleep(_POLL_SECONDS)
         listed = await self._get(replica, "/v1/models")
-        names = _parsed(replica, "/v1/models", lambda: [model["id"] for model in listed["data"]])
-        if self._model not in names:
+        owners = _parsed(replica, "/v1/models", lambda: {m["id"]: m["owned_by"] for m in listed["data"]})
+        if self._model not in owners:
             raise InferenceError(
-                f"{replica.url} serves {', '.join(names)}, not {self._model}: "
+                f"{replica.url} serves {', '.join(owners)}, not {self._model}: "
                 "another run's server on the same port?"
             )
+        replica.is_vllm = owners[self._model] == "vllm"
 
     async def _healthy(self, replica: _Replica, deadline: float) -> bool:
         try:
@@ -182,10 +194,13 @@ class InferenceClient:
             return False
 
     async def _update(self, replica: _Replica, path: Path, version: int, checksum: str) -> None:
+        # Without clear_cache, requests with a known prefix would go on from keys of the old weights.
         await self._post(replica, "/pause?mode=keep&clear_cache=true", None)
         try:
+            await self._post(replica, "/init_weight_transfer_engine", {"init_info": {}})
             await self._post(replica, "/start_weight_update", None)
             await self._post(replica, "/update_weights", {"update_info": {"path": str(path.absolute())}})
+            await self._check_incoming(replica, checksum)
             await self._post(replica, "/finish_weight_update", {"weight_version": str(version)})
         except BaseException:
             with contextlib.suppress(InferenceError):  # the first error is the one to tell
@@ -193,12 +208,25 @@ class InferenceClient:
             raise
         await self._post(replica, "/resume", None)
         info = await self._get(replica, "/weight_info")
-        echoed = (str(info.get("weight_version")), info.get("checksum"))
-        if echoed != (str(version), checksum):
+        echoed = {worker.get("checksum") for worker in await self._workers(replica)}
+        if (str(info.get("weight_version")), echoed) != (str(version), {checksum}):
+            shown = ", ".join(str(one)[:12] for one in echoed)
             raise InferenceError(
                 f"{replica.url} was updated to version {version} (checksum {checksum[:12]}) and reports "
-                f"version {echoed[0]} (checksum {str(echoed[1])[:12]})."
+                f"version {info.get('weight_version')} (checksum {shown})."
             )
+
+    async def _check_incoming(self, replica: _Replica, checksum: str) -> None:
+        """Before they are used: whether every worker of a server has loaded the weights meant."""
+        for worker in await self._workers(replica):
+            if worker.get("incoming") != checksum:
+                why = worker.get("problem") or f"it has {str(worker.get('incoming'))[:12]}"
+                raise InferenceError(f"{replica.url} did not load the weights {checksum[:12]}: {why}.")
+
+    async def _workers(self, replica: _Replica) -> list[dict[str, Any]]:
+        """What the workers of a server say about their weights."""
+        answer = await self._post(replica, "/collective_rpc", {"method": "buckeye_weights"})
+        return _parsed(replica, "/collective_rpc", lambda: [dict(worker) for worker in answer["results"]])
 
     async def _get(self, replica: _Replica, route: str) -> Any:
         return await self._send(replica, "GET", route, None)
@@ -267,6 +295,11 @@ def _sampling_fields(params: SamplingParams) -> dict[str, Any]:
     }
 
 
+def _version(named: str | int) -> int:
+    """A policy version. vLLM calls the weights it was started with `default`."""
+    return 0 if named == "default" else int(named)
+
+
 def _generation_of(choice: dict[str, Any]) -> Generation:
     """From a choice of either route. Raises `KeyError`, `TypeError` or `ValueError` if it is not one."""
     token_ids, logprobs = choice["token_ids"], choice["logprobs"]
@@ -277,7 +310,7 @@ def _generation_of(choice: dict[str, Any]) -> Generation:
     )
     versions: list[int] = []
     for span in choice["weight_versions"]:
-        versions += [int(span["version"])] * (span["end"] - span["start"])
+        versions += [_version(span["version"])] * (span["end"] - span["start"])
     if not len(token_ids) == len(values) == len(versions):
         raise ValueError(f"{len(token_ids)} tokens, {len(values)} log-probs, {len(versions)} versions")
     if choice["finish_reason"] not in ("stop", "length", "abort"):

@@ -24,7 +24,8 @@ async def generate(request: Request) -> Response:
     body = parse(await request.body(), GenerateRequest)
     service.check_model(body.model)
     sampling = body.sampling_params
-    _check_logprobs(sampling.logprobs)
+    if sampling.logprobs != 1:  # what clients of vLLM's route send for the sampled token's own
+        _check_logprobs(sampling.logprobs)
     if body.stream:
         raise UsageError("`stream` is not supported on this route.")
     max_tokens = sampling.max_tokens or _DEFAULT_MAX_TOKENS
@@ -37,7 +38,7 @@ async def generate(request: Request) -> Response:
         if sequence.error is not None:
             raise InferenceError(sequence.error)
         pairs = zip(sequence.token_ids, sequence.logprobs, strict=True)
-        content = [{"token_id": token, "logprob": logprob} for token, logprob in pairs]
+        content = [{"token": f"token_id:{token}", "logprob": logprob} for token, logprob in pairs]
         spans = sequence.version_spans()
         choices.append(
             {

@@ -135,6 +135,21 @@ class FinishUpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     weight_version: str | int | None = None
 
 
+class InitTransferRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /init_weight_transfer_engine. Weights that come as files need nothing agreed on before."""
+
+    init_info: dict[str, Any] = {}
+
+
+class RpcRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /collective_rpc."""
+
+    method: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    timeout: float | None = None
+
+
 class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /abort_requests; no ids means all."""
 

@@ -31,6 +31,8 @@ from buckeye.inference.engine import Engine
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.sequences import Sequence
 from buckeye.inference.service import Service
+from buckeye.inference.vllm.interpreter import Vllm, find_vllm, require_vllm
+from buckeye.inference.vllm.server import serve_vllm
 from buckeye.inference.weights import Checkpoint, Weights
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.process import cpu_threads, die_with_parent
@@ -49,11 +51,14 @@ def run_inference(config: InferenceConfig) -> None:
     setup_logging(config.log.level, f"inference {config.server.port}", log_file)
     _on_stop_signal(lambda: sys.exit(0))
     log.info("Starting inference server")
-    if config.backend == "vllm":
-        raise UsageError('inference.backend = "vllm" is not available; use "torch" (or "auto").')
     api_key = _api_key(config)
-    listener = _bind(config.server.host or "127.0.0.1", config.server.port)
     directory = model_directory(config.model.name)
+    vllm = _vllm(config)
+    if vllm is not None:
+        cpu = _device(config.model.device).type == "cpu"
+        serve_vllm(config, vllm, directory, key=api_key, cpu=cpu)
+        return
+    listener = _bind(config.server.host or "127.0.0.1", config.server.port)
     engine = load_engine(config, directory)
     service = Service(
         engine,
@@ -82,6 +87,18 @@ def run_inference(config: InferenceConfig) -> None:
         raise InferenceError("The HTTP server ended by itself; its error is in the lines above.")
     http.stop()
     log.info("Inference server stopped")
+
+
+def _vllm(config: InferenceConfig) -> Vllm | None:
+    """vLLM if it is to be the engine: always where it is named, with `auto` on a GPU if it is installed."""
+    if config.backend == "vllm":
+        return require_vllm(config.vllm_python)
+    if config.backend == "torch" or _device(config.model.device).type == "cpu":
+        return None
+    found = find_vllm(config.vllm_python)
+    if found is None:
+        log.warning("vLLM is not installed: the embedded engine serves on the GPU (`buckeye vllm install`)")
+    return found
 
 
 def load_engine(config: InferenceConfig, directory: Path) -> Engine:

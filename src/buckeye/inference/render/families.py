@@ -1,0 +1,106 @@
+"""Replies of the families that the `renderers` library knows.
+
+Which family a model is of is not told by its name alone, since a fine-tune may bring another template. The
+library's rendering of some conversations must equal the template's, token for token; only then does the
+library read the replies.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from buckeye.envs.base import Tool
+from buckeye.inference.render.calls import Call, Parsed, make_call
+from buckeye.inference.render.template import PROBE_TOOLS, QUESTION, TOOL_TURN, ChatTemplate
+
+log = logging.getLogger(__name__)
+
+_BY_ARCHITECTURE = {
+    "deepseek_v3": ("deepseek-v3", "deepseek-r1"),
+    "glm4_moe": ("glm-4.5", "glm-5", "glm-5.1"),
+    "gpt_oss": ("gpt-oss",),
+    "llama": ("llama-3",),
+    "minimax_m2": ("minimax-m2",),
+    "qwen3": ("qwen3", "prime-qwen3"),
+    "qwen3_moe": ("qwen3", "prime-qwen3"),
+}
+"""`model_type` of config.json -> the renderers to try."""
+
+_CONVERSATIONS = (
+    ((QUESTION,), ()),
+    (({"role": "system", "content": "Be brief."}, *TOOL_TURN), PROBE_TOOLS),
+    ((QUESTION, {"role": "assistant", "content": "It is that."}, {"role": "user", "content": "Is it?"}), ()),
+)
+
+
+class FamilyParser:
+    """One family's way to write reasoning and calls."""
+
+    def __init__(self, renderer: Any) -> None:
+        self.name: str = renderer.config.name
+        self._renderer = renderer
+
+    def parse(
+        self, sampled_ids: Sequence[int], prompt_ids: Sequence[int], tools: Sequence[Tool]
+    ) -> Parsed | None:
+        """A reply in its parts; None where the library fails, or finds calls though no tools were offered."""
+        try:
+            response = self._renderer.parse_response(
+                list(sampled_ids), tools=[dict(tool) for tool in tools] or None, prompt_ids=list(prompt_ids)
+            )
+        except Exception as error:  # a model may write anything, and must not break a rollout by it
+            log.debug("the %s parser of renderers failed: %r", self.name, error)
+            return None
+        if response.tool_calls and not tools:
+            return None
+        calls = tuple(_call(call) for call in response.tool_calls)
+        return Parsed(content=response.content or "", reasoning=response.reasoning_content, calls=calls)
+
+
+def find_family(tokenizer: Any, model_path: str, template: ChatTemplate) -> FamilyParser | None:
+    """The family whose renderer writes what the template writes; None if there is none."""
+    if not template.speaks_tools:
+        return None  # every family does; spares the import
+    from renderers import config_from_name, create_renderer
+    from renderers.base import MODEL_RENDERER_MAP
+
+    known = MODEL_RENDERER_MAP.get(model_path)
+    for name in dict.fromkeys(
+        (*([known] if known else []), *_BY_ARCHITECTURE.get(_model_type(model_path), ()))
+    ):
+        try:
+            renderer = create_renderer(tokenizer, config_from_name(name))
+            if all(_agree(renderer, tokenizer, template, *probe) for probe in _CONVERSATIONS):
+                return FamilyParser(renderer)
+        except Exception as error:  # a tokenizer without the family's tokens fails in many ways
+            log.debug("not of the family %s: %r", name, error)
+    if known:
+        log.warning(
+            "The chat template of %s is not the one that renderers has for it (%s): tool calls are read as "
+            "<tool_call> JSON.",
+            model_path,
+            known,
+        )
+    return None
+
+
+def _agree(renderer: Any, tokenizer: Any, template: ChatTemplate, messages: Any, tools: Any) -> bool:
+    text = template.text(messages, tools, prompt=True)
+    rendered = renderer.render_ids(list(messages), tools=list(tools) or None, add_generation_prompt=True)
+    return rendered == tokenizer.encode(text, add_special_tokens=False)
+
+
+def _call(call: Any) -> Call:
+    status = getattr(call.status, "value", call.status)
+    if status != "ok" and not call.name:
+        return Call(name="", arguments=call.raw)
+    return make_call(call.name, call.arguments, raw=call.raw)
+
+
+def _model_type(model_path: str) -> str:
+    path = Path(model_path) / "config.json"
+    return str(json.loads(path.read_text(encoding="utf-8")).get("model_type")) if path.is_file() else ""

