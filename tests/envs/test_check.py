@@ -67,7 +67,7 @@ DEFECTS = [
     ("wrong probe", "probes", "1 of 2 wrong, as 'right': got 1, not 0.5"),
     ("pays nothing", "accepted answers are paid", "40 of 40 earn less than 0.5"),
     ("raises", "every reply is graded", "LookupError: no tag in the reply"),
-    ("swallows", "errors are not scored", "an engine that fails gets reward 0 on train-"),
+    ("swallows", "errors are not scored", "a failing engine gets reward 0 on train-"),
     ("endless", "every reply is graded", "the rollout asked for more than 50 replies"),
 ]
 

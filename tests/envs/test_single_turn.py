@@ -36,12 +36,6 @@ def test_it_asks_once_and_grades(text, reward):
     assert isinstance(Toy(), Environment)
 
 
-def test_an_aborted_reply_has_no_reward():
-    outcome = asyncio.run(Toy().rollout(TASK, Saying("yes", "abort")))
-    assert outcome.reward is None
-    assert outcome.error == "the engine aborted the reply"
-
-
 def test_an_unknown_split_is_a_key_error_naming_the_others():
     with pytest.raises(KeyError, match="train, eval"):
         Toy().tasks("test")

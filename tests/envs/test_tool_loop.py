@@ -160,11 +160,10 @@ def test_one_that_never_answers_is_stopped():
     assert (played.stop_reason, played.n_turns, played.tool_calls) == ("turn_limit", 5, 5)
 
 
-@pytest.mark.parametrize(("finish", "stop"), [("length", "truncated"), ("abort", "aborted")])
-def test_a_reply_that_was_cut_off_ends_it_and_its_calls_are_not_run(finish, stop):
+def test_a_reply_that_was_cut_off_ends_it_and_its_calls_are_not_run():
     ran = []
-    played = play(Scripted([("now", "{}")], finish=finish), lambda name, arguments: ran.append(name))
-    assert (played.stop_reason, ran) == (stop, [])
+    played = play(Scripted([("now", "{}")], finish="length"), lambda name, arguments: ran.append(name))
+    assert (played.stop_reason, ran) == ("truncated", [])
 
 
 @given(

@@ -1,6 +1,7 @@
 """Tokens once: what is trained is what was sampled, and nothing else is in the mask."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -78,6 +79,17 @@ def test_turns_that_extend_and_turns_that_branch_are_counted(rewrites, extended,
     metrics = batch_metrics(0, [Group(index=0, rollouts=tuple(asyncio.run(play())))])
     assert metrics["turns/mean"] == 4
     assert (metrics["turns/extended"], metrics["turns/branched"]) == (extended, branched)
+
+
+def test_an_aborted_reply_is_an_error_and_leaves_no_trace():
+    class Aborting(FakeEngine):
+        def _answer(self, seed, max_tokens):
+            return replace(super()._answer(seed, max_tokens), finish_reason="abort")
+
+    p = policy(Aborting())
+    with pytest.raises(InferenceError, match="aborted"):
+        asyncio.run(p.chat([{"role": "user", "content": "a"}]))
+    assert (p.segments, p.turns) == ([], 0)
 
 
 def test_every_turn_has_its_own_seed_and_it_is_reproducible():

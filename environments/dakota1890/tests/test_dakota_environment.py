@@ -67,12 +67,6 @@ def test_a_cut_reply_earns_nothing_and_says_so(environment):
     assert (outcome.reward, outcome.stop_reason, outcome.components["truncated"]) == (0.0, "truncated", 1.0)
 
 
-def test_an_aborted_reply_is_an_error_not_a_zero(environment):
-    outcome = play(environment, environment.tasks("train")[0], "", "abort")
-    assert outcome.reward is None
-    assert "aborted" in outcome.error
-
-
 def test_a_grade_the_second_grader_refuses_is_an_error_not_a_reward(environment, monkeypatch):
     def generous(text, data, **options):
         return grade(f"<answer>{data['accept'][0]}</answer>", data, **options)

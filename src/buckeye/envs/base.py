@@ -17,7 +17,8 @@ apply."""
 Tool = Mapping[str, Any]
 """One tool in the OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length"]
+"""Why a reply ended: by itself, or cut off at a limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,8 +31,6 @@ class SingleTurnEnvironment(ABC):
         """What a finished reply is worth. Must be deterministic and keep no state."""
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
-        """Ask once and grade. A reply the engine aborted has no reward."""
+        """Ask once and grade."""
         reply = await policy.chat(task.messages)
-        if reply.finish_reason == "abort":
-            return Outcome(reward=None, error="the engine aborted the reply", stop_reason="aborted")
         return self.grade(task, reply)

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from buckeye.envs.base import Message, Policy, Reply, Tool
 
-StopReason = Literal["answered", "truncated", "aborted", "turn_limit"]
-"""`answered`: a reply without calls. `truncated`: cut off by a length limit. `aborted`: by the engine.
+StopReason = Literal["answered", "truncated", "turn_limit"]
+"""`answered`: a reply without calls. `truncated`: cut off by a length limit.
 `turn_limit`: still calling tools when no turn was left."""
 
 CallTool = Callable[[str, Mapping[str, Any]], str | Awaitable[str]]
@@ -101,8 +101,6 @@ async def play_with_tools(
 def _stop_reason(reply: Reply, asked: bool, *, turns_left: int) -> StopReason | None:
     if reply.finish_reason == "length":
         return "truncated"
-    if reply.finish_reason == "abort":
-        return "aborted"
     if not asked:
         return "answered"
     return "turn_limit" if turns_left <= 0 else None

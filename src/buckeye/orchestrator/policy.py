@@ -86,7 +86,8 @@ class RecordingPolicy:
         """Sample the next assistant message.
 
         A conversation that has filled `seq_len` gets an empty reply with finish reason "length". Raises
-        InferenceError if no engine answers, or if the very first prompt does not fit.
+        InferenceError if no engine answers, if one gives the reply up, or if the very first prompt does not
+        fit.
         """
         if self._sampling:
             raise InferenceError("chat() was called again before the turn before it had ended")
@@ -106,6 +107,8 @@ class RecordingPolicy:
             generation = await self._sampler.generate(conversation.ids, params)
         finally:
             self._sampling = False
+        if generation.finish_reason == "abort":
+            raise InferenceError("the engine aborted the reply")
         if extended is None:  # recorded only now: a turn that failed leaves no trace
             self.segments.append(Segment())
         else:

@@ -90,7 +90,9 @@ def _word_reward(inside: str, data: Mapping[str, Any], shaping: bool) -> float:
     ):
         return 0.0
     reached = max(_likeness(word, form) for form in accept)
-    shown = _already_shown(tuple(data["floor_forms"]), tuple(accept))
+    if reached <= 0.6:
+        return 0.0
+    shown = _already_shown(data["floor_forms"], accept)
     return max(0.0, 0.2 * (reached - shown) / (1.0 - shown)) if shown < 1.0 else 0.0
 
 
@@ -183,9 +185,17 @@ def _likeness(one: str, other: str) -> float:
     return 1.0 - edits_between(one, other) / max(len(one), len(other), 1)
 
 
-@lru_cache(maxsize=4_096)
-def _already_shown(floor_forms: tuple[str, ...], accept: tuple[str, ...]) -> float:
+def _already_shown(floor_forms: Sequence[str], accept: Sequence[str]) -> float:
     return max([0.6, *(_likeness(form, target) for form in floor_forms for target in accept)])
+
+
+@lru_cache(maxsize=4_096)
+def _places_from_the_end(word: str) -> dict[str, int]:
+    """Each letter of `word` with its places as bits, the last letter's being the lowest."""
+    places = dict.fromkeys(word, 0)
+    for i, letter in enumerate(reversed(word)):
+        places[letter] += 1 << i
+    return places
 
 
 def edits_between(one: str, other: str) -> int:
@@ -193,9 +203,7 @@ def edits_between(one: str, other: str) -> int:
     size = len(other)
     if size == 0:
         return len(one)
-    where = {
-        letter: sum(1 << i for i, c in enumerate(reversed(other)) if c == letter) for letter in set(other)
-    }
+    where = _places_from_the_end(other)
     full = 2**size - 1
     plus, minus, score = full, 0, size
     for letter in reversed(one):

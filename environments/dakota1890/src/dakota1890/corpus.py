@@ -155,11 +155,11 @@ class Derived:
 class SentenceWord:
     """A recorded word that sentences are made of.
 
-    role: noun, verb, dwelling (a verb of place), adjective, adverb, postposition, company (with) or degree.
-    kinds: what a noun is (person, animal, thing, ...); for the others the kinds of noun that they go with,
-    for a verb those of its subject and whether it is one of motion. object_kinds: those of a verb's object, and
-    what a postposition wants of its verb. english: singular and plural of a noun (no plural: ""), the plain,
-    he- and thou-form of a verb, or one word.
+    role: noun, verb, dwelling (a verb of place), adjective, adverb, postposition, company (with) or
+    degree. kinds: what a noun is (person, animal, thing, ...); for the others the kinds of noun that they
+    go with, for a verb those of its subject and whether it is one of motion. object_kinds: those of a
+    verb's object, and what a postposition wants of its verb. english: singular and plural of a noun (no
+    plural: ""), the plain, he- and thou-form of a verb, or one word.
     """
 
     word: str

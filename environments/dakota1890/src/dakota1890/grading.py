@@ -55,7 +55,7 @@ def grade(text: str, data: Mapping[str, Any], *, shaping: bool, truncated: bool 
         return _graded(tier, 1.0, 1.0, truncated)
     if folded is None:
         return _graded(tier, 0.0, 0.0, truncated)
-    similarity = max(_similarity(folded, form) for form in accept)
+    similarity = _closeness(folded, accept)
     if tier == "diacritics":
         return _graded(tier, 0.0 if data["marks_matter"] else DIACRITIC_REWARD, similarity, truncated)
     shaped = shaping and tier == "wrong" and data["answer"] in (FORM, WORDS, WORD)
@@ -74,12 +74,13 @@ def extract_answer(text: str) -> str | None:
 
 def near_reward(similarity: float, accept: Sequence[str], floor_forms: Sequence[str]) -> float:
     """0.2 x (sim - b) / (1 - b), at least 0; b is what `floor_forms` already reach, and at least 0.6."""
-    floor = _floor(tuple(accept), tuple(floor_forms))
+    if similarity <= SHAPING_FLOOR:
+        return 0.0
+    floor = _floor(accept, floor_forms)
     return SHAPING_CEILING * (similarity - floor) / (1.0 - floor) if similarity > floor else 0.0
 
 
-@lru_cache(maxsize=4_096)
-def _floor(accept: tuple[str, ...], floor_forms: tuple[str, ...]) -> float:
+def _floor(accept: Sequence[str], floor_forms: Sequence[str]) -> float:
     return max([SHAPING_FLOOR, *(_similarity(shown, form) for shown in floor_forms for form in accept)])
 
 
@@ -170,6 +171,17 @@ def _graded(tier: str, reward: float, similarity: float, truncated: bool) -> Gra
     return Grade(reward=reward, tier=tier, components=components)
 
 
+def _closeness(folded: str, accept: Sequence[str]) -> float:
+    """The similarity to the nearest accepted form. A form whose length alone makes it too far is passed
+    over."""
+    best = 0.0
+    for form in accept:
+        longer = max(len(folded), len(form))
+        if 1.0 - abs(len(folded) - len(form)) / longer > best:
+            best = max(best, _similarity(folded, form))
+    return best
+
+
 def _similarity(one: str, other: str) -> float:
     """1 - Levenshtein distance / length of the longer."""
     if one == other:
@@ -177,8 +189,21 @@ def _similarity(one: str, other: str) -> float:
     return 1.0 - levenshtein(one, other) / max(len(one), len(other))
 
 
+def _common_start(one: str, other: str) -> int:
+    length = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length
+
+
 def levenshtein(one: str, other: str) -> int:
     """The edit distance, a column of the matrix at a time as bits of an integer (Myers 1999, figure 8)."""
+    start = _common_start(one, other)
+    one, other = one[start:], other[start:]
+    end = _common_start(one[::-1], other[::-1])
+    one, other = one[: len(one) - end], other[: len(other) - end]
     if not one:
         return len(other)
     places: dict[str, int] = {}

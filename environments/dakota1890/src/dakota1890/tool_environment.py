@@ -38,8 +38,6 @@ class DakotaToolEnvironment(DakotaEnvironment):
         played = await play_with_tools(
             policy, task.messages, TOOLS, DakotaTools(task.data).call, max_calls=self._max_calls
         )
-        if played.stop_reason == "aborted":
-            return Outcome(reward=None, error="the engine aborted the reply", stop_reason="aborted")
         graded = self.grade(task, played.reply)
         stop_reason = graded.stop_reason if played.stop_reason == "answered" else played.stop_reason
         return replace(graded, components={**graded.components, **played.components}, stop_reason=stop_reason)

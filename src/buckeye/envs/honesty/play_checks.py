@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from buckeye.envs.base import Environment, Policy, Probe, Task
+from buckeye.envs.base import Environment, Probe, Task
 from buckeye.envs.baselines import ContentFreeScore
-from buckeye.envs.honesty.play import FailingPolicy, Played, Player, ScriptedPolicy, outcome_with
+from buckeye.envs.honesty.play import FailingPolicy, Played, Player, outcome_with
 from buckeye.envs.honesty.result import CheckResult, failed, not_run, passed, shortened
 from buckeye.envs.honesty.samples import SplitSample, groups_of
 from buckeye.envs.honesty.texts import ANSWER, accepted_answers, in_format, question_of
@@ -126,19 +126,14 @@ async def check_same_grade(environments: Sequence[Environment], before: Sequence
 
 
 async def check_errors_unscored(environment: Environment, samples: Sequence[SplitSample]) -> CheckResult:
-    """A rollout whose engine failed or gave up has an error and no reward."""
+    """A rollout whose engine failed has an error and no reward."""
     name = "errors are not scored"
     tasks = [tasks[0] for _, _, tasks in groups_of(samples)]
     for task in tasks:
-        policies: dict[str, Policy] = {
-            "an engine that fails": FailingPolicy(),
-            "an aborted reply": ScriptedPolicy("", finish_reason="abort"),
-        }
-        for what, policy in policies.items():
-            outcome = await outcome_with(environment, task, policy)
-            if outcome.reward is not None:
-                return failed(name, f"{what} gets reward {outcome.reward:g} on {task.id}; it has none")
-    return passed(name, f"a failing engine and an aborted reply on {len(tasks)} tasks")
+        outcome = await outcome_with(environment, task, FailingPolicy())
+        if outcome.reward is not None:
+            return failed(name, f"a failing engine gets reward {outcome.reward:g} on {task.id}; it has none")
+    return passed(name, f"a failing engine on {len(tasks)} tasks")
 
 
 def check_all_graded(player: Player) -> CheckResult:
