@@ -20,7 +20,7 @@ QUESTIONS = {question.ask: question for question in DICTIONARY.recorded()}
         ),
         (
             'Give the English meaning of the Dakota noun "šuŋktaŋka".',
-            {"horse", "a horse", "an horse", "the horse"},
+            {"horse", "a horse", "the horse"},
         ),
         ('Give the English meaning of the Dakota postposition "opta".', {"through"}),
         (

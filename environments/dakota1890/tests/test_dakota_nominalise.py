@@ -43,7 +43,7 @@ QUESTIONS = {question.ask: question for question in NOMINALISE.recorded()}
         ('Dakota body part "ćaŋte" (heart). Form: that part of a fish.', {"hoćaŋte"}),
         ('Dakota noun "wakpa" (river). Form: a little one.', {"wakpadaŋ", "wakpana"}),
         ('Dakota verb "ti" (to dwell). Form: the noun that names the act.', {"tipi"}),
-        ('Dakota verb "mani" (to walk). Form: the noun that names the act, with "the".', {"manipi kiŋ"}),
+        ('Dakota verb "ećoŋ" (to do). Form: the noun that names the act, with "the".', {"ećoŋpi kiŋ"}),
         (
             'Dakota verbs "mani" (to walk) and "okihi" (to be able), marker after "o". '
             'Say for "I": can do this.',

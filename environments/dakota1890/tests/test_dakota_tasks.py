@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from dakota1890.families import FAMILIES
 from dakota1890.grading import grade
 from dakota1890.morphology import numeral
 from dakota1890.orthography import bare, canonical
-from dakota1890.questions import JSON, NUMBER
+from dakota1890.questions import FORM, JSON, WORD, WORDS
 from dakota1890.splits import (
     AXES,
     HELD_OUT_CELLS,
@@ -124,18 +125,20 @@ def test_no_prompt_or_task_crosses():
 
 
 def test_no_held_out_form_is_shown_in_training(train_questions):
-    """As an answer or in a prompt, whole. Homographs do not count: forms of other words, spelled alike."""
+    """As an answer or in a prompt, quoted or not. Homographs do not count: forms of other words, spelled
+    alike."""
     lemmas_of = defaultdict(set)
     for task in EVAL:
         # The total of a held-out sum is a trained number; reading its parts is what is held out.
-        words = task.data["answer"] not in (JSON, NUMBER) and task.data["family"] != "numerals"
-        if words and task.data["split"] in ("lemma", "cell", "random"):
+        dakota = task.data["answer"] in (FORM, WORDS, WORD) and task.data["family"] != "numerals"
+        if dakota and task.data["split"] in ("lemma", "cell", "random"):
             for form in task.data["accept"]:
                 lemmas_of[form].update(task.data["lemma_ids"])
     assert len(lemmas_of) > 200
     for question in train_questions:
-        shown = {canonical(quoted) for quoted in re.findall('"([^"]+)"', question.ask)} | set(question.accept)
-        for form in (shown - set(question.lemma_ids)) & set(lemmas_of):
+        shown = {canonical(quoted) for quoted in re.findall('"([^"]+)"', question.ask)}
+        shown |= {word for word in re.findall(r"[\w']+", canonical(question.ask)) if not word.isascii()}
+        for form in (shown | set(question.accept)) & set(lemmas_of):
             assert not lemmas_of[form] & set(question.lemma_ids), (form, question)
 
 
@@ -317,3 +320,15 @@ def test_numbers_are_written_by_the_grammar():
     plain = [t for t in tasks if t.prompt.startswith("Write the number")]
     assert plain
     assert all(t.data["accept"] == numeral(int(t.data["lemma_ids"][0])) for t in plain)
+
+
+def test_the_readme_tells_the_families_and_their_depths():
+    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    told = dict(re.findall(r"^\| `(\w+)` \| .* \| (\d(?:-\d)?) \|$", readme, re.M))
+    depths = defaultdict(set)
+    for task in (*TRAIN, *EVAL):
+        depths[task.data["family"]].add(task.data["depth"])
+    assert told == {
+        name: str(min(found)) if len(found) == 1 else f"{min(found)}-{max(found)}"
+        for name, found in depths.items()
+    }

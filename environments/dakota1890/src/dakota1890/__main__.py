@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def write_demonstrations(given: argparse.Namespace) -> int:
     """Write `{"messages": [...]}` rows of the train split, one JSON object a line; returns how many."""
     environment = load_environment(
-        families=given.families.split(",") if given.families else None,
-        depths=[int(depth) for depth in given.depths.split(",")] if given.depths else None,
+        families=given.families,
+        depths=given.depths,
         hints=given.hints,
         invented=given.invented,
         invented_fraction=given.invented_fraction,
@@ -53,8 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("out", type=Path, metavar="OUT.jsonl")
     command.add_argument("--count", type=int, required=True, help="how many rows")
     command.add_argument("--seed", type=int, default=0, help="of the train sequence (default 0)")
-    command.add_argument("--families", help=f"comma-separated, of {','.join(FAMILIES)} (default: all)")
-    command.add_argument("--depths", help="comma-separated, of 1,2,3,4 (default: all)")
+    command.add_argument(
+        "--families", type=_names, help=f"comma-separated, of {','.join(FAMILIES)} (default: all)"
+    )
+    command.add_argument("--depths", type=_numbers, help="comma-separated, of 1,2,3,4 (default: all)")
     command.add_argument(
         "--hints", choices=("rule", "none"), default="rule", help="state the rule (default) or not"
     )
@@ -62,6 +64,19 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--invented-fraction", type=float, default=0.5, help="their share (default 0.5)")
     command.add_argument("--split", default="train", help="only train is allowed: the rest must stay unseen")
     return parser
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in _names(text)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of numbers; separate them by commas, as in 1,2"
+        ) from None
 
 
 if __name__ == "__main__":

@@ -9,32 +9,38 @@ from typing import Literal, TypeVar, overload
 from buckeye.envs.base import Message, Outcome, Probe, Reply, Task
 from buckeye.envs.single_turn import SingleTurnEnvironment
 from buckeye.errors import UsageError
-from dakota1890.arguments import NUM_TRAIN, Arguments, checked_arguments
+from dakota1890.arguments import NUM_TRAIN, Arguments, check_tool_arguments, checked_arguments
 from dakota1890.audit import GradeMismatchError, check_reward
 from dakota1890.corpus import load_corpus
 from dakota1890.errors import ArgumentError
 from dakota1890.grading import grade
 from dakota1890.probes import probes
 from dakota1890.splits import AXES
-from dakota1890.tasks import Item, TrainTasks, eval_tasks, train_cells
+from dakota1890.tasks import Item, TrainTasks, eval_tasks, train_cells, trained_families
 
 T = TypeVar("T")
 
 
 class DakotaEnvironment(SingleTurnEnvironment):
-    """The splits `train`, `eval` (everything held out) and one for each held-out axis."""
+    """The splits `train`, `eval` (everything held out) and one for each held-out axis.
+
+    There is no `train` where the families have train questions at none of the depths.
+    Raises ArgumentError if they have no questions at all.
+    """
 
     def __init__(self, arguments: Arguments) -> None:
         options = arguments.options
         self._arguments = arguments
-        self._train = Mapped(TrainTasks(options, arguments.num_train), as_task)
         self._held_out = eval_tasks(options.families, options.depths, options.hint)
+        train: dict[str, Sequence[Task]] = {}
+        if trained_families(options) or not self._held_out:
+            train["train"] = Mapped(TrainTasks(options, arguments.num_train), as_task)
         held_out = tuple(map(as_task, self._held_out))
         axes = {axis: tuple(t for t in held_out if t.data["split"] == axis) for axis in AXES}
         super().__init__(
             "dakota1890",
             {
-                "train": self._train,
+                **train,
                 "eval": held_out[: arguments.num_eval],
                 **{axis: tasks for axis, tasks in axes.items() if tasks},
             },
@@ -79,10 +85,17 @@ class DakotaEnvironment(SingleTurnEnvironment):
         return Outcome(reward=result.reward, components=result.components, stop_reason=stop_reason)
 
     def demonstrations(self, split: str = "train") -> Sequence[Sequence[Message]]:
-        """The train tasks with their preferred answer, to imitate. Raises UsageError for another split."""
+        """The train tasks with their preferred answer, to imitate. Raises UsageError for another split, and
+        where there are no train tasks."""
         if split != "train":
             raise UsageError(f"demonstrations come from the train split only; {split!r} must stay unseen")
-        return Mapped(self._train, _demonstration)
+        if split not in self.splits:
+            options = self._arguments.options
+            raise UsageError(
+                f"dakota1890: there is nothing to imitate: {', '.join(options.families)} at depth "
+                f"{', '.join(map(str, options.depths))} is only evaluated. Choose other families or depths."
+            )
+        return Mapped(super().tasks(split), _demonstration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +145,8 @@ def load_environment(
     """The Dakota environment.
 
     families: any of the twelve; None means all.
-    depths: any of 1 to 4, in training and evaluation; None means all.
+    depths: any of 1 to 4, in training and evaluation; None means all. Where nothing of the families and
+        depths is trained, there is no split `train`.
     hints: "rule" states the rule each question tests in one sentence, "none" does not.
     invented: let invented words be `invented_fraction` of the train questions in the families that have them;
         the evaluation never has any.
@@ -144,9 +158,8 @@ def load_environment(
 
     Raises UsageError for an argument outside these.
     """
-    if max_calls < 1:
-        raise UsageError("dakota1890: `max_calls` is at least 1.")
     try:
+        check_tool_arguments(tools=tools, max_calls=max_calls)
         arguments = checked_arguments(
             families=families,
             depths=depths,

@@ -265,4 +265,8 @@ def _recorded_forms() -> frozenset[str]:
     forms.update(form for noun in corpus.nouns for person in noun.persons for form in possess(noun, person))
     forms.update(form for kin in corpus.kin for form in _kin_forms(kin))
     forms.update(form for noun in corpus.derived for form in derive(noun))
+    from dakota1890.families.objects import OBJECTS  # it is built on this module
+
+    assert OBJECTS.recorded is not None
+    forms.update(form for question in OBJECTS.recorded() for form in question.accept)
     return frozenset(map(bare, forms))

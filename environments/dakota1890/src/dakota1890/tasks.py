@@ -63,11 +63,12 @@ class TrainTasks(Sequence[Item]):
     def __init__(self, options: TaskOptions, count: int) -> None:
         self._options = options
         self._count = count
-        self._families = [f for f in options.families if train_depths(f) & set(options.depths)]
+        self._families = trained_families(options)
         if not self._families:
             raise ArgumentError(
-                f"no train questions of depth {_listed(options.depths)} in {_listed(options.families)}; "
-                f"there are {_depths_of_families(options.families)}"
+                f"dakota1890: there are no train questions of depth {_listed(options.depths)} in "
+                f"{_listed(options.families)}. The depths that can be trained are: "
+                f"{_depths_of_families(options.families)}."
             )
 
     def __len__(self) -> int:
@@ -98,6 +99,11 @@ class TrainTasks(Sequence[Item]):
         ):
             return _first_of_train(family.invent, draws, options)
         return draws.pick(recorded)
+
+
+def trained_families(options: TaskOptions) -> list[str]:
+    """The families with train questions of these depths; the exceptions have none of any."""
+    return [family for family in options.families if train_depths(family) & set(options.depths)]
 
 
 def train_cells(options: TaskOptions, count: int) -> dict[str, TrainTasks]:

@@ -9,9 +9,8 @@ from typing import Any, Literal
 import verifiers as vf
 from datasets import Dataset
 
-from dakota1890.arguments import checked_arguments
+from dakota1890.arguments import check_tool_arguments, checked_arguments
 from dakota1890.audit import GradeMismatchError
-from dakota1890.errors import ArgumentError
 from dakota1890.rows import confirmed_grade, from_info, split_items, to_info
 from dakota1890.tasks import Item
 from dakota1890.tools import system_prompt as tools_system_prompt
@@ -44,10 +43,10 @@ def load_environment(
 
     The arguments are those of `dakota1890.environment.load_environment`, and a system prompt to put before
     every question. Both datasets are built when they are first asked for.
-    Raises ArgumentError for an argument outside these.
+    Raises ArgumentError for an argument outside these; so does asking for the dataset of families and depths
+    that are only evaluated.
     """
-    if max_calls < 1:
-        raise ArgumentError(f"dakota1890: `max_calls` is at least 1, not {max_calls!r}.")
+    check_tool_arguments(tools=tools, max_calls=max_calls)
     arguments = checked_arguments(
         families=families,
         depths=depths,

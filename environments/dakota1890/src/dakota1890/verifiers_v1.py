@@ -66,7 +66,8 @@ class DakotaTaskset(vf.Taskset[DakotaTask, DakotaConfig]):
     """The tasks of one split, made one at a time."""
 
     def load(self) -> Iterator[DakotaTask]:
-        """Raises ArgumentError for a configuration outside what `load_environment` says."""
+        """Raises ArgumentError for a configuration outside what `load_environment` says, and for the train
+        split of families and depths that are only evaluated."""
         config = self.config
         arguments = checked_arguments(
             families=config.families,

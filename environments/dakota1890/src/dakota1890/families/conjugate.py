@@ -20,7 +20,9 @@ PERSON_NAMES = {
     "2pl": "you all",
     "3pl": "they",
 }
-_FINAL_PI = " plus final -pi"
+FINAL_PI = " plus final -pi"
+PARTICLE_WORDS = {"kta": ("future", "VERB-20"), "šni": ("negative", "VERB-23")}
+"""What most often follows a verb, with its name and rule."""
 _MARKERS = {"I": {"1": "wa", "2": "ya"}, "III": {"1": "ma", "2": "ni"}}
 
 
@@ -104,7 +106,7 @@ def _place(verb: Verb) -> str:
 
 def person_rule(verb: Verb, person: str) -> str:
     """What marks `person` in the class of `verb`."""
-    name, plural = PERSON_NAMES[person], _FINAL_PI if person.endswith("pl") else ""
+    name, plural = PERSON_NAMES[person], FINAL_PI if person.endswith("pl") else ""
     if person == "3sg":
         return f'"{name}" has no marker'
     if person == "3pl":

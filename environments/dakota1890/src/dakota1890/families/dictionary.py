@@ -133,10 +133,16 @@ def _senses(gloss: str, part: str) -> list[str]:
     """The printed senses, each also without its article or "to" or with one, and the gloss as a whole:
     `to bind, tie` -> to bind, bind, to tie, tie, to bind, tie.
     """
-    before = {"noun": ("", "a ", "an ", "the "), "verb": ("", "to ")}.get(part, ("",))
+    before = {"noun": ("", "a ", "the "), "verb": ("", "to ")}.get(part, ("",))
     senses = [canonical(sense) for sense in _BETWEEN_SENSES.split(gloss)]
-    spelled = [opening + _LEADING.sub("", sense) for sense in senses for opening in before]
+    bare_senses = [_LEADING.sub("", sense) for sense in senses]
+    spelled = [_opened(opening, sense) for sense in bare_senses for opening in before]
     return [senses[0], *spelled, canonical(gloss)]
+
+
+def _opened(opening: str, sense: str) -> str:
+    """`sense` after an article or "to": an enemy, a cloud."""
+    return ("an " if opening == "a " and sense[0] in "aeiou" else opening) + sense
 
 
 def _synonyms(entry: Entry) -> list[str]:

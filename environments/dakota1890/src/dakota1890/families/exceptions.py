@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from dakota1890.corpus import Irregular, load_corpus
-from dakota1890.families.conjugate import PERSON_NAMES
+from dakota1890.families.conjugate import PARTICLE_WORDS, PERSON_NAMES
 from dakota1890.families.numerals import fact as number_fact
 from dakota1890.families.particles import PROHIBITION
 from dakota1890.families.possess import OWNER_NAMES
@@ -15,7 +15,6 @@ from dakota1890.morphology import numeral
 from dakota1890.orthography import canonical
 from dakota1890.questions import FORM, NUMBER, WORDS, Family, Question
 
-_PARTICLES = {"kta": ("future", "VERB-20"), "šni": ("negative", "VERB-23")}
 _WORDS_FOR = {"verb": "verb", "noun": "noun", "kin": "kin term", "number": "number"}
 _NAMES = {"his or her": ("Ćaske", "Hepaŋ", "Winona", "Hapaŋ"), "his": ("Hepi", "Ćataŋ", "Hake")}
 """Children's names; those of sons where only a man has such a relative."""
@@ -39,19 +38,11 @@ def _recorded() -> Sequence[Question]:
 EXCEPTIONS = Family(name="exceptions", recorded=_recorded, exceptions=True)
 
 
-@lru_cache(maxsize=1)
-def exceptional_forms() -> frozenset[str]:
-    """Every form that this family asks for: no train question may ask for it or show it."""
-    return frozenset(
-        form for question in _recorded() if question.answer != NUMBER for form in question.accept
-    )
-
-
 def _about(irregular: Irregular) -> Iterator[Question]:
     question = _form(irregular)
     yield question
     if irregular.particles:
-        yield from (_followed(question, particle) for particle in _PARTICLES)
+        yield from (_followed(question, particle) for particle in PARTICLE_WORDS)
     if irregular.kind == "verb" and irregular.meaning.startswith("2"):
         yield _forbidden(question)
     if irregular.kind == "kin" and irregular.meaning in _NAMES:
@@ -87,7 +78,7 @@ def _form(irregular: Irregular) -> Question:
 
 def _followed(question: Question, particle: str) -> Question:
     """The form with kta or šni after it, which changes nothing at its end."""
-    meaning, rule_id = _PARTICLES[particle]
+    meaning, rule_id = PARTICLE_WORDS[particle]
     return replace(
         question,
         facts=(*question.facts, f"{question.facts[0]}/{particle}"),

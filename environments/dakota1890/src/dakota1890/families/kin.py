@@ -17,7 +17,6 @@ from dakota1890.questions import FORM, WORD, WORDS, Family, Question, unique
 
 _PERSONS = ("1sg", "2sg", "3sg", "2pl", "3pl")
 _OWNERS = {"man": ("his",), "woman": ("her",), "either": ("his", "her"), "": ("his or her",)}
-_PARTICLES = {"kta": ("future", "VERB-20"), "šni": ("negative", "VERB-23")}
 _THIRD_RULE = "his or her relative takes -ku, after i -tku or -ću"
 
 
@@ -46,7 +45,7 @@ def _about(kin: Kin) -> Iterator[Question]:
     if "ya" in kin.forms:
         yield from (having(kin, person) for person in _PERSONS)
         # What kta and šni do to the final a of -ya is not recorded.
-        yield from (having_with(kin, p, word) for p in ("2pl", "3pl") for word in _PARTICLES)
+        yield from (having_with(kin, p, word) for p in ("2pl", "3pl") for word in verbs.PARTICLE_WORDS)
 
 
 def _invent(draws: Draws) -> Question:
@@ -174,7 +173,7 @@ def having(kin: Kin, person: str) -> Question:
 
 def having_with(kin: Kin, person: str, particle: str) -> Question:
     """Ask for the verb to have somebody as a relative, for a plural `person`, with kta or šni."""
-    plain, (meaning, rule_id) = having(kin, person), _PARTICLES[particle]
+    plain, (meaning, rule_id) = having(kin, person), verbs.PARTICLE_WORDS[particle]
     (form,) = plain.accept
     return replace(
         plain,

@@ -50,9 +50,12 @@ def _recorded() -> Sequence[Question]:
 def _acts() -> Iterator[Question]:
     (can,) = (verb for verb in load_corpus().verbs if verb.lemma == _CAN)
     for number, act in enumerate(_recorded_acts()):
-        # Few bare ones but those in the lexicon: lemma + pi would answer most of the family.
-        bare_one = number % 4 == 0 or verbal_noun(act.lemma) in _nouns()
-        yield act_noun(act) if bare_one else the_act(act)
+        # Those in the lexicon and few others: lemma + pi would answer most of the family.
+        noun = verbal_noun(act.lemma)
+        if number % 4 == 0 or noun in _nouns():
+            yield act_noun(act)
+        elif number % 4 == 2 or f"{noun} kiŋ" in _nouns():
+            yield the_act(act)
         if act.gloss.startswith("to ") and not act.gloss.startswith("to be") and act.lemma != _CAN:
             yield from (able(act, can, person) for person in _CAN_PERSONS)
 

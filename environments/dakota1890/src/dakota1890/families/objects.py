@@ -28,7 +28,7 @@ from dakota1890.questions import FORM, Family, Question, unique
 
 OBJECT_NAMES = {"1sg": "me", "2sg": "thee", "1pl": "us", "2pl": "you all", "3pl": "them"}
 _OBJECT_MARKERS = {"1sg": "ma", "2sg": "ni", "1pl": "uŋ (uŋk before a vowel)", "2pl": "ni", "3pl": "wića"}
-_PARTICLES = {"": ("", ""), "kta": ("future", "VERB-20"), "šni": ("negative", "VERB-23")}
+_PARTICLES = {"": ("", ""), **verbs.PARTICLE_WORDS}
 _CLASSES_WITH_OBJECT = ("I", "II")
 _INSTRUMENTS = ("ka", "ya", "yu")
 _SOFTENED = ", whose k becomes ć"

@@ -29,7 +29,6 @@ class Frame:
         return self.words.replace("{}", form)
 
 
-_PARTICLES = {"kta": ("future", "VERB-20"), "šni": ("negative", "VERB-23")}
 _ANY_PERSON = (
     Frame("waŋna", "perfect", "waŋna {}", "VERB-22", "waŋna before the verb makes the perfect"),
     Frame("nuŋ", "doubtful future", "{} nuŋ", "VERB-21", "nuŋ after the verb makes the doubtful future"),
@@ -92,7 +91,7 @@ PARTICLES = Family(name="particles", recorded=_recorded, invent=_invent)
 def _cells_of(verb: Verb) -> list[tuple[str, str]]:
     """The (person, particle) pairs whose form the record licenses."""
     persons = [p for p in ("3sg", *verb.persons) if p.endswith("pl") or verb.final != "unknown"]
-    return [(person, particle) for person in persons for particle in _PARTICLES]
+    return [(person, particle) for person in persons for particle in verbs.PARTICLE_WORDS]
 
 
 def _framed_cells(verb: Verb) -> list[tuple[str, Frame]]:
@@ -112,7 +111,7 @@ def _framed_cells(verb: Verb) -> list[tuple[str, Frame]]:
 
 def question(verb: Verb, person: str, particle: str) -> Question:
     """Ask for `verb` in `person` followed by `particle`."""
-    meaning, rule_id = _PARTICLES[particle]
+    meaning, rule_id = verbs.PARTICLE_WORDS[particle]
     final = "keeps" if person.endswith("pl") else verb.final
     changes = f", final a becomes e before {particle}" if final == "changes" else ""
     return Question(
@@ -160,7 +159,7 @@ def _framed(verb: Verb, person: str, frame: Frame) -> Question:
 def _goings() -> list[tuple[Verb, str, str]]:
     """The motion verbs, persons and particles with which one says what one goes to do."""
     motions = [verb for verb in load_corpus().verbs if verb.lemma in _MOTION_VERBS]
-    return [(verb, person, p) for verb in motions for person in ("1sg", "2sg") for p in _PARTICLES]
+    return [(verb, person, p) for verb in motions for person in ("1sg", "2sg") for p in verbs.PARTICLE_WORDS]
 
 
 @lru_cache(maxsize=1)
@@ -173,7 +172,7 @@ def _purpose(verb: Verb, motion: Verb, person: str, particle: str) -> Question:
     """Ask for `motion` in order to do `verb`, which is contracted (PHON-04, SYN-05): `waŋyag mde kta`."""
     going = question(motion, person, particle)
     first, ending = contracted(verb.lemma), verb.lemma[-2:]
-    meaning = _PARTICLES[particle][0]
+    meaning = verbs.PARTICLE_WORDS[particle][0]
     return replace(
         going,
         facts=(*going.facts, f"{verb.lemma}/contracted"),

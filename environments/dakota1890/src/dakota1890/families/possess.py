@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from dakota1890.corpus import Noun, load_corpus
 from dakota1890.draws import Draws
+from dakota1890.families.conjugate import FINAL_PI
 from dakota1890.invented import GLOSS, invented_noun
 from dakota1890.morphology import possess
 from dakota1890.morphology.nouns import FREE_POSSESSIVES, owned_by
@@ -31,7 +32,6 @@ _FREE_NAMES = {
     "2pl": "yours (plural)",
     "3pl": "theirs",
 }
-_FINAL_PI = " plus final -pi"
 _PREFIXES = {"1": "mita", "2": "nita", "3": "ta", "12": "uŋkita"}
 EXCEPTION = "POSS-04"
 """The rule of the noun that is asked only among the exceptions."""
@@ -179,7 +179,7 @@ def noun_class(noun: Noun) -> str:
 
 def _owner_rule(noun: Noun, person: str) -> str:
     owner = "12" if person in ("12", "1pl") else person[0]
-    name, plural = OWNER_NAMES[person], _FINAL_PI if person.endswith("pl") else ""
+    name, plural = OWNER_NAMES[person], FINAL_PI if person.endswith("pl") else ""
     if noun.klass == "inalienable":
         prefix = {"1": "mi", "2": "ni", "12": "uŋ (uŋk before a vowel)"}[owner]
         return f'"{name}" is {prefix} before the noun{plural}'

@@ -35,4 +35,6 @@ def contracted(word: str) -> str:
     """
     if not contracts(word):
         raise ValueError(f"how {word!r} is contracted is not recorded")
-    return word[:-2].removesuffix("ŋ") + _WEAKENED[word[-2]]
+    # A nasal vowel stays one, as in šuŋg of šuŋka; only before m is it written plain, as in nom of noŋpa.
+    rest = word[:-2].removesuffix("ŋ") if word[-2] == "p" else word[:-2]
+    return rest + _WEAKENED[word[-2]]
