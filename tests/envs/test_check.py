@@ -115,6 +115,41 @@ def test_a_single_lucky_answer_in_a_small_family_is_not_a_leak():
     assert report.passed
 
 
+def content_free(**options):
+    """The content-free check of the toy whose prompts are worth 0.1 when said again, with these options."""
+    report = asyncio.run(
+        check_environment(TOY, {"size": 60, "variant": "lucky"}, CheckOptions(limit=0.03, **options))
+    )
+    return next(r for r in report.checks if r.name.startswith("content-free"))
+
+
+def test_a_sample_too_small_for_the_limit_is_no_pass():
+    """One task in six is solved by its prompt. Few of many tasks cannot tell luck from that."""
+    small, large = content_free(sample=2), content_free(sample=40)
+    assert (small.status, large.status) == ("not run", "fail")
+    assert "sample too small for reverse in " in small.detail
+    assert "with 2 of 60 tasks played; give --sample 34" in small.detail
+
+
+def test_two_solved_tasks_are_too_many_for_any_sample():
+    assert content_free(sample=20).status == "fail"
+
+
+def test_an_environment_without_a_train_split_is_checked_without_a_constant():
+    report = check("eval only")
+    assert failures(report) == {}
+    assert report.sizes == {"eval": 60}
+    policies = {score.policy for score in report.scores}
+    assert "one string always" not in policies
+    assert "another task's answer" in policies
+
+
+def test_a_held_out_family_that_is_not_trained_is_played_with_the_constants_of_the_others():
+    report = check("new family")
+    assert failures(report) == {}
+    assert ("one string always", "new") in {(score.policy, score.family) for score in report.scores}
+
+
 def test_the_best_constant_is_climbed_to():
     """The toy pays 0.2 for the share of b's, and no word of its prompts is all b's."""
     report = check("letters")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from buckeye.envs.base import Reply
 from buckeye.envs.tool_loop import ToolError, play_with_tools
+from buckeye.errors import InferenceError
 
 TOOLS = [
     {
@@ -114,18 +115,28 @@ def test_what_is_wrong_with_a_call_is_told_to_the_model(name, arguments, expecte
     assert errors == 1
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (ToolError("no such page"), "Error: no such page"),
-        (ZeroDivisionError("x"), "Error: ZeroDivisionError: x"),
-    ],
-)
-def test_what_a_tool_raises_is_told_to_the_model(error, expected):
+def test_what_a_tool_says_is_wrong_is_told_to_the_model():
     def call(name, arguments):
+        raise ToolError("no such page")
+
+    assert result_of("now", "{}", call) == ("Error: no such page", 1)
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("x"), InferenceError("the judge is down"), TimeoutError("own")]
+)
+def test_a_tool_that_fails_fails_the_rollout(error):
+    async def call(name, arguments):
         raise error
 
-    assert result_of("now", "{}", call) == (expected, 1)
+    with pytest.raises(type(error)):
+        result_of("now", "{}", call)
+
+
+@pytest.mark.parametrize("result", [7, None, {"a": 1}])
+def test_a_result_that_is_no_text_is_named(result):
+    with pytest.raises(TypeError, match="'now' returned"):
+        result_of("now", "{}", lambda name, arguments: result)
 
 
 def test_a_tool_that_hangs_is_an_error_after_its_deadline():

@@ -29,17 +29,18 @@ def make(split, index, variant):
     if variant == "hash seed":
         name += f"-{hash(shown) % 10}"
     messages = ({"role": "user", "content": prompt},)
-    return Task(id=name, messages=messages, data={**data, "shown": shown, "family": "reverse"})
+    family = "new" if variant == "new family" and split == "eval" else "reverse"
+    return Task(id=name, messages=messages, data={**data, "shown": shown, "family": family, "index": index})
 
 
 class Toy(SingleTurnEnvironment):
     def __init__(self, variant, size):
         self.variant = variant
-        splits = ("train",) if variant == "train only" else ("train", "eval")
+        splits = {"train only": ("train",), "eval only": ("eval",)}.get(variant, ("train", "eval"))
         super().__init__("toy", {split: [make(split, i, variant) for i in range(size)] for split in splits})
 
     def probes(self):
-        task = self.tasks("train")[0]
+        task = self.tasks(self.splits[0])[0]
         right = 0.5 if self.variant == "wrong probe" else 1.0
         answer = task.data["shown"][::-1]
         return [
@@ -56,6 +57,8 @@ class Toy(SingleTurnEnvironment):
         match self.variant:
             case "echo":
                 right = max(right, 0.1 * (said == task.data["shown"]))
+            case "lucky":
+                right = max(right, float(said == task.data["shown"] and task.data["index"] % 6 == 0))
             case "letters":
                 right = 0.2 * said.count("b") / len(said) if said else 0.0
             case "dump":

@@ -212,7 +212,7 @@ def test_pass_at_k_spelling_errors_and_truncation(workplace):
 
 def test_one_cluster_with_most_of_the_tasks_is_named(workplace):
     records = [record("free", "near", i, float(i % 2)) for i in range(40)]
-    for r in records[:21]:
+    for r in records[:22]:
         r["data"]["lemma_ids"].insert(0, "the word of most of them")
     write_evaluation(workplace / "after", records)
     report = make_report(ReportRequest(env_id="words.py", after=workplace / "after"))
@@ -325,7 +325,18 @@ def test_two_evaluations_of_one_environment_are_told_apart_by_name(run):
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[]", '{"task_id": 3, "data": {}, "reward": 1}', '{"task_id": "a", "data": {}}']
+    "line",
+    [
+        "{",
+        "[]",
+        '{"task_id": 3, "data": {}, "reward": 1}',
+        '{"task_id": "a", "data": {}}',
+        '{"task_id": "a", "data": {}, "reward": NaN}',
+        '{"task_id": "a", "data": {}, "reward": -Infinity}',
+        '{"task_id": "a", "data": {}, "reward": 1e999}',
+        f'{{"task_id": "a", "data": {{}}, "reward": {10**400}}}',
+        '{"task_id": "a", "data": {}, "reward": "1"}',
+    ],
 )
 def test_a_line_that_is_no_rollout_is_named(run, line):
     file = run / "evals" / "step_10" / "words.jsonl"
@@ -390,6 +401,32 @@ def test_wrong_usage_of_the_command(run, words, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("words.py", "but words.py is a file. Name another: --output DIR"),
+        ("words.py/report", "cannot be written to words.py/report: Not a directory. Name a directory"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_wrong_usage(run, output, message):
+    done = command("words.py", "--run", run, "--output", output)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_environment_without_a_train_split_has_a_report_too(workplace, run):
+    only_held_out = ENVIRONMENT.replace('("train", "near", "far")', '("eval", "near", "far")').replace(
+        'if split == "train"', 'if split == "nothing"'
+    )
+    (workplace / "words.py").write_text(only_held_out)
+    report = make_report(ReportRequest(env_id="words.py", run=run))
+    assert report.training.floor is None
+    assert row(report, "fixed").content_free.exact == 1.0
+    assert row(report, "fixed").content_free.policy == "another task's answer"
 
 
 def test_a_report_needs_nothing_that_training_needs(run):

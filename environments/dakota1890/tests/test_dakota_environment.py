@@ -6,6 +6,7 @@ import json
 import pytest
 
 from buckeye.envs.base import Environment, Reply
+from buckeye.envs.check import CheckOptions, check_environment
 from buckeye.errors import UsageError
 from dakota1890 import environment as environment_module
 from dakota1890.__main__ import main
@@ -105,20 +106,73 @@ def test_families_can_be_chosen(environment):
     ("arguments", "message"),
     [
         ({"families": ["conjugat"]}, "Did you mean 'conjugate'"),
-        ({"families": "numerals"}, "list"),
+        ({"families": "numerals"}, r"Write families=\[.numerals.\], .* --arg 'families=numerals,'\."),
+        ({"families": "numerls"}, r"Did you mean 'numerals'\? Write families=\[.numerals.\]"),
+        ({"families": "kin, numerals"}, r"families=\[.kin., .numerals.\], .* 'families=kin,numerals'\."),
         ({"families": []}, "at least one"),
+        ({"families": {"kin": 1}}, "at least one"),
+        ({"families": [3]}, "unknown family 3"),
+        ({"families": [["kin"]]}, r"unknown family \['kin'\]"),
         ({"depths": [5]}, "`depths`"),
-        ({"depths": 2}, "`depths`"),
+        ({"depths": 2}, r"Write depths=\[1, 2\], .* --arg 'depths=\[1, 2\]'"),
+        ({"depths": [True]}, r"`depths` .* not \[True\]"),
+        ({"depths": [1.0]}, "`depths`"),
+        ({"depths": ["1", "2"]}, r"--arg 'depths=\[1, 2\]'"),
+        ({"depths": []}, "`depths`"),
         ({"families": ["conjugate"], "depths": [4]}, "conjugate: 1"),
         ({"hints": "some"}, '"rule" or "none"'),
         ({"invented_fraction": 1.5}, "between 0 and 1"),
-        ({"num_train": 0}, "at least 1"),
-        ({"num_eval": 0}, "at least 1"),
+        ({"invented_fraction": float("nan")}, "between 0 and 1"),
+        ({"invented_fraction": "0.5"}, "between 0 and 1, not '0.5'"),
+        ({"invented_fraction": True}, "between 0 and 1"),
+        ({"invented": "no"}, "`invented` is true or false"),
+        ({"shaping": 1}, "`shaping` is true or false"),
+        ({"tools": "no"}, "`tools` is true or false, without quotes, not 'no'"),
+        ({"seed": 1.5}, "`seed` is a whole number, .* not 1.5"),
+        ({"seed": True}, "`seed`"),
+        ({"num_train": 0}, "`num_train` .* at least 1"),
+        ({"num_train": "100"}, "`num_train` is a whole number of at least 1, without quotes, not '100'"),
+        ({"num_train": 10.0}, "`num_train`"),
+        ({"num_eval": 0}, "`num_eval` .* at least 1"),
+        ({"num_eval": True}, "`num_eval`"),
+        ({"max_calls": 0}, "`max_calls` .* at least 1"),
+        ({"max_calls": "4"}, "`max_calls`"),
     ],
 )
 def test_wrong_arguments_are_explained(arguments, message):
     with pytest.raises(UsageError, match=message):
         load_environment(**arguments)
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("chosen", [{"families": ["exceptions"]}, {"families": ["numerals"], "depths": [4]}])
+def test_what_is_only_evaluated_loads_without_a_train_split(chosen, tools):
+    environment = load_environment(**chosen, tools=tools)
+    assert environment.splits[0] == "eval"
+    assert "train" not in environment.splits
+    assert len(environment.tasks("eval")) > 5
+    assert dict(environment.curriculum()) == {}
+    with pytest.raises(KeyError, match="no split 'train'; it has eval"):
+        environment.tasks("train")
+    with pytest.raises(UsageError, match=r"nothing to imitate: (exceptions|numerals) at depth"):
+        environment.demonstrations()
+
+
+def test_families_that_are_only_evaluated_stand_beside_trained_ones():
+    environment = load_environment(families=["exceptions", "conjugate"], num_train=30)
+    assert {task.data["family"] for task in environment.tasks("train")} == {"conjugate"}
+    assert {task.data["family"] for task in environment.tasks("eval")} == {"exceptions", "conjugate"}
+
+
+@pytest.mark.parametrize(
+    "families", [["exceptions"], ["exceptions", "conjugate"]], ids=["nothing trained", "one family trained"]
+)
+def test_the_honesty_check_takes_what_is_only_evaluated(families):
+    arguments = {"families": families, "num_train": 300}
+    report = asyncio.run(check_environment("dakota1890", arguments, CheckOptions(sample=34, limit=0.1)))
+    assert {c.name: c.detail for c in report.checks if c.status == "fail"} == {}
+    constant = {s.split for s in report.scores if s.policy == "one string always"}
+    assert ("exception" in constant) == ("train" in report.sizes) == (len(families) > 1)
 
 
 def test_demonstrations_end_in_a_right_answer(environment):
@@ -147,9 +201,26 @@ def test_the_command_writes_chats(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "extra", [["--split", "eval"], ["--families", "verbs"], ["--invented-fraction", "2"]]
+    "extra",
+    [
+        ["--split", "eval"],
+        ["--families", "verbs"],
+        ["--families", "exceptions"],
+        ["--depths", "5"],
+        ["--invented-fraction", "2"],
+    ],
 )
 def test_the_command_explains_what_is_wrong(tmp_path, capsys, extra):
     assert main(["demonstrations", str(tmp_path / "x.jsonl"), "--count", "5", *extra]) == 2
     assert capsys.readouterr().err.startswith("error: ")
     assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_depths_that_are_no_numbers_are_explained(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["demonstrations", str(tmp_path / "x.jsonl"), "--count", "5", "--depths", "1,x"])
+    assert ended.value.code == 2
+    assert (
+        "--depths: '1,x' is not a list of numbers; separate them by commas, as in 1,2"
+        in capsys.readouterr().err
+    )

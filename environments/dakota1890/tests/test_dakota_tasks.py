@@ -262,7 +262,7 @@ def test_depths_can_be_chosen():
     tasks = TrainTasks(TaskOptions(depths=(2,)), 300)[:]
     assert {task.data["depth"] for task in tasks} == {2}
     assert {task.data["depth"] for task in eval_tasks(NAMES, (2, 3), True)} == {2, 3}
-    with pytest.raises(ArgumentError, match=r"no train questions of depth 4 in conjugate; .*conjugate: 1"):
+    with pytest.raises(ArgumentError, match=r"no train questions of depth 4 in conjugate\. .*conjugate: 1\."):
         TrainTasks(TaskOptions(families=("conjugate",), depths=(4,)), 10)
 
 

@@ -104,6 +104,13 @@ def test_an_unknown_split_is_answered_with_the_likely_one():
         split_items(arguments(), "lema")
 
 
+def test_the_train_split_of_what_is_only_evaluated_is_refused():
+    chosen = arguments(families=["exceptions"])
+    assert len(split_items(chosen, "eval")) > 20
+    with pytest.raises(ArgumentError, match=r"no train questions .* in exceptions\. .*exceptions: none\."):
+        split_items(chosen, "train")
+
+
 def test_info_survives_json():
     for split in ("train", "eval"):
         for item in split_items(arguments(families=None), split):

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from buckeye.cli.env_args import environment_args
+from buckeye.errors import UsageError
 
 _Pairs = Annotated[
     list[str] | None,
@@ -36,8 +37,19 @@ def env_report(
     from buckeye.run.report.text import exact_table, overview, summary
 
     given = environment_args(arg or [], args) if arg or args is not None else None
+    directory = output or (run or after or Path()) / "report"
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(
+            f"the report goes into a directory, but {directory} is a file. Name another: --output DIR"
+        )
     report = make_report(ReportRequest(env_id=env_id, run=run, before=before, after=after, args=given))
-    files = write_report(report, output or (run or after or Path()) / "report")
+    try:
+        files = write_report(report, directory)
+    except OSError as error:
+        raise UsageError(
+            f"the report cannot be written to {directory}: {error.strerror or error}. "
+            "Name a directory that can be written with --output."
+        ) from None
     if as_json:
         typer.echo(json.dumps(to_json(report), ensure_ascii=False))
         return

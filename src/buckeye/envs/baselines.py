@@ -58,7 +58,7 @@ class ContentFreeScore:
 
 @dataclass(frozen=True, slots=True)
 class ContentFreePolicies:
-    """The policies for one environment, with what they know of its train split."""
+    """The policies for one environment, with what they know of its train split: nothing where it has none."""
 
     formats: Sequence[str | None]
     constants: Mapping[str, Sequence[str]]
@@ -86,7 +86,7 @@ class ContentFreePolicies:
             answers["another task's answer"] = lambda task: self._other(task, others)
         constants = dict.fromkeys([*self.constants.get(family, ()), *self.any_constant])
         return {
-            "one string always": [_always(reply) for reply in constants],
+            **({"one string always": [_always(reply) for reply in constants]} if constants else {}),
             **{name: [_formatted(f, answer) for f in self.formats] for name, answer in answers.items()},
         }
 
@@ -109,23 +109,33 @@ class ContentFreePolicies:
 
 
 async def content_free_policies(
-    player: Player, train: SplitSample, *, probes: Sequence[Probe] = (), seed: int = 0
+    player: Player, sample: SplitSample, *, probes: Sequence[Probe] = (), seed: int = 0
 ) -> ContentFreePolicies:
-    """Build the policies from train tasks, and from nothing else but the format of the probes' replies."""
-    shown = [prompt_of(task) for task in train.scanned[:_FORMATS_READ]]
+    """Build the policies from train tasks, and from nothing else but the format of the probes' replies.
+
+    Of a sample that is not of the train split, because there is none, only the answer formats are read: what
+    is measured on the held-out tasks is not chosen on them.
+    """
+    shown = [prompt_of(task) for task in sample.scanned[:_FORMATS_READ]]
     formats = [None, *answer_formats([*shown, *(probe.reply for probe in probes)])]
-    every = [task for tasks in train.families.values() for task in tasks]
+    families = sample.families if sample.is_train else {}
+    every = [task for tasks in families.values() for task in tasks]
     lexicon = getattr(player.environment, "lexicon", None)
     words = list(lexicon()) if lexicon else common_words(map(prompt_of, every), 2_000)
     constants = {
-        family: await best_constants(player, tasks, formats, seed) for family, tasks in train.families.items()
+        family: await best_constants(player, tasks, formats, seed) for family, tasks in families.items()
     }
-    mixed = random.Random(f"{seed}/mixed").sample(every, min(len(every), len(every) // len(constants) + 1))
+    any_constant = [reply for replies in constants.values() for reply in replies]
+    if len(constants) > 1:
+        mixed = random.Random(f"{seed}/mixed").sample(
+            every, min(len(every), len(every) // len(constants) + 1)
+        )
+        any_constant = await best_constants(player, mixed, formats, seed)
     return ContentFreePolicies(
         formats=formats,
         constants=constants,
-        any_constant=await best_constants(player, mixed, formats, seed) if len(constants) > 1 else (),
-        dumps={family: _dump(tasks) for family, tasks in train.families.items()},
+        any_constant=any_constant,
+        dumps={family: _dump(tasks) for family, tasks in families.items()},
         any_dump=_dump(every),
         lexicon=words,
         seed=seed,

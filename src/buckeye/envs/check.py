@@ -28,7 +28,7 @@ from buckeye.envs.honesty.play_checks import (
     played_twice,
 )
 from buckeye.envs.honesty.result import CheckResult
-from buckeye.envs.honesty.samples import TRAIN, SplitSample, probes_of, sample_splits, split_names
+from buckeye.envs.honesty.samples import SplitSample, probes_of, sample_splits, split_names
 from buckeye.envs.honesty.task_checks import check_answers_hidden, check_apart, check_ids, check_same_tasks
 from buckeye.envs.registry import load_environment
 
@@ -143,8 +143,8 @@ async def _play(
     options.progress("playing probes")
     results = await play_probes(player, probes)
     options.progress("looking for the best constant")
-    train = next((sample for sample in samples if sample.name == TRAIN), samples[0])
-    policies = await content_free_policies(player, train, probes=probes, seed=options.seed)
+    shown = next((sample for sample in samples if sample.is_train), samples[0])
+    policies = await content_free_policies(player, shown, probes=probes, seed=options.seed)
     paid = await check_paid(player, samples, policies.formats)
     before = await played_twice(player, samples, policies.formats, probes)
     scores = await content_free_scores(player, policies, samples, progress=options.progress)
@@ -156,7 +156,7 @@ async def _play(
         check_all_graded(player),
         await check_errors_unscored(environment, samples),
         check_range(player),
-        check_content_free(scores, options.limit),
+        check_content_free(scores, options.limit, samples),
     ]
     return checks, results, scores
 

@@ -65,8 +65,9 @@ async def play_with_tools(
     """Let the policy speak until it answers without a call.
 
     The first `max_calls` calls are run, each for at most `timeout` seconds; the policy is told when none is
-    left. It has `max_calls` + 2 turns. Whatever is wrong with a call (unknown tool, unreadable or unfitting
-    arguments, an exception of the tool) is its result, for the policy to read.
+    left. It has `max_calls` + 2 turns. What is wrong with a call (unknown tool, unreadable or unfitting
+    arguments, a `ToolError`, no result in time) is its result, for the policy to read. Any other exception of
+    a tool is the environment's own failure and is raised: the rollout then has an error and no reward.
     """
     conversation = list(messages)
     calls = errors = turns = 0
@@ -110,18 +111,21 @@ async def _result(
     function: Mapping[str, Any], tools: Sequence[Tool], call: CallTool, timeout: float
 ) -> tuple[str, bool]:
     """The text of a call's result, and whether it is an error."""
+    deadline = asyncio.timeout(timeout)
     try:
         name, arguments = _checked(function, tools)
         result = call(name, arguments)
         if inspect.isawaitable(result):
-            async with asyncio.timeout(timeout):
+            async with deadline:
                 result = await result
     except TimeoutError:
+        if not deadline.expired():
+            raise  # the tool's own
         return f"Error: no result within {timeout:g} s.", True
     except ToolError as error:
         return f"Error: {error}", True
-    except Exception as error:  # a tool is not our code, and a model can ask it for anything
-        return f"Error: {type(error).__name__}: {error}", True
+    if not isinstance(result, str):
+        raise TypeError(f"the tool {name!r} returned {type(result).__name__}; a result is text")
     if len(result) > _MAX_RESULT:
         result = f"{result[:_MAX_RESULT]}\n(cut: {len(result) - _MAX_RESULT} more characters)"
     return result, False
@@ -154,7 +158,7 @@ def _check_arguments(tool: str, arguments: Mapping[str, Any], schema: Mapping[st
             raise ToolError(f"{tool} needs the argument {name!r}.")
     for name, value in arguments.items():
         if name not in properties:
-            if schema.get("additionalProperties", False):
+            if schema.get("additionalProperties", False) is not False:
                 continue
             raise ToolError(f"{tool} has no argument {name!r}. {_choices(name, properties)}")
         _check_value(f"the argument {name!r} of {tool}", value, properties[name])
@@ -172,6 +176,8 @@ def _check_value(what: str, value: Any, schema: Mapping[str, Any]) -> None:
 def _is(value: Any, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
     return isinstance(value, _TYPES.get(kind, (object,)))
 
 

@@ -111,7 +111,7 @@ def _not_a_list_of_families(text: str) -> str:
     return (
         f"dakota1890: `families` is a list of names, not the text {text!r}; there are {_NAMES}."
         f"{_did_you_mean(unknown[0]) if unknown else ''} Write families=[{shown}], or on a command line "
-        f"--arg families={','.join(meant)}{',' * (len(meant) == 1)} with the comma."
+        f"--arg 'families={','.join(meant)}{',' * (len(meant) == 1)}'."
     )
 
 

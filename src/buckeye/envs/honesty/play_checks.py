@@ -161,17 +161,20 @@ def check_range(player: Player) -> CheckResult:
     )
 
 
-def check_content_free(scores: Sequence[ContentFreeScore], limit: float) -> CheckResult:
+def check_content_free(
+    scores: Sequence[ContentFreeScore], limit: float, samples: Sequence[SplitSample]
+) -> CheckResult:
     """No policy without content has a mean reward above `limit` on any family of any split.
 
     Where a family has so few tasks that a single solved one is more than that, one may be solved by luck.
+    Where only so few of them were played, a mean above the limit says nothing, so the check was not made.
     """
     name = f"content-free policies below {limit:g}"
     unscored = [score for score in scores if not score.scored]
     if unscored:
         return failed(name, f"no rollout of {unscored[0].family} in {unscored[0].split} could be scored")
     over = [score for score in scores if _too_good(score, limit)]
-    lucky = [score for score in scores if score.mean > limit and score not in over]
+    lucky = [score for score in scores if score.mean > limit + _TOLERANCE and score not in over]
     groups, policies = _groups(scores), len({score.policy for score in scores})
     if over:
         worst = max(over, key=lambda score: score.mean)
@@ -181,6 +184,17 @@ def check_content_free(scores: Sequence[ContentFreeScore], limit: float) -> Chec
             f"{worst.best.reward:g} on {worst.best.task.id}); {_groups(over)} of {groups} families and "
             "splits are above",
         )
+    whole = {(s.name, family): s.known(family) for s in samples for family in s.families}
+    played = {(split, family): len(tasks) for split, family, tasks in groups_of(samples)}
+    cut = [score for score in lucky if played[_group(score)] < whole[_group(score)]]
+    if cut:
+        worst = max(cut, key=lambda score: score.mean)
+        needed = max(_tasks_needed(whole[_group(score)], limit) for score in cut)
+        return not_run(
+            name,
+            f"sample too small for {_listed(cut)}: {_where(worst)}, with {played[_group(worst)]} of "
+            f"{whole[_group(worst)]} tasks played; give --sample {needed}",
+        )
     best = max([s for s in scores if s not in lucky] or scores, key=lambda score: score.mean)
     forgiven = f"; one lucky answer forgiven in {_groups(lucky)} with few tasks" if lucky else ""
     return passed(
@@ -189,13 +203,25 @@ def check_content_free(scores: Sequence[ContentFreeScore], limit: float) -> Chec
 
 
 def _too_good(score: ContentFreeScore, limit: float) -> bool:
-    allowed = limit * score.scored
-    by_luck = score.best.reward if allowed < 1.0 else 0.0
-    return score.total - by_luck > allowed + _TOLERANCE and score.mean > limit
+    by_luck = score.best.reward if limit * (score.scored + score.errored) < 1.0 else 0.0
+    return score.total - by_luck > limit * score.scored + _TOLERANCE and score.mean > limit
+
+
+def _tasks_needed(there_are: int, limit: float) -> int:
+    """So many tasks that a single solved one is no more than the limit, or all of them."""
+    return there_are if limit * there_are < 1.0 else math.ceil(1.0 / limit)
+
+
+def _group(score: ContentFreeScore) -> tuple[str, str]:
+    return score.split, score.family
 
 
 def _groups(scores: Sequence[ContentFreeScore]) -> int:
-    return len({(score.split, score.family) for score in scores})
+    return len(set(map(_group, scores)))
+
+
+def _listed(scores: Sequence[ContentFreeScore]) -> str:
+    return ", ".join(f"{family} in {split}" for split, family in dict.fromkeys(map(_group, scores)))
 
 
 def _where(score: ContentFreeScore) -> str:

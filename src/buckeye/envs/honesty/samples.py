@@ -37,6 +37,10 @@ class SplitSample:
         whole = len(self.scanned) == self.size
         return f"{self.size:,}" if whole else f"{len(self.scanned):,} of {self.size:,}"
 
+    def known(self, family: str) -> int:
+        """How many distinct tasks of a family were read, played or not."""
+        return len({task.id for task in self.scanned if family_of(task) == family})
+
 
 def family_of(task: Task) -> str:
     """`data["family"]`, or `EVERY_FAMILY`."""

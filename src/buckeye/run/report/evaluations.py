@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -150,13 +151,17 @@ def _records(file: Path) -> Iterator[Mapping[str, Any]]:
                 record = json.loads(line)
                 if not isinstance(record["task_id"], str) or not isinstance(record["data"], dict):
                     raise TypeError("`task_id` is text, and `data` a table")
-                if not isinstance(record["reward"], int | float | None):
-                    raise TypeError("`reward` is a number or null")
+                if not _is_reward(record["reward"]):
+                    raise TypeError(f"`reward` is a finite number or null, not {record['reward']!r}")
             except (ValueError, KeyError, TypeError) as error:
                 raise UsageError(
                     f"{file}, line {number}, is no evaluated rollout: {type(error).__name__}: {error}"
                 ) from None
             yield record
+
+
+def _is_reward(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and abs(value) <= sys.float_info.max)
 
 
 def _task_result(task_id: str, rollouts: list[Mapping[str, Any]]) -> TaskResult:

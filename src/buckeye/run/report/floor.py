@@ -57,10 +57,11 @@ class FloorTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContentFree:
-    """The policies that were made for an environment from its train split, and the player of both."""
+    """The policies that were made for an environment, the player of both, and the train split; None where
+    there is none."""
 
     player: Player
-    train: SplitSample
+    train: SplitSample | None
     policies: ContentFreePolicies
 
 
@@ -68,11 +69,11 @@ async def make_content_free(environment: Environment, *, seed: int = 0) -> Conte
     """Make the policies; this takes seconds. Raises UsageError for an environment without tasks."""
     names = split_names(environment)
     name = TRAIN if TRAIN in names else names[0]
-    train = sample_splits(environment, [name], per_family=PLAYED_PER_CELL, seed=seed)[0]
+    sample = sample_splits(environment, [name], per_family=PLAYED_PER_CELL, seed=seed)[0]
     player = Player(environment)
     probes: Sequence[Probe] = getattr(environment, "probes", tuple)()
-    policies = await content_free_policies(player, train, probes=probes, seed=seed)
-    return ContentFree(player=player, train=train, policies=policies)
+    policies = await content_free_policies(player, sample, probes=probes, seed=seed)
+    return ContentFree(player=player, train=sample if sample.is_train else None, policies=policies)
 
 
 async def evaluated_floor(content_free: ContentFree, evaluation: Evaluation) -> FloorTable:
@@ -95,7 +96,7 @@ async def training_floor(content_free: ContentFree) -> float | None:
     """The best mean reward of a policy on the train split, families in their proportions. None if the
     environment has no train split."""
     train = content_free.train
-    if not train.is_train:
+    if train is None:
         return None
     counts: dict[str, int] = defaultdict(int)
     for task in train.scanned:
