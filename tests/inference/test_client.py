@@ -123,6 +123,7 @@ class Fake:
 
     def __init__(self, answers, port=0):
         self.calls = Counter()
+        self.answers = answers
         fake = self
 
         class Handler(BaseHTTPRequestHandler):

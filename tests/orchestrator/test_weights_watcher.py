@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from buckeye.errors import RunError
+from buckeye.errors import InferenceError, RunError
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 from buckeye.process import RunIdentity
 from buckeye.transport.weights import publish_weights
@@ -19,11 +19,11 @@ def publish(root, step, identity=ME):
     )
 
 
-def watcher(root, updates, possible=lambda: 5):
-    async def update_weights(path, version, checksum):
+def watcher(root, updates, possible=lambda: 5, check=lambda: None):
+    async def update_weights(path, version, checksum, canary):
         updates.append((version, path.name))
 
-    client = SimpleNamespace(update_weights=update_weights)
+    client = SimpleNamespace(update_weights=update_weights, check=check)
     return WeightsWatcher(
         root, client, ME, first_version=3, newest_possible=possible, on_update=lambda version: None
     )
@@ -59,3 +59,11 @@ def test_weights_that_this_run_cannot_have_trained_are_refused(tmp_path):
 def test_waiting_for_a_version_has_a_deadline(tmp_path):
     with pytest.raises(RunError, match="is the trainer running"):
         asyncio.run(watcher(tmp_path, []).reach(3, 0.05))
+
+
+def test_engines_beyond_recovery_end_the_watch(tmp_path):
+    def check():
+        raise InferenceError("all are out")
+
+    with pytest.raises(InferenceError, match="all are out"):
+        asyncio.run(run_until(watcher(tmp_path, [], check=check), 3))

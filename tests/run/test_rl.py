@@ -8,6 +8,8 @@ import time
 import psutil
 import pytest
 
+from buckeye.transport.restarts import request_restart
+
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -238,3 +240,43 @@ def test_evals_with_nothing_scored_is_a_failure(runner):
     done = runner.run(runner.argv("evals", "--model.name", runner.model, "--env.0.id", "broken.py"))
     assert done.returncode == 1
     assert "no such tool" in done.stderr
+
+
+def test_a_run_goes_on_when_an_engine_is_killed(runner):
+    words = ("--inference-gpu-ids", "0,1", "--trainer-gpu-ids", "2")
+    running = runner.start(runner.rl("out", *words, steps=12))
+    wait_for(lambda: len(runner.metrics("out", "trainer")) >= 2, "the second step")
+    engine = next(p for p in processes_of("out") if "inference_1.json" in p.cmdline()[-1])
+    engine.send_signal(signal.SIGKILL)
+    printed, _ = running.communicate(timeout=200)
+    assert running.returncode == 0, printed
+    assert "Inference 1 was ended by SIGKILL" in printed
+    assert "Starting it again in 1 s, for the 1. of at most 3 times" in printed
+    assert sorted(runner.metrics("out", "trainer")) == list(range(12))
+    steps = runner.metrics("out", "orchestrator")
+    assert all(m["rollouts/errored"] == 0 for m in steps.values())
+    assert steps[11]["inference/1/failures"] == 1
+    assert steps[11]["inference/0/failures"] == 0
+    assert max(m["canary/max_diff"] for m in steps.values()) < 1e-5
+
+
+def test_an_engine_that_is_not_right_is_started_anew(runner):
+    running = runner.start(runner.rl("out", steps=500))
+    wait_for(lambda: runner.metrics("out", "trainer"), "the first step")
+    (engine,) = [p for p in processes_of("out") if "inference" in p.cmdline()]
+    request_restart(runner.root / "out", base_url(runner, "out"), "it sings another song")
+    wait_for(lambda: not engine.is_running(), "the end of the engine")
+    last = max(runner.metrics("out", "trainer"))
+    wait_for(lambda: max(runner.metrics("out", "trainer")) > last + 2, "further steps")
+    restarts = max(m["inference/0/restarts"] for m in runner.metrics("out", "orchestrator").values())
+    running.send_signal(signal.SIGINT)
+    printed, _ = running.communicate(timeout=90)
+    assert running.returncode == 130, printed
+    assert "inference 0 is ended to be started anew: it sings another song" in printed
+    assert restarts == 1
+
+
+def base_url(runner, output):
+    """Where the first engine of a run answers."""
+    config = json.loads((runner.root / output / "configs" / "orchestrator.json").read_text())
+    return config["client"]["base_url"][0].removesuffix("/v1")

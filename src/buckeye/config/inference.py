@@ -30,7 +30,8 @@ class ServedModelConfig(BaseConfig):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where it runs; auto takes a GPU if there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What it computes in; auto is float32 on a CPU and bfloat16 on a GPU."""
+    """What it computes in; auto is bfloat16 on a GPU, and float32 on a CPU up to 5 million parameters
+    (above that bfloat16 where the processor has instructions for it)."""
     max_model_len: PositiveInt | None = None
     """Longest sequence in tokens; None is the model's."""
     enforce_eager: bool = False

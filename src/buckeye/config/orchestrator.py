@@ -70,12 +70,14 @@ class SamplingConfig(BaseConfig):
     """Training needs the whole distribution: only 1."""
     top_k: int = -1
     """Training needs the whole distribution: only -1."""
+    min_p: float = 0.0
+    """Training needs the whole distribution: only 0."""
     seed: int | None = None
     """Seed of the sampling; None is the orchestrator's seed."""
 
     @model_validator(mode="after")
     def _whole_distribution(self) -> SamplingConfig:
-        for name, whole in (("top_p", 1.0), ("top_k", -1)):
+        for name, whole in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0)):
             value = getattr(self, name)
             if value != whole:
                 raise conflict(

@@ -213,10 +213,10 @@ _EMBEDDED_ENGINE = (
     Rule("gpu_memory_utilization", _is_not(0.9), "warning", "set kv_cache_gb for the embedded engine."),
     Rule("model.trust_remote_code", _is_set, "warning", _OWN_MODELS_ONLY),
     Rule(
-        "model.enable_auto_tool_choice",
-        _is_set,
-        "error",
-        "the server does not parse tool calls in this version; leave it out.",
+        "model.tool_call_parser",
+        _is_given,
+        "warning",
+        "is vLLM's: the embedded engine reads tool calls as the model's chat template writes them.",
     ),
 )
 

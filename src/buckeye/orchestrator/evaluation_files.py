@@ -66,7 +66,10 @@ def sampling_record(params: SamplingParams, seq_len: int) -> dict[str, Any]:
 
 
 def write_evaluation(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> None:
-    """Write both files of one environment, the rollouts last: they say that the evaluation is complete."""
+    """Write both files of one environment, the rollouts last: they say that the evaluation is complete.
+
+    What a task's data holds that JSON cannot is written as text.
+    """
     figures = {**measured, **_figures(result)}
     write_file(directory / f"{result.env_name}.json", json.dumps(figures, indent=1, ensure_ascii=False))
     lines = [
@@ -82,6 +85,7 @@ def write_evaluation(directory: Path, result: EvalResult, measured: Mapping[str,
                 "error": rollout.outcome.error,
             },
             ensure_ascii=False,
+            default=str,
         )
         for index, rollout in enumerate(result.played)
     ]

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 from buckeye.checkpoint import read_orchestrator_state, resolve_checkpoint
@@ -34,6 +35,7 @@ from buckeye.orchestrator.weights_watcher import WeightsWatcher
 from buckeye.process import die_with_parent, run_identity
 from buckeye.storage import step_directory
 from buckeye.transport.batches import write_batch
+from buckeye.transport.restarts import request_restart
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,8 @@ class Orchestrator:
             api_key=os.environ.get(config.client.api_key_var),
             timeout=config.client.timeout,
             model=config.model.name,
+            recovery_timeout=_STARTUP_TIMEOUT,
+            on_broken=partial(request_restart, config.output_dir),
         )
         self.state = self._initial_state()
         self.start_step = int(self.state["step"])
@@ -250,6 +254,7 @@ class Orchestrator:
             "rollouts/errored": collected.errored_rollouts,
             **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
             **self.sampler.metrics(),
+            **self.client.metrics(),
         }
         val = ""
         if val_reward is not None:

@@ -136,12 +136,12 @@ class RecordingPolicy:
         return Reply(text="", finish_reason="length", message={"role": "assistant", "content": ""})
 
     def _reply(self, conversation: Conversation, generation: Generation) -> Reply:
-        self.finish_reason = generation.finish_reason
+        self.finish_reason = "length" if generation.finish_reason == "length" else "stop"
         ids = generation.token_ids
         if ids and ids[-1] in self._renderer.stop_token_ids:
             ids = ids[:-1]
         return Reply(
             text=self._renderer.decode(ids),
-            finish_reason=generation.finish_reason,
+            finish_reason=self.finish_reason,
             message=self._renderer.parse(conversation, generation.token_ids),
         )

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from buckeye.envs.base import Outcome, Task
-from buckeye.inference.client import SamplingParams
+from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.lockstep import Lockstep
@@ -123,7 +123,8 @@ class RolloutPlayer:
             playing = asyncio.create_task(self._play(env, task, seat, order))
             playing.add_done_callback(lambda _: seat.leave())
             return playing
-        return asyncio.create_task(self._play_in_slot(env, task, self._sampler, order))
+        sampler = self._sampler.session() if isinstance(self._sampler, InferenceClient) else self._sampler
+        return asyncio.create_task(self._play_in_slot(env, task, sampler, order))
 
     async def _play_in_slot(
         self, env: NamedEnvironment, task: Task, sampler: Sampler, order: tuple[int, ...]

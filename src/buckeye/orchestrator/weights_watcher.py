@@ -44,8 +44,10 @@ class WeightsWatcher:
         self.held = asyncio.Lock()
 
     async def run(self) -> None:
-        """Until cancelled. Raises TransportError or InferenceError if an update fails."""
+        """Until cancelled. Raises TransportError or InferenceError if an update fails, or the engines are
+        beyond recovery."""
         while True:
+            self._client.check()
             found = newest_weights(self._root, identity=self._identity)
             if found is not None and found[0] > self.version:
                 async with self.held:
@@ -71,6 +73,6 @@ class WeightsWatcher:
             )
         log.info("Updating weights to weight checkpoint %d", version)
         manifest = read_weights_manifest(path)
-        await self._client.update_weights(path, version, manifest.checksum)
+        await self._client.update_weights(path, version, manifest.checksum, canary=manifest.canary)
         self.version = version
         self._on_update(version)

@@ -15,6 +15,7 @@ from pathlib import Path
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.process import RunIdentity
 from buckeye.storage import read_json, step_directories, write_file
+from buckeye.transport.restarts import RESTART_FOLDER
 
 RUN_FILE = "run.json"
 _OURS = (
@@ -23,6 +24,7 @@ _OURS = (
     "configs",
     "logs",
     "metrics.jsonl",
+    RESTART_FOLDER,
     "rollouts",
     RUN_FILE,
     "weights",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from buckeye.errors import RunError
 from buckeye.process import INTERRUPTED
-from buckeye.run.plan import Role
+from buckeye.run.plan import Role, RoleKind
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +68,20 @@ class Processes:
     def of_kind(self, kind: str) -> list[Child]:
         return [child for child in self.children if child.role.kind == kind]
 
-    def check(self) -> None:
-        """Raise RunError, with the last lines of its log, for the first child that failed or left too
-        early."""
+    def check(self, *kinds: RoleKind) -> None:
+        """Raise RunError, with the last lines of its log, for the first child (of these kinds, if any are
+        named) that failed or left too early."""
         for child in self.children:
             code = child.returncode
-            if code is not None and (code != 0 or child.role.kind == "inference"):
-                raise RunError(_obituary(child, code))
+            if code is None or (kinds and child.role.kind not in kinds):
+                continue
+            if code != 0 or child.role.kind == "inference":
+                raise RunError(obituary(child, code))
+
+    def forget(self, child: Child) -> None:
+        """A child that has ended is none any more; what is left of its session is killed."""
+        _signal_session(child, signal.SIGKILL)
+        self.children.remove(child)
 
     def finished(self) -> bool:
         """Whether the orchestrator and every trainer rank have ended with exit code 0."""
@@ -99,6 +106,10 @@ class Processes:
             _signal_session(child, signal.SIGKILL)  # also what is left of its session
             child.process.wait()
 
+    def kill(self, child: Child) -> None:
+        """End a child, and its session, without asking."""
+        _signal_session(child, signal.SIGKILL)
+
     def stop_all(self) -> None:
         """End every child that still runs."""
         self.stop(self.children)
@@ -111,7 +122,8 @@ def _signal_session(child: Child, number: signal.Signals) -> None:
         return
 
 
-def _obituary(child: Child, code: int) -> str:
+def how_it_ended(child: Child, code: int) -> str:
+    """`Inference 0 was ended by SIGKILL`."""
     if code < 0:
         how = f"was ended by {signal.Signals(-code).name}"
         if -code == signal.SIGKILL:
@@ -122,9 +134,14 @@ def _obituary(child: Child, code: int) -> str:
         how = "ended although the run had not"
     else:
         how = f"failed with exit code {code}"
+    return f"{child.role.title.capitalize()} {how}"
+
+
+def obituary(child: Child, code: int) -> str:
+    """How a child ended, with the last lines of its log."""
     lines = last_lines(child.stdout, 20)
     shown = "\n".join(f"  | {line}" for line in lines) or "  | (it printed nothing)"
-    return f"{child.role.title.capitalize()} {how}. Its last lines ({child.stdout}):\n{shown}"
+    return f"{how_it_ended(child, code)}. Its last lines ({child.stdout}):\n{shown}"
 
 
 def last_lines(path: Path, count: int) -> list[str]:

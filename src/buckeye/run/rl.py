@@ -23,6 +23,7 @@ from buckeye.run.model_files import fetch_model
 from buckeye.run.plan import Role, RolePlan, make_plan
 from buckeye.run.processes import Processes
 from buckeye.run.progress import Progress, human_duration
+from buckeye.run.restarts import Restarts
 from buckeye.storage import write_file
 
 log = logging.getLogger(__name__)
@@ -119,10 +120,12 @@ def _run(config: RLConfig, plan: RolePlan, identity: RunIdentity, command: Seque
     log.info("Starting RL run %s (attempt %d) in %s", identity.run_id, identity.attempt, config.output_dir)
     processes = Processes(config.output_dir, _run_environment(identity))
     progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
+    restarts = Restarts(processes, config.output_dir)
     try:
         start_all(processes, plan)
         while not stop.requested:
-            processes.check()
+            processes.check("orchestrator", "trainer")
+            restarts.tend()
             if processes.finished():
                 progress.update("")
                 break

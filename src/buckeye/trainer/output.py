@@ -11,6 +11,7 @@ from buckeye.checkpoint import prune_checkpoints, save_checkpoint
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import TrainerConfig
 from buckeye.process import RunIdentity
+from buckeye.trainer.canary import greedy_canary
 from buckeye.trainer.export import save_model
 from buckeye.trainer.learner import Learner
 from buckeye.transport.weights import prune_weights, publish_weights
@@ -60,6 +61,7 @@ class Output:
             lambda directory: save_model(policy.model, self._learner.tokenizer_files, directory, dtype=dtype),
             identity=self._identity,
             dtype=str(dtype).removeprefix("torch."),
+            canary=greedy_canary(policy),
         )
         prune_weights(self._weights, self._identity.run_id, keep=lambda v: step - versions < v <= step)
 

@@ -22,9 +22,20 @@ MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Canary:
+    """What the weights say, so that an engine can show that it computes the same: the tokens that follow
+    `prompt_ids` greedily, and their log-probs at temperature 1, computed in `dtype`."""
+
+    dtype: str
+    prompt_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WeightsManifest:
     """What a weights directory holds. `files` maps each safetensors file to its SHA-256; `checksum` stands
-    for all of them (`combined_checksum`)."""
+    for all of them (`combined_checksum`). There is no canary if nobody computed one."""
 
     run_id: str
     attempt: int
@@ -32,6 +43,7 @@ class WeightsManifest:
     dtype: str
     files: dict[str, str]
     checksum: str
+    canary: Canary | None = None
 
 
 def combined_checksum(files: dict[str, str]) -> str:
@@ -41,7 +53,13 @@ def combined_checksum(files: dict[str, str]) -> str:
 
 
 def publish_weights(
-    root: Path, step: int, fill: Callable[[Path], None], *, identity: RunIdentity, dtype: str
+    root: Path,
+    step: int,
+    fill: Callable[[Path], None],
+    *,
+    identity: RunIdentity,
+    dtype: str,
+    canary: Canary | None = None,
 ) -> Path:
     """Make version `step` visible under `root`; `fill(directory)` writes the model. Replaces an older one."""
 
@@ -57,6 +75,7 @@ def publish_weights(
             dtype=dtype,
             files=files,
             checksum=combined_checksum(files),
+            canary=canary,
         )
         (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
 
@@ -69,7 +88,9 @@ def read_weights_manifest(directory: Path) -> WeightsManifest:
     """The manifest of a weights directory; `TransportError` if it, or a file that it names, is missing."""
     path = directory / MANIFEST
     try:
-        manifest = WeightsManifest(**storage.read_json(path))
+        content = storage.read_json(path)
+        canary = content.pop("canary", None)
+        manifest = WeightsManifest(**content, canary=Canary(**canary) if canary is not None else None)
         missing = [name for name in manifest.files if not (directory / name).is_file()]
         consistent = combined_checksum(manifest.files) == manifest.checksum
     except FileNotFoundError:

@@ -53,6 +53,19 @@ _FIXED = {
 }
 
 
+_REFUSED = {
+    "hf_token": "it would be seen in the list of processes: set HF_TOKEN in the environment",
+    "uds": "Buckeye reaches its server by host and port",
+    "headless": "Buckeye talks to the server over HTTP",
+    "root_path": "Buckeye expects vLLM's own paths",
+    "api_server_count": "weights are replaced through one API server; raise inference.parallel.dp",
+    **dict.fromkeys(
+        ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"),
+        "Buckeye speaks plain HTTP to its own server: put a proxy before it",
+    ),
+}
+
+
 def server_command(config: InferenceConfig, vllm: Vllm, directory: Path, *, cpu: bool) -> list[str]:
     """The argument vector of vLLM's server for the model in `directory`. Holds no secret.
 
@@ -98,6 +111,7 @@ def server_environment(
 ) -> dict[str, str]:
     """The environment variables of vLLM's server, this process's own included."""
     environment = dict(os.environ)
+    environment.pop("VLLM_API_KEY", None)  # of somebody else's server: ours has the key of this one, or none
     plugins = [str(PLUGIN), environment.get("PYTHONPATH", "")]
     environment |= {
         "PYTHONPATH": os.pathsep.join(path for path in plugins if path),
@@ -122,6 +136,8 @@ def check_extra(extra: Mapping[str, Any], known: Iterable[str]) -> None:
     for key in extra:
         if key in _FIXED:
             raise UsageError(f"inference.vllm.{key} is set by Buckeye: training relies on it. Remove it.")
+        if key in _REFUSED:
+            raise UsageError(f"inference.vllm.{key} cannot be passed on: {_REFUSED[key]}.")
         if key in _OURS:
             raise UsageError(f"inference.vllm.{key} is {_OURS[key]} here. Set that instead.")
         if key not in names:
@@ -152,5 +168,5 @@ def _words(name: str, value: object) -> list[str]:
     if isinstance(value, Mapping):
         return [flag, json.dumps(value)]
     if isinstance(value, (list, tuple)):
-        return [flag, *map(str, value)]
+        return [flag, *(json.dumps(item) if isinstance(item, Mapping) else str(item) for item in value)]
     return [flag, str(value)]

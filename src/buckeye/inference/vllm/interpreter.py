@@ -53,7 +53,8 @@ def default_environment() -> Path:
 
 
 def find_vllm(python: Path | None = None) -> Vllm | None:
-    """vLLM under `python`, or under BUCKEYE_VLLM_PYTHON, this interpreter or the environment made for it.
+    """vLLM under `python`, or under BUCKEYE_VLLM_PYTHON, this interpreter or the environment made for it; of
+    the last two only one of a supported version.
 
     Raises UsageError if a named interpreter has none, or one outside the supported versions.
     """
@@ -65,8 +66,8 @@ def find_vllm(python: Path | None = None) -> Vllm | None:
         return _checked(found)
     for candidate in (Path(sys.executable), default_environment() / "bin" / "python"):
         found = _probe(candidate)
-        if found is not None:
-            return _checked(found)
+        if found is not None and found.version in SUPPORTED:
+            return found
     return None
 
 

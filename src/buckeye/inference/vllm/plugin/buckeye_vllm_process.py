@@ -6,6 +6,8 @@ Without it the engine's processes keep their memory, and on a GPU its memory too
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
+import os
 import signal
 import sys
 
@@ -17,3 +19,6 @@ def register() -> None:
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if os.getppid() == 1 or (parent is not None and not parent.is_alive()):
+        os._exit(1)  # it died while this process was starting

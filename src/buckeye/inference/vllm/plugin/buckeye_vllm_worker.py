@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 _BACKEND = "buckeye_fs"
 _MANIFEST = "manifest.json"
+_HEAD = "lm_head.weight"
+_PROCESS = secrets.token_hex(8)
+"""Tells this process from those before and after it, which may have had the same pid."""
 
 if hasattr(torch.cpu, "_init_amx"):
     # vLLM's CPU attention uses AMX tiles without asking the kernel for them first: SIGILL on such machines.
@@ -66,7 +70,7 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
         """Load a directory whose files are those that its manifest names; `problem` says why if not."""
         try:
             self.receive_weights(self.parse_update_info(update_info))
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:
             type(self).problem = f"{type(error).__name__}: {error}"
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
@@ -77,23 +81,62 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
 
         directory = Path(update_info.path)
         manifest = json.loads((directory / _MANIFEST).read_text("utf-8"))
-        for name, digest in manifest["files"].items():
-            if hashlib.sha256((directory / name).read_bytes()).hexdigest() != digest:
+        digests = {name: _sha256(directory / name) for name in manifest["files"]}
+        for name, digest in digests.items():
+            if digest != manifest["files"][name]:
                 raise ValueError(f"{directory / name} is not the file that was published (SHA-256 differs)")
+        self._check_tensors(directory)
         initialize_layerwise_reload(self.model)
         self.model.load_weights(_tensors(directory, sorted(manifest["files"])))
-        type(self).incoming = str(manifest["checksum"])
+        type(self).incoming = _combined(digests)
+
+    def _check_tensors(self, directory: Path) -> None:
+        """Raise ValueError unless `directory` has the tensors of the model that is served, in their shapes:
+        loading would leave a missing one as it is, and an unknown one would end vLLM's engine."""
+        expected, given = _shapes(Path(self.model_config.model)), _shapes(directory)
+        if getattr(self.model_config.hf_config, "tie_word_embeddings", False):
+            expected.pop(_HEAD, None)
+            given.pop(_HEAD, None)
+        for name in sorted(expected.keys() | given.keys()):
+            if expected.get(name) != given.get(name):
+                raise ValueError(
+                    f"{directory}: the tensor {name} has the shape {given.get(name, 'none: it is missing')}, "
+                    f"in the model that is served {expected.get(name, 'none: it is unknown')}"
+                )
 
     def finish_weight_update(self) -> None:
-        """Make the layers ready to compute."""
+        """Make the layers ready to compute. An update that brought nothing ends with the weights as they
+        were."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
+        if self.incoming is None:
+            return
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied_heads(self.model)
         type(self).checksum = self.incoming
 
     def shutdown(self) -> None:
         """Nothing is held open."""
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _combined(digests: dict[str, str]) -> str:
+    """One SHA-256 for all files, as the publisher makes it."""
+    lines = "".join(f"{name}:{digest}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _shapes(directory: Path) -> dict[str, list[int]]:
+    """The shape of every tensor in the safetensors files of a directory, from their headers."""
+    shapes: dict[str, list[int]] = {}
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            shapes |= {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
+    return shapes
 
 
 def _tensors(directory: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -120,6 +163,8 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
 class WorkerExtension:
     """Mixed into vLLM's worker; its methods are called through /collective_rpc."""
 
+    model_config: Any
+
     def buckeye_weights(self) -> dict[str, str | int | None]:
         """The checksums of the weights in use and of those that an update has brought, and its problem."""
         return {
@@ -127,6 +172,8 @@ class WorkerExtension:
             "incoming": DirectoryTransfer.incoming,
             "problem": DirectoryTransfer.problem,
             "pid": os.getpid(),
+            "process": _PROCESS,
+            "dtype": str(self.model_config.dtype).removeprefix("torch."),
         }
 
 

@@ -1,0 +1,263 @@
+"""One inference server as the client sees it: its connections, its state, and what can be asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import httpx
+
+from buckeye.errors import InferenceError
+from buckeye.inference.client.wire import error_message, generation_of, sampling_fields
+from buckeye.inference.types import Generation, SamplingParams
+
+_POOLS = 32
+_CONNECT_ATTEMPTS = 6
+_FIRST_BACKOFF = 0.1
+_HEALTH_SECONDS = 5.0
+
+T = TypeVar("T")
+
+
+class ReplicaLostError(InferenceError):
+    """The server died, was started anew or was taken out before it had answered. Nothing came of the request:
+    another server can be asked."""
+
+
+class RefusedError(InferenceError):
+    """The server answered, and what it said is no."""
+
+
+class Replica:
+    """One server. `timeout` is the deadline of a call, in seconds. Its connections are spread over several
+    pools, because what a pool of httpx does for a request grows with the square of its connections (128 in
+    one pool: 17 ms of CPU a request; in 32: 1 ms)."""
+
+    def __init__(
+        self, index: int, url: str, *, model: str, timeout: float, make_pool: Callable[[], httpx.AsyncClient]
+    ) -> None:
+        self.index = index
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.is_vllm = False
+        """Known once it is ready. vLLM gives all prompts of one request the same seed."""
+        self.watched = False
+        """Whether somebody looks after it: then a connection that fails is a loss at once."""
+        self.process: str | None = None
+        """Which server process answers under the URL; another value after every start of it."""
+        self.dtype: str | None = None
+        """What it computes in."""
+        self.version: int | None = None
+        """Of the weights that it was given last."""
+        self.out: str | None = None
+        """Why it is not used; None while it is."""
+        self.epoch = 0
+        """How often it was taken out."""
+        self.tokens_in_flight = 0
+        """Prompt tokens, and tokens that may be sampled, of the requests that it has now."""
+        self.requests = self.tokens = self.restarts = 0
+        """Generations answered, tokens sampled in them, and how often another process had taken over."""
+        self.syncing = asyncio.Lock()
+        self._model = model
+        self._timeout = timeout
+        self._pools = [make_pool() for _ in range(_POOLS)]
+        self._loads = [0] * _POOLS
+        self._calls: set[asyncio.Timeout] = set()
+
+    @property
+    def up(self) -> bool:
+        """Whether requests may be sent to it."""
+        return self.out is None
+
+    def take_out(self, reason: str) -> None:
+        """Use it no more. Calls that wait for its answer raise `ReplicaLostError`."""
+        self.out = reason
+        self.epoch += 1
+        now = asyncio.get_running_loop().time()
+        for call in self._calls:
+            if not call.expired():
+                call.reschedule(now)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for pool in self._pools:
+            await pool.aclose()
+
+    # --- what can be asked ---
+
+    async def healthy(self, timeout: float = _HEALTH_SECONDS) -> bool:
+        """Whether it answers GET /health within `timeout` seconds, 5 at most."""
+        try:
+            async with asyncio.timeout(min(timeout, _HEALTH_SECONDS)):
+                return (await self._request("GET", "/health", None)).status_code == 200
+        except (httpx.TransportError, TimeoutError):
+            return False
+
+    async def check_model(self) -> None:
+        """Raise InferenceError if it serves another model. Finds out whether it is vLLM."""
+        listed = await self.call("GET", "/v1/models")
+        owners = self.parsed("/v1/models", lambda: {m["id"]: m["owned_by"] for m in listed["data"]})
+        if self._model not in owners:
+            raise InferenceError(
+                f"{self.url} serves {', '.join(owners)}, not {self._model}: "
+                "another run's server on the same port?"
+            )
+        self.is_vllm = owners[self._model] == "vllm"
+
+    async def workers(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
+        """What its workers say about themselves and their weights. They answer between two steps of the
+        engine, so an answer is also a sign of life of the engine."""
+        answer = await self.call("POST", "/collective_rpc", {"method": "buckeye_weights"}, timeout=timeout)
+        return self.parsed("/collective_rpc", lambda: [dict(worker) for worker in answer["results"]])
+
+    async def identify(self, *, timeout: float) -> str | None:
+        """A sign of life within `timeout` seconds: which process answers. None for a server that cannot say,
+        because somebody else started it."""
+        try:
+            workers = await self.workers(timeout=timeout)
+        except RefusedError:
+            if not await self.healthy(timeout):
+                raise ReplicaLostError(f"{self.url} does not answer GET /health.") from None
+            return None
+        return ",".join(sorted(str(worker.get("process", worker.get("pid"))) for worker in workers))
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """Sample one sequence."""
+        return self._counted([await self.generate_fields(prompt_ids, sampling_fields(params))])[0]
+
+    async def generate_fields(self, prompt_ids: Sequence[int], sampling: dict[str, Any]) -> Generation:
+        """Sample one sequence with the given fields of `sampling_params`. It is not counted."""
+        route = "/inference/v1/generate"
+        body = {
+            "model": self._model,
+            "token_ids": list(prompt_ids),
+            "sampling_params": {**sampling, "logprobs": 0},
+        }
+        given = self.version
+        answer = await self.call("POST", route, body)
+        generation = self.parsed(route, lambda: generation_of(answer["choices"][0]))
+        self._check_age(generation, given)
+        return generation
+
+    async def generate_part(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> list[Generation]:
+        """Sample one sequence for each prompt, all sent at once; sequence i uses seed `params.seed` + i."""
+        if self.is_vllm:
+            seeded = [dataclasses.replace(params, seed=params.seed + i) for i in range(len(prompts))]
+            pairs = zip(prompts, seeded, strict=True)
+            return await gather([self.generate(prompt, own) for prompt, own in pairs])
+        route = "/v1/completions"
+        body = {
+            "model": self._model,
+            "prompt": [list(prompt) for prompt in prompts],
+            **sampling_fields(params),
+            "logprobs": 0,
+            "return_token_ids": True,
+            "return_weight_versions": True,
+        }
+        given = self.version
+        answer = await self.call("POST", route, body)
+
+        def parse() -> list[Generation]:
+            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+            if len(choices) != len(prompts):
+                raise ValueError(f"{len(choices)} choices for {len(prompts)} prompts")
+            return [generation_of(choice) for choice in choices]
+
+        generations = self.parsed(route, parse)
+        for generation in generations:
+            self._check_age(generation, given)
+        return self._counted(generations)
+
+    def _check_age(self, generation: Generation, given: int | None) -> None:
+        """Older than the weights that the server had been `given`: it was started anew in between and has
+        forgotten them."""
+        if given is not None and min(generation.versions, default=given) < given:
+            raise ReplicaLostError(
+                f"{self.url} sampled with weights version {min(generation.versions)} after it was given "
+                f"version {given}: it was started anew."
+            )
+
+    def _counted(self, generations: list[Generation]) -> list[Generation]:
+        self.requests += len(generations)
+        self.tokens += sum(len(generation.token_ids) for generation in generations)
+        return generations
+
+    # --- calls ---
+
+    async def call(self, method: str, route: str, body: Any = None, *, timeout: float | None = None) -> Any:
+        """One call within `timeout` seconds; the JSON value that came back. Raises InferenceError for a
+        refusal, nonsense or silence, ReplicaLostError if the server is gone."""
+        path = route.partition("?")[0]
+        started, epoch = time.monotonic(), self.epoch
+        seconds = self._timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                self._calls.add(deadline)
+                try:
+                    response = await self._connected(method, route, body)
+                finally:
+                    self._calls.discard(deadline)
+        except TimeoutError:
+            if self.epoch != epoch:
+                raise ReplicaLostError(f"{self.url} was taken out: {self.out}") from None
+            raise InferenceError(f"{self.url} did not answer {method} {path} within {seconds:g} s.") from None
+        except httpx.TransportError as error:
+            waited = time.monotonic() - started
+            reason = str(error) or type(error).__name__
+            raise ReplicaLostError(
+                f"{self.url} failed in {method} {path} after {waited:.1f} s: {reason}"
+            ) from error
+        if response.status_code != 200:
+            await self._refused(method, path, response)
+        return self.parsed(path, response.json)
+
+    async def _refused(self, method: str, path: str, response: httpx.Response) -> None:
+        message = f"{self.url} refused {method} {path} with {response.status_code}: {error_message(response)}"
+        ending = response.status_code == 503
+        if ending or (self.watched and response.status_code >= 500 and not await self.healthy()):
+            raise ReplicaLostError(message)
+        raise RefusedError(message)
+
+    def parsed(self, route: str, parse: Callable[[], T]) -> T:
+        """What `parse` makes of an answer; InferenceError if it is not what it should be."""
+        try:
+            return parse()
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise InferenceError(
+                f"{self.url} answered {route} with something unexpected: {error!r}"
+            ) from error
+
+    async def _connected(self, method: str, route: str, body: Any) -> httpx.Response:
+        """Only what fails before the request is out is tried again, and only if nobody else would notice."""
+        for attempt in range(_CONNECT_ATTEMPTS):
+            try:
+                return await self._request(method, route, body)
+            except httpx.ConnectError:
+                if self.watched or attempt == _CONNECT_ATTEMPTS - 1:
+                    raise
+            await asyncio.sleep(_FIRST_BACKOFF * 2**attempt)
+        raise AssertionError("unreachable")
+
+    async def _request(self, method: str, route: str, body: Any) -> httpx.Response:
+        """One request on the pool with the fewest."""
+        index = self._loads.index(min(self._loads))
+        self._loads[index] += 1
+        try:
+            return await self._pools[index].request(method, f"{self.url}{route}", json=body)
+        finally:
+            self._loads[index] -= 1
+
+
+async def gather(calls: Sequence[Awaitable[T]]) -> list[T]:
+    """All results in order. Waits for every call to end, then raises the first error."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    values: list[T] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        values.append(result)
+    return values

@@ -1,0 +1,78 @@
+"""Bringing one server to new weights, in flight, and proving that it has them."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye.errors import InferenceError
+from buckeye.inference.client.canary import Heard, listen
+from buckeye.inference.client.replica import Replica
+from buckeye.transport.weights import Canary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """The weights that all servers are to have."""
+
+    path: Path
+    version: int
+    checksum: str
+    canary: Canary | None
+
+
+async def load(replica: Replica, target: Target) -> None:
+    """Replace the weights of a server; its running requests go on under the new ones. Raises InferenceError
+    unless every worker of it echoes version and checksum."""
+    try:
+        # Without clear_cache, requests with a known prefix would go on from keys of the old weights.
+        await replica.call("POST", "/pause?mode=keep&clear_cache=true")
+        await replica.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
+        await replica.call("POST", "/start_weight_update")
+        await replica.call("POST", "/update_weights", {"update_info": {"path": str(target.path.absolute())}})
+        await _check_incoming(replica, target)
+        await replica.call("POST", "/finish_weight_update", {"weight_version": str(target.version)})
+    except BaseException:
+        with contextlib.suppress(InferenceError):  # the first error is the one to tell
+            await replica.call("POST", "/resume")
+        raise
+    await replica.call("POST", "/resume")
+    info = await replica.call("GET", "/weight_info")
+    workers = await replica.workers()
+    echoed = {worker.get("checksum") for worker in workers}
+    if (str(info.get("weight_version")), echoed) != (str(target.version), {target.checksum}):
+        shown = ", ".join(str(one)[:12] for one in echoed)
+        raise InferenceError(
+            f"{replica.url} was updated to version {target.version} (checksum {target.checksum[:12]}) and "
+            f"reports version {info.get('weight_version')} (checksum {shown})."
+        )
+    replica.version = target.version
+    replica.dtype = _dtype(workers)
+
+
+async def hear_canary(replica: Replica, canary: Canary, checksum: str, before: Heard | None) -> Heard:
+    """Ask a server for the tokens that follow the canary's prompt greedily, and compare."""
+    sampling = {"temperature": 0.0, "max_tokens": len(canary.token_ids), "ignore_eos": True}
+    generation = await replica.generate_fields(canary.prompt_ids, sampling)
+    return listen(canary, checksum, generation, dtype=replica.dtype, before=before)
+
+
+async def _check_incoming(replica: Replica, target: Target) -> None:
+    """Before they are used: whether every worker of a server has loaded the weights meant."""
+    workers = await replica.workers()
+    if replica.is_vllm and not any(worker.get("incoming") for worker in workers):
+        # Nothing was replaced. vLLM takes no other update before this one is finished: it keeps its version.
+        info = await replica.call("GET", "/weight_info")
+        await replica.call("POST", "/finish_weight_update", {"weight_version": str(info["weight_version"])})
+    for worker in workers:
+        if worker.get("incoming") != target.checksum:
+            why = worker.get("problem") or f"it has {str(worker.get('incoming'))[:12]}"
+            raise InferenceError(f"{replica.url} did not load the weights {target.checksum[:12]}: {why}.")
+
+
+def _dtype(workers: list[dict[str, Any]]) -> str | None:
+    """What the workers compute in; None if they do not say, or not the same."""
+    named = {str(worker.get("dtype")) for worker in workers}
+    return named.pop() if len(named) == 1 else None

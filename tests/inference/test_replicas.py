@@ -1,0 +1,446 @@
+"""Several servers as one: routing, loss and return, and the check that all compute what the trainer does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections import Counter
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+
+from buckeye.errors import InferenceError
+from buckeye.inference.client import InferenceClient, SamplingParams
+from buckeye.process import RunIdentity
+from buckeye.trainer.canary import greedy_canary
+from buckeye.trainer.model import load_policy
+from buckeye.transport.weights import Canary, publish_weights, read_weights_manifest
+
+from .conftest import Server
+from .test_client import CHOICE, GENERATE, IDS, Fake
+
+pytestmark = pytest.mark.timeout(240)
+
+PARAMS = SamplingParams(max_tokens=12, seed=3)
+
+
+async def until(condition, what, seconds=60.0):
+    try:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pytest.fail(f"{what} did not happen within {seconds} s")
+
+
+# --- fakes that can be watched and updated ---
+
+
+class FakeReplica(Fake):
+    """A server that can be watched and updated. `sung` are the log-probs of its next canaries."""
+
+    def __init__(self):
+        self.process, self.version, self.checksum, self.incoming = "first", "default", None, None
+        self.healthy, self.sung, self.prompts = True, [-1.0, -2.0], []
+        self.on_generate = lambda: None
+        ok = (200, {})
+        super().__init__(
+            {
+                "/health": lambda _: (200 if self.healthy else 503, {}),
+                "/v1/models": (200, {"data": [{"id": "m", "owned_by": "buckeye"}]}),
+                "/collective_rpc": self._workers,
+                "/weight_info": lambda _: (200, {"weight_version": self.version}),
+                "/update_weights": self._update,
+                "/finish_weight_update": self._finish,
+                **dict.fromkeys(
+                    ("/pause", "/resume", "/init_weight_transfer_engine", "/start_weight_update"), ok
+                ),
+                GENERATE: self._generate,
+            }
+        )
+
+    def _workers(self, _):
+        if not self.healthy:
+            return 503, {}
+        worker = {"process": self.process, "checksum": self.checksum, "incoming": self.incoming}
+        return 200, {"results": [worker | {"dtype": "float32"}]}
+
+    def _update(self, body):
+        self.incoming = "sum-of-" + json.loads(body)["update_info"]["path"].rpartition("/")[2]
+        return 200, {}
+
+    def _finish(self, body):
+        self.version, self.checksum = json.loads(body)["weight_version"], self.incoming
+        return 200, {}
+
+    def _generate(self, body):
+        request = json.loads(body)
+        self.on_generate()
+        span = {"version": self.version, "start": 0, "end": 2}
+        choice = CHOICE | {"weight_versions": [span]}
+        if request["sampling_params"]["temperature"] == 0:
+            content = [{"logprob": logprob} for logprob in self.sung]
+            return 200, {"choices": [choice | {"logprobs": {"content": content}}]}
+        self.prompts.append(request["token_ids"])
+        return 200, {"choices": [choice]}
+
+    def start_anew(self):
+        """As another process: it has forgotten its weights."""
+        self.process, self.version, self.checksum, self.incoming = "second", "default", None, None
+
+
+def watched(replicas, use, **settings):
+    async def main():
+        settings_ = {"timeout": 20.0, "recovery_timeout": 20.0} | settings
+        async with InferenceClient([r.url for r in replicas], api_key=None, model="m", **settings_) as client:
+            await client.wait_ready(10)
+            return await use(client)
+
+    return asyncio.run(main())
+
+
+def canary(*logprobs):
+    return Canary(dtype="float32", prompt_ids=[1, 2, 3], token_ids=[1, 2], logprobs=list(logprobs))
+
+
+async def update(client, root, version, sung):
+    name = f"step_{version}"
+    await client.update_weights(root / name, version, f"sum-of-{name}", canary=sung)
+
+
+def test_the_turns_of_a_session_go_to_one_server_and_sessions_spread():
+    with FakeReplica() as a, FakeReplica() as b:
+
+        async def use(client):
+            sessions = [client.session() for _ in range(8)]
+            for turn in range(3):
+                order = sorted(range(8), key=lambda i: i % (turn + 2))
+                await asyncio.gather(*(sessions[i].generate([i] * (turn + 1), PARAMS) for i in order))
+
+        watched([a, b], use)
+        homes = [{prompt[0] for prompt in fake.prompts} for fake in (a, b)]
+    assert homes[0] | homes[1] == set(range(8))
+    assert not homes[0] & homes[1]
+    assert len(homes[0]) == len(homes[1]) == 4
+
+
+def test_a_request_waits_for_room_and_not_for_ever():
+    with FakeReplica() as a:
+
+        async def use(client):
+            in_flight = []
+            a.on_generate = lambda: in_flight.append(client.metrics()["inference/0/tokens_in_flight"])
+            await asyncio.gather(*(client.generate([1] * 10, PARAMS) for _ in range(12)))
+            await client.generate([1] * 500, PARAMS)  # more than the bound: on its own
+            return in_flight
+
+        seen = watched([a], use, max_tokens_in_flight=50)
+        assert len(seen) == 13
+        assert max(seen[:12]) == 44  # two requests of 10 + 12 tokens
+
+        async def stuck(client):
+            a.on_generate = lambda: asyncio.run(asyncio.sleep(1.0))
+            requests = [client.generate([1] * 30, PARAMS) for _ in range(3)]
+            errors = await asyncio.gather(*requests, return_exceptions=True)
+            assert client.metrics()["inference/0/tokens_in_flight"] == 0
+            return [str(error) for error in errors]
+
+        errors = watched([a], stuck, max_tokens_in_flight=50, timeout=0.4)
+        assert any("had room for a request of 42 tokens within 0.4 s" in error for error in errors)
+
+
+def test_a_server_started_anew_is_noticed_by_the_age_of_its_tokens(tmp_path):
+    """A request reaches the new process before the next heartbeat: its answer is not taken."""
+    (tmp_path / "step_4").mkdir()
+    with FakeReplica() as a:
+
+        async def use(client):
+            await update(client, tmp_path, 4, None)
+            a.start_anew()
+            return await client.generate(IDS, PARAMS), client.metrics()
+
+        generation, metrics = watched([a], use)
+    assert generation.versions == [4, 4]
+    assert metrics["inference/requeued"] == 1
+    assert metrics["inference/0/restarts"] == 1
+    assert metrics["inference/0/weight_version"] == 4
+
+
+def test_requests_of_a_server_that_is_taken_out_are_asked_of_others():
+    with FakeReplica() as a, FakeReplica() as b:
+
+        async def use(client):
+            a.on_generate = lambda: asyncio.run(asyncio.sleep(3.0))
+            running = [asyncio.create_task(client.generate([i], PARAMS)) for i in range(6)]
+            await until(lambda: len(b.prompts) == 3, "the answers of the other server")
+            a.process = "second"  # what it was asked before will never be answered
+            await asyncio.wait_for(asyncio.gather(*running), 2.5)
+            return client.metrics()
+
+        metrics = watched([a, b], use)
+        assert Counter(prompt[0] for prompt in b.prompts) == Counter(range(6))
+    assert metrics["inference/requeued"] == 3
+    assert metrics["inference/0/failures"] == 1
+
+
+def test_a_silent_server_is_reported():
+    reported = []
+    with FakeReplica() as a, FakeReplica() as b:
+
+        async def use(client):
+            rpc = a.answers["/collective_rpc"]
+            a.answers["/collective_rpc"] = lambda body: (asyncio.run(asyncio.sleep(1.0)), rpc(body))[1]
+            await until(lambda: reported, "the report")
+            assert client.metrics()["inference/up"] == 1
+            a.answers["/collective_rpc"] = rpc
+            await until(lambda: client.metrics()["inference/up"] == 2, "its return")
+
+        watched([a, b], use, heartbeat_timeout=0.3, on_broken=lambda *report: reported.append(report))
+        ((url, reason),) = reported
+        assert url == a.url
+    assert "did not answer POST /collective_rpc within 0.3 s" in reason
+
+
+def test_when_all_are_out_requests_wait_and_then_say_for_what():
+    with FakeReplica() as a:
+
+        async def use(client):
+            a.healthy = False
+            await until(lambda: client.metrics()["inference/up"] == 0, "the loss")
+            with pytest.raises(InferenceError, match=r"none came back within 0\.5 s \(http.*503"):
+                await client.generate(IDS, PARAMS)
+            with pytest.raises(InferenceError, match="All inference servers are out"):
+                client.check()
+            a.healthy = True
+            await until(lambda: client.metrics()["inference/up"] == 1, "the return")
+            client.check()
+            return await client.generate(IDS, PARAMS)
+
+        assert watched([a], use, recovery_timeout=0.5).token_ids == [1, 2]
+
+
+def test_a_server_that_sings_another_song_is_taken_out_until_it_is_started_anew(tmp_path):
+    (tmp_path / "step_7").mkdir()
+    reported = []
+    with FakeReplica() as a, FakeReplica() as b:
+
+        async def use(client):
+            b.sung = [-1.0, -2.01]
+            await update(client, tmp_path, 7, canary(-1.0, -2.0))
+            client.check()
+            assert client.metrics()["inference/up"] == 1
+            b.sung = [-1.0, -2.0]
+            await asyncio.sleep(1.6)
+            assert client.metrics()["inference/up"] == 1  # the same process gets no second try
+            b.start_anew()
+            await until(lambda: client.metrics()["inference/up"] == 2, "its return")
+            assert (b.version, b.checksum) == ("7", "sum-of-step_7")
+            return client.metrics()
+
+        metrics = watched([a, b], use, on_broken=lambda *report: reported.append(report))
+        ((url, reason),) = reported
+        assert url == b.url
+    assert "with weights version 7 what the trainer does" in reason
+    assert "differ from the trainer's by 0.01" in reason
+    assert metrics["canary/max_diff"] < 1e-6
+
+
+def test_when_all_sing_another_song_the_update_fails(tmp_path):
+    with FakeReplica() as a, FakeReplica() as b:
+
+        async def use(client):
+            with pytest.raises(InferenceError, match="does not compute with weights version 7"):
+                await update(client, tmp_path, 7, canary(-1.0, -2.5))
+            with pytest.raises(InferenceError, match="does not compute with weights version 7"):
+                client.check()
+
+        watched([a, b], use)
+
+
+def test_a_song_that_does_not_change_with_the_weights_is_wrong(tmp_path):
+    with FakeReplica() as a:
+
+        async def use(client):
+            await update(client, tmp_path, 7, canary(-1.0, -2.0))
+            await update(client, tmp_path, 8, canary(-1.0, -2.00005))  # too little to be seen
+            with pytest.raises(InferenceError, match="did not move at all"):
+                await update(client, tmp_path, 9, canary(-1.0, -2.0005))
+
+        watched([a], use)
+
+
+# --- real servers ---
+
+
+def publish(model, root, step, sung=None):
+    """As the trainer does; `sung` is the model whose canary goes with the weights."""
+    policy = load_policy(str((sung or model).directory), torch.device("cpu"))
+    return publish_weights(
+        root,
+        step,
+        model.reference.save_pretrained,
+        identity=RunIdentity(run_id="t", attempt=1),
+        dtype="float32",
+        canary=greedy_canary(policy),
+    )
+
+
+async def bring(client, directory, version):
+    manifest = read_weights_manifest(directory)
+    await client.update_weights(directory, version, manifest.checksum, canary=manifest.canary)
+
+
+@pytest.fixture
+def pair(chat_model, tmp_path):
+    """Two servers of one model. A server that was killed is started again by `start_anew`."""
+    servers = [Server(chat_model.directory, tmp_path / name, max_num_seqs=32) for name in "ab"]
+    try:
+        for server in servers:
+            server.wait_ready()
+        yield servers
+    finally:
+        for server in servers:
+            server.process.kill()
+            server.process.wait(15)
+
+
+def start_anew(server, chat_model):
+    return Server(chat_model.directory, server.log.parent, max_num_seqs=32, server={"port": server.port})
+
+
+def test_kill_9_in_the_middle_of_256_rollouts(pair, chat_model, make_model, tmp_path):
+    models = {1: make_model("qwen3", seed=3), 2: make_model("qwen3", seed=4)}
+    one, two = (publish(models[version], tmp_path, version) for version in (1, 2))
+    turns = []
+
+    async def rollout(client, number):
+        session, ids = client.session(), [*IDS, number]
+        for turn in range(2):
+            params = replace(PARAMS, seed=1000 * turn + number, max_tokens=24)
+            generation = await session.generate(ids, params)
+            turns.append((number, turn, list(ids), generation, session.replica.index))
+            ids += generation.token_ids
+
+    async def main():
+        urls = [server.url for server in pair]
+        model = str(chat_model.directory)
+        async with InferenceClient(
+            urls, api_key=None, timeout=60, model=model, max_tokens_in_flight=4000
+        ) as client:
+            await client.wait_ready(30)
+            await bring(client, one, 1)
+            playing = asyncio.gather(*(rollout(client, number) for number in range(256)))
+            await until(lambda: len(turns) > 40, "the first turns")
+            os.kill(pair[0].process.pid, signal.SIGKILL)
+            pair[0].process.wait(15)
+            await bring(client, two, 2)
+            at_update = len(turns)
+            pair[0] = start_anew(pair[0], chat_model)
+            await playing
+            await until(lambda: client.metrics()["inference/up"] == 2, "the return")
+            before_return = len(turns)
+            await asyncio.gather(*(rollout(client, 256 + number) for number in range(16)))
+            return client.metrics(), at_update, before_return
+
+    metrics, at_update, before_return = asyncio.run(main())
+    assert Counter((number, turn) for number, turn, *_ in turns) == Counter(
+        (number, turn) for number in range(272) for turn in range(2)
+    )
+    assert metrics["inference/requeued"] > 0
+    assert metrics["inference/0/restarts"] == metrics["inference/0/failures"] == 1
+    assert metrics["inference/0/weight_version"] == metrics["inference/1/weight_version"] == 2
+    assert metrics["canary/max_diff"] < 1e-5
+    assert {index for *_, index in turns[before_return:]} == {0, 1}
+    for position, (_, _, ids, generation, index) in enumerate(turns):
+        assert set(generation.versions) <= {1, 2}  # never those that it was started with
+        if index == 0 and position >= at_update:
+            assert set(generation.versions) == {2}
+        if position % 16 == 0:
+            logprobs = {v: models[v].logprobs(ids, generation.token_ids) for v in set(generation.versions)}
+            expected = [logprobs[v][i].item() for i, v in enumerate(generation.versions)]
+            assert generation.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_lost_part_of_a_wave_is_sampled_as_it_would_have_been(pair, chat_model):
+    prompts = [[*IDS, i] for i in range(64)]
+    params = replace(PARAMS, max_tokens=120)
+
+    async def main():
+        urls = [server.url for server in pair]
+        model = str(chat_model.directory)
+        async with InferenceClient(urls, api_key=None, timeout=60, model=model) as client:
+            await client.wait_ready(30)
+            expected = await client.generate_wave(prompts, params)
+            wave = asyncio.create_task(client.generate_wave(prompts, params))
+            await until(lambda: client.metrics()["inference/1/tokens_in_flight"], "the wave")
+            os.kill(pair[1].process.pid, signal.SIGKILL)
+            return expected, await wave, client.metrics()
+
+    expected, wave, metrics = asyncio.run(main())
+    assert metrics["inference/requeued"] == 1
+    assert wave == expected  # to the bit
+
+
+def test_weights_that_are_not_the_trainers_are_refused(pair, make_model, chat_model, tmp_path):
+    wrong = publish(make_model("qwen3", seed=3), tmp_path, 1, sung=make_model("qwen3", seed=4))
+
+    async def main():
+        urls = [server.url for server in pair]
+        model = str(chat_model.directory)
+        async with InferenceClient(urls, api_key=None, timeout=60, model=model) as client:
+            await client.wait_ready(30)
+            with pytest.raises(InferenceError, match="differ from the trainer's by"):
+                await bring(client, wrong, 1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_vllm_sings_and_requests_outlive_the_death_of_its_engine(vllm_python, make_model, tmp_path):
+    model, new = make_model("qwen3-wide", seed=11), make_model("qwen3-wide", seed=12)
+    directories = [publish(new, tmp_path, 1), publish(model, tmp_path, 2, sung=new)]
+    settings = {"backend": "vllm", "vllm_python": str(vllm_python), "max_num_seqs": 16}
+    servers = [Server(model.directory, tmp_path / "first", **settings)]
+
+    async def main():
+        client = InferenceClient(
+            [servers[0].url],
+            api_key=None,
+            timeout=120,
+            model=str(model.directory),
+            recovery_timeout=240,
+        )
+        async with client:
+            await client.wait_ready(240)
+            await bring(client, directories[0], 1)
+            difference = client.metrics()["canary/max_diff"]
+            with pytest.raises(InferenceError, match="differ from the trainer's by"):
+                await bring(client, directories[1], 2)
+            await bring(client, directories[0], 3)
+            long = replace(PARAMS, max_tokens=100)
+            running = [asyncio.create_task(client.generate([*IDS, i], long)) for i in range(16)]
+            await asyncio.sleep(0.2)
+            family = psutil.Process(servers[0].process.pid).children(recursive=True)
+            next(p for p in family if "EngineCore" in " ".join(p.cmdline())).kill()
+            await asyncio.to_thread(servers[0].process.wait, 60)
+            port = servers[0].port
+            servers.append(Server(model.directory, tmp_path / "again", server={"port": port}, **settings))
+            return difference, await asyncio.gather(*running), client.metrics()
+
+    try:
+        difference, generations, metrics = asyncio.run(main())
+    finally:
+        for server in servers:
+            server.stop()
+    assert difference < 1e-5
+    assert metrics["inference/requeued"] > 0
+    assert metrics["inference/0/restarts"] == 1
+    for i, generation in enumerate(generations):
+        assert set(generation.versions) == {3}
+        expected = new.logprobs([*IDS, i], generation.token_ids)
+        assert torch.tensor(generation.logprobs) == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,70 @@
+"""Which ends of an inference server are made good, and how often."""
+
+import sys
+import time
+
+import pytest
+
+from buckeye.errors import RunError
+from buckeye.run.plan import Role
+from buckeye.run.processes import Processes
+from buckeye.run.restarts import Restarts
+from buckeye.transport.restarts import request_restart
+
+SLEEP = "import time; print('up', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def processes(tmp_path):
+    started = Processes(tmp_path, {})
+    yield started
+    started.stop_all()
+
+
+def server(code, index=0):
+    return Role(
+        kind="inference",
+        index=index,
+        argv=(sys.executable, "-c", code),
+        port=4000 + index,
+        config_name="unused",
+        log_name=f"inference_{index}",
+    )
+
+
+def tend_until(restarts, condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        restarts.tend()
+        time.sleep(0.01)
+
+
+def test_the_fourth_end_is_the_last(processes, tmp_path):
+    processes.start(server("print('out of luck'); raise SystemExit(1)"))
+    restarts = Restarts(processes, tmp_path, first_delay=0.02)
+    with pytest.raises(RunError, match=r"(?s)Inference 0 failed with exit code 1.*out of luck.*3 times"):
+        tend_until(restarts, lambda: False)
+    assert (tmp_path / "logs" / "inference_0.stdout").read_text() == "out of luck\n" * 4
+
+
+def test_wrong_settings_are_not_tried_again(processes, tmp_path):
+    processes.start(server("print('no such model'); raise SystemExit(2)"))
+    restarts = Restarts(processes, tmp_path, first_delay=0.02)
+    with pytest.raises(RunError, match=r"(?s)exit code 2.*no such model"):
+        tend_until(restarts, lambda: False)
+    assert (tmp_path / "logs" / "inference_0.stdout").read_text() == "no such model\n"
+
+
+def test_a_server_is_ended_on_request_and_the_others_stay(processes, tmp_path):
+    request_restart(tmp_path, "http://127.0.0.1:4000", "of an earlier attempt")
+    first, second = (processes.start(server(SLEEP, index)) for index in range(2))
+    restarts = Restarts(processes, tmp_path, first_delay=0.02)
+    restarts.tend()
+    assert first.running
+    request_restart(tmp_path, "http://127.0.0.1:4001", "it is silent")
+    request_restart(tmp_path, "http://127.0.0.2:4000", "another machine")
+    tend_until(restarts, lambda: second not in processes.children and len(processes.children) == 2)
+    assert first.running
+    assert [child.role.index for child in processes.children] == [0, 1]
+    assert processes.children[1].running
