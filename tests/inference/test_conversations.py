@@ -336,6 +336,18 @@ def test_qwen3_branches_exactly_where_it_drops_reasoning(renderers, data):
     assert policy.branched == branches
 
 
+def test_short_reasoning_that_the_answer_repeats_is_still_missed(renderers):
+    """Qwen3 drops the reasoning; that its words stand in the answer does not mean that it is there."""
+    renderer = renderers["qwen3"]
+    end = renderer.template.end_of_turn[1]
+    answers = [
+        ([*renderer.encode("<think>\n4\n</think>\n\nThe answer is 4."), end], "stop"),
+        ([*renderer.encode("Yes."), end], "stop"),
+    ]
+    _, policy, _ = asyncio.run(converse(renderer, answers, ["Sure?", "Bye."]))
+    assert (policy.extended, policy.branched) == (0, 1)
+
+
 def test_each_follow_up_prompt_is_what_the_template_would_write(renderers):
     """Canonical replies: the verbatim continuation is the template's own rendering, token for token."""
     for family, renderer in renderers.items():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from buckeye.errors import UsageError
 from buckeye.inference.protocol import ChatRequest, CompletionRequest, GenerateRequest, parse
 
+TOOL = {"type": "function", "function": {"name": "f"}}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -42,6 +43,13 @@ def test_neutral_and_ignored_fields_are_accepted():
         (CompletionRequest, {}, "prompt"),
         (ChatRequest, {"messages": "hi"}, "messages"),
         (ChatRequest, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
+        (ChatRequest, {"messages": MESSAGES, "tools": [TOOL, TOOL]}, "two of the name 'f'"),
+        (ChatRequest, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        (ChatRequest, {"messages": [{"role": "wizard", "content": "x"}]}, r"\$\.messages\[0\]\.role"),
+        (ChatRequest, {"messages": MESSAGES, "response_format": {"type": "json_object"}}, "response_format"),
+        (ChatRequest, {"messages": MESSAGES, "stream_options": {}}, "stream_options"),
+        (ChatRequest, {"messages": MESSAGES, "top_logprobs": 1}, "top_logprobs"),
+        (CompletionRequest, {"prompt": "x", "echo": True}, "echo"),
         (GenerateRequest, {"token_ids": [-1], "sampling_params": {}}, "token_ids"),
         (GenerateRequest, {"token_ids": [1], "sampling_params": {"min_p": 0.1}}, "min_p"),
         (GenerateRequest, {"token_ids": [1], "sampling_params": {"temprature": 1}}, "temprature"),
@@ -71,6 +79,38 @@ NAMES = st.sampled_from(
         "logprobs",
     ]
 )
+
+
+def test_a_message_of_the_openai_client_can_be_sent_back():
+    from openai.types.chat import ChatCompletionMessage
+
+    call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    got = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "Hm."}
+    sent = ChatCompletionMessage.model_validate(got).model_dump()
+    body = {"messages": [*MESSAGES, sent, {"role": "tool", "tool_call_id": "c", "content": "x"}]}
+    _, assistant, result = (m.plain() for m in parse(json.dumps(body).encode(), ChatRequest).messages)
+    assert assistant == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Hm.",
+        "tool_calls": [call],
+    }
+    assert result == {"role": "tool", "tool_call_id": "c", "content": "x"}
+
+
+def test_a_developer_is_the_system_and_parts_are_one_text():
+    parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]
+    body = {"messages": [{"role": "developer", "content": parts}]}
+    (message,) = parse(json.dumps(body).encode(), ChatRequest).messages
+    assert message.plain() == {"role": "system", "content": "Be brief."}
+
+
+def test_tools_stay_as_they_were_sent():
+    tool = {"function": {"parameters": {}, "name": "f"}, "type": "function"}
+    body = {"messages": MESSAGES, "tools": [tool]}
+    request = parse(json.dumps(body).encode(), ChatRequest)
+    assert json.dumps(request.offered_tools()) == json.dumps([tool])  # the order of the keys too
+    assert parse(json.dumps(body | {"tool_choice": "none"}).encode(), ChatRequest).offered_tools() == []
 
 
 @given(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
+import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -17,10 +17,12 @@ from buckeye.inference.architecture import read_spec
 from buckeye.inference.engine import PauseMode
 from buckeye.inference.protocol import (
     AbortRequest,
+    AdapterRequest,
     FinishUpdateRequest,
     InitTransferRequest,
     RpcRequest,
     UpdateRequest,
+    WeightVersionRequest,
     parse,
 )
 from buckeye.inference.responses import json_response
@@ -28,23 +30,33 @@ from buckeye.inference.service import Service
 from buckeye.inference.weights import Checkpoint
 from buckeye.transport.weights import WeightsManifest, verify_weights
 
+PAUSE_QUERY = {
+    "mode": {"enum": list(get_args(PauseMode)), "default": "abort"},
+    "clear_cache": {"type": "boolean", "default": True},
+}
+"""The query parameters of /pause, as JSON Schemas."""
+
+_PROCESS = secrets.token_hex(8)
+"""Tells this process from those before and after it, which may have had the same pid."""
+
 
 async def health(request: Request) -> Response:
-    """200 as long as the process serves."""
-    return Response()
+    """200 as long as the process serves, 503 once it is ending."""
+    service: Service = request.app.state.service
+    return Response(status_code=503 if service.draining else 200)
 
 
 async def models(request: Request) -> Response:
     """The one model, in OpenAI's form."""
     service: Service = request.app.state.service
-    model = {
-        "id": service.model_name,
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "buckeye",
-        "max_model_len": service.max_len,
-    }
-    return json_response({"object": "list", "data": [model]})
+    return json_response({"object": "list", "data": [_model(service)]})
+
+
+async def model(request: Request) -> Response:
+    """The model of the name in the path."""
+    service: Service = request.app.state.service
+    service.check_model(request.path_params["model"])
+    return json_response(_model(service))
 
 
 async def metrics(request: Request) -> Response:
@@ -65,10 +77,10 @@ async def metrics(request: Request) -> Response:
         "buckeye:prefill_tokens": counters["prefill_tokens"],
         "vllm:generation_tokens": counters["generation_tokens"],
     }
-    lines = [line for name, value in gauges.items() for line in (f"# TYPE {name} gauge", f"{name} {value:g}")]
+    lines = [line for name, value in gauges.items() for line in (f"# TYPE {name} gauge", f"{name} {value}")]
     for name, value in totals.items():
-        lines += [f"# TYPE {name} counter", f"{name}_total {value}"]
-    lines.append("# TYPE vllm:request_success counter")
+        lines += [f"# TYPE {name}_total counter", f"{name}_total {value}"]
+    lines.append("# TYPE vllm:request_success_total counter")
     for reason in ("stop", "length", "abort"):
         lines.append(
             f'vllm:request_success_total{{finished_reason="{reason}"}} {counters[f"finished_{reason}"]}'
@@ -131,7 +143,7 @@ class WeightUpdate:
                 "No weights have been given since /start_weight_update: POST /update_weights first."
             )
         checkpoint, manifest = self._checked
-        version = _version(body.weight_version, manifest.step)
+        version = _version(body.weight_version, manifest.step, "weight_version")
         await asyncio.wrap_future(service.engine.install_weights(checkpoint, version))
         service.checksum = manifest.checksum
         self._checked = None
@@ -143,8 +155,16 @@ class WeightUpdate:
         body = parse(await request.body(), RpcRequest)
         if body.method != "buckeye_weights":
             raise UsageError(f"`method` must be buckeye_weights, not {body.method!r}.")
+        await asyncio.wrap_future(service.engine.ping())
         incoming = self._checked[1].checksum if self._checked is not None else None
-        worker = {"checksum": service.checksum, "incoming": incoming, "problem": None, "pid": os.getpid()}
+        worker = {
+            "checksum": service.checksum,
+            "incoming": incoming,
+            "problem": None,
+            "pid": os.getpid(),
+            "process": _PROCESS,
+            "dtype": service.dtype,
+        }
         return json_response({"results": [worker]})
 
 
@@ -158,6 +178,24 @@ async def weight_info(request: Request) -> Response:
             "model": service.model_name,
             "dtype": service.dtype,
         }
+    )
+
+
+async def update_weight_version(request: Request) -> Response:
+    """Give the weights in use another version."""
+    service: Service = request.app.state.service
+    asked = parse(await request.body(), WeightVersionRequest).new_version
+    version = _version(asked, service.engine.version, "new_version")
+    await asyncio.wrap_future(service.engine.name_version(version))
+    return json_response({"success": True, "new_version": str(version)})
+
+
+async def adapters(request: Request) -> Response:
+    """Refused: this engine has no LoRA adapters."""
+    parse(await request.body(), AdapterRequest)
+    raise UsageError(
+        "The embedded engine is not built for LoRA adapters: publish weights with the adapter merged and "
+        "POST /update_weights, or serve with vLLM."
     )
 
 
@@ -194,8 +232,21 @@ def _open_weights(service: Service, directory: Path) -> tuple[Checkpoint, Weight
     return checkpoint, manifest
 
 
-def _version(asked: str | int | None, default: int) -> int:
+def _version(asked: str | int | None, default: int, field: str) -> int:
     try:
-        return default if asked is None else int(asked)
+        version = default if asked is None else int(asked)
     except ValueError:
-        raise UsageError(f"`weight_version` must be a whole number, not {asked!r}.") from None
+        raise UsageError(f"`{field}` must be a whole number, not {asked!r}.") from None
+    if not 0 <= version < 2**63:
+        raise UsageError(f"`{field}` must be from 0 to 2**63 - 1, not {version}.")
+    return version
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.model_name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "buckeye",
+        "max_model_len": service.max_len,
+    }

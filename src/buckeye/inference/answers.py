@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
+from itertools import accumulate
 from typing import Any
 
 from buckeye.errors import InferenceError
-from buckeye.inference.protocol import TextRequest
+from buckeye.inference.protocol import ChatRequest, TextRequest
+from buckeye.inference.render import Conversation
+from buckeye.inference.reply import GrowingReply, Part
 from buckeye.inference.sequences import Sequence
 from buckeye.inference.service import Service
 from buckeye.inference.text import GrowingText
@@ -23,6 +26,8 @@ class Choice:
         self.text = GrowingText(service.decode, stops)
         self.finish_reason: str | None = None
         """Why it has ended; None while it goes on."""
+        self.text_offset = 0
+        """Characters of the tokens whose offsets were told."""
         self._service = service
         self._seen = 0
 
@@ -75,20 +80,17 @@ class Answer(ABC):
     object_name: str
     part_name: str
 
-    def __init__(self, service: Service, body: TextRequest, *, with_logprobs: bool) -> None:
+    def __init__(
+        self, service: Service, body: TextRequest, prompts: list[list[int]], *, with_logprobs: bool
+    ) -> None:
         self._service = service
         self._body = body
+        self._prompts = prompts
         self._with_logprobs = with_logprobs
 
-    def begin(self, request_id: str, prompts: list[list[int]]) -> None:
+    def begin(self, request_id: str, choices: list[Choice]) -> None:
         """Fix what all parts have in common."""
-        self._prompts = prompts
         self._head = {"id": request_id, "created": int(time.time()), "model": self._service.model_name}
-
-    @property
-    def shows_tokens(self) -> bool:
-        """Whether tokens are reported one by one, also those that have no text of their own."""
-        return self._with_logprobs or bool(self._body.return_token_ids)
 
     def whole(self, choices: list[Choice]) -> dict[str, Any]:
         """The answer of a request that does not stream."""
@@ -104,22 +106,33 @@ class Answer(ABC):
         """What is sent of a choice before its first token."""
         return None
 
-    def part(self, choice: Choice, text: str, start: int, end: int) -> dict[str, Any]:
-        """One event: new text, and the tokens start..end that were taken in for it."""
-        content = self._part_content(text) | {"index": choice.index, "finish_reason": choice.finish_reason}
+    def part(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
+        """One event: new text, and the tokens start..end that were taken in for it. None if there is nothing
+        to tell yet."""
+        content, told = self._part_content(choice)
+        with_tokens = end > start and (self._with_logprobs or bool(self._body.return_token_ids))
+        if not (told or with_tokens or choice.finish_reason is not None):
+            return None
+        content |= {"index": choice.index, "finish_reason": self._finish_reason(choice)}
         content["logprobs"] = self._logprobs(choice, start, end)
         if self._body.return_token_ids:
             content["token_ids"] = choice.token_ids[start:end]
-        return {**self._head, "object": self.part_name, "choices": [content]}
+        return self._event([content])
 
     def usage_part(self, choices: list[Choice]) -> dict[str, Any]:
         """The event with the usage."""
-        return {**self._head, "object": self.part_name, "choices": [], "usage": self._usage(choices)}
+        return self._event([]) | {"usage": self._usage(choices)}
+
+    def _event(self, contents: list[dict[str, Any]]) -> dict[str, Any]:
+        event = {**self._head, "object": self.part_name, "choices": contents}
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            event["usage"] = None
+        return event
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         content = self._content(choice) | {
             "index": choice.index,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._finish_reason(choice),
             "stop_reason": None,
             "logprobs": self._logprobs(choice, 0, len(choice.token_ids)),
         }
@@ -141,11 +154,15 @@ class Answer(ABC):
     def _top(self) -> dict[str, Any]:
         return {}
 
+    def _finish_reason(self, choice: Choice) -> str | None:
+        return choice.finish_reason
+
     @abstractmethod
     def _content(self, choice: Choice) -> dict[str, Any]: ...
 
     @abstractmethod
-    def _part_content(self, text: str) -> dict[str, Any]: ...
+    def _part_content(self, choice: Choice) -> tuple[dict[str, Any], bool]:
+        """What a part says, and whether that is anything."""
 
     @abstractmethod
     def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None: ...
@@ -162,17 +179,21 @@ class CompletionAnswer(Answer):
             content["prompt_token_ids"] = choice.sequence.prompt_ids
         return content
 
-    def _part_content(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _part_content(self, choice: Choice) -> tuple[dict[str, Any], bool]:
+        text = choice.text.take(final=choice.finish_reason is not None)
+        return {"text": text}, bool(text)
 
     def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
         if not self._with_logprobs:
             return None
+        texts = [self._service.token_text(token) for token in choice.token_ids[start:end]]
+        offsets = list(accumulate(map(len, texts), initial=choice.text_offset))
+        choice.text_offset = offsets.pop()
         return {
-            "tokens": [self._service.token_text(token) for token in choice.token_ids[start:end]],
+            "tokens": texts,
             "token_logprobs": choice.logprobs[start:end],
             "top_logprobs": None,
-            "text_offset": [],
+            "text_offset": offsets,
         }
 
 
@@ -181,19 +202,58 @@ class ChatAnswer(Answer):
 
     id_prefix, object_name, part_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, service: Service, body: ChatRequest, conversation: Conversation) -> None:
+        super().__init__(service, body, [conversation.ids], with_logprobs=bool(body.logprobs))
+        self._conversation = conversation
+        self._first_call_only = body.parallel_tool_calls is False
+        self._calling: set[int] = set()
+        """The choices that end in tool calls."""
+
+    def begin(self, request_id: str, choices: list[Choice]) -> None:
+        """Also make ready to read the replies."""
+        super().begin(request_id, choices)
+        renderer = self._service.renderer
+        self._replies = [
+            GrowingReply(renderer, self._conversation, first_call_only=self._first_call_only) for _ in choices
+        ]
+
     def opening(self, choice: Choice) -> dict[str, Any]:
+        """The role."""
         delta = {"role": "assistant", "content": ""}
-        content = {"index": choice.index, "delta": delta, "finish_reason": None, "logprobs": None}
-        return {**self._head, "object": self.part_name, "choices": [content]}
+        return self._event([{"index": choice.index, "delta": delta, "finish_reason": None, "logprobs": None}])
 
     def _top(self) -> dict[str, Any]:
         return {"prompt_token_ids": self._prompts[0]} if self._body.return_token_ids else {}
 
-    def _content(self, choice: Choice) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": choice.text.text}}
+    def _finish_reason(self, choice: Choice) -> str | None:
+        called = choice.finish_reason == "stop" and choice.index in self._calling
+        return "tool_calls" if called else choice.finish_reason
 
-    def _part_content(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        reply = self._news(choice)
+        calls = list(reply.calls)
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if calls else "")}
+        message |= _reasoning(reply.reasoning)
+        return {"message": message | ({"tool_calls": calls} if calls else {})}
+
+    def _part_content(self, choice: Choice) -> tuple[dict[str, Any], bool]:
+        part = self._news(choice)
+        delta: dict[str, Any] = {"content": part.content} if part.content else {}
+        delta |= _reasoning(part.reasoning)
+        if part.calls:
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(part.calls)]
+        return {"delta": delta}, bool(part)
+
+    def _news(self, choice: Choice) -> Part:
+        """What has become certain of a reply since the last call."""
+        reply = self._replies[choice.index]
+        if choice.finish_reason is None:
+            return reply.feed(choice.text.take())
+        cut = choice.text.text if choice.text.stopped else None
+        part = reply.finish(choice.text.take(final=True), choice.token_ids, cut=cut)
+        if part.calls:
+            self._calling.add(choice.index)
+        return part
 
     def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
         if not self._with_logprobs:
@@ -205,3 +265,8 @@ class ChatAnswer(Answer):
                 for text, logprob in ((self._service.token_text(token), logprob) for token, logprob in pairs)
             ]
         }
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """Reasoning under the name that most clients read, and under vLLM's."""
+    return {"reasoning_content": text, "reasoning": text} if text else {}

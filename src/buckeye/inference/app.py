@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+from collections.abc import Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,7 +14,22 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from buckeye.errors import BuckeyeError, TransportError, UsageError
-from buckeye.inference import admin, completions
+from buckeye.inference import admin, completions, tokens
+from buckeye.inference.openapi import Endpoint, OpenApi
+from buckeye.inference.protocol import (
+    AbortRequest,
+    AdapterRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    FinishUpdateRequest,
+    GenerateRequest,
+    InitTransferRequest,
+    RpcRequest,
+    TokenizeRequest,
+    UpdateRequest,
+    WeightVersionRequest,
+)
 from buckeye.inference.responses import error_content, json_response
 from buckeye.inference.service import Service
 
@@ -24,33 +40,14 @@ MAX_BODY_BYTES = 64 * 2**20
 
 def create_app(service: Service, *, api_key: str | None) -> ASGIApp:
     """The application that serves `service`. With a key, every route but /health asks for it."""
-    update = admin.WeightUpdate()
-    get = {
-        "/health": admin.health,
-        "/v1/models": admin.models,
-        "/metrics": admin.metrics,
-        "/weight_info": admin.weight_info,
-        "/is_paused": admin.is_paused,
-    }
-    post = {
-        "/inference/v1/generate": completions.generate,
-        "/v1/completions": completions.completions,
-        "/v1/chat/completions": completions.chat_completions,
-        "/pause": admin.pause,
-        "/resume": admin.resume,
-        "/init_weight_transfer_engine": admin.init_weight_transfer,
-        "/start_weight_update": update.start,
-        "/update_weights": update.update,
-        "/finish_weight_update": update.finish,
-        "/collective_rpc": update.rpc,
-        "/reset_prefix_cache": admin.reset_prefix_cache,
-        "/abort_requests": admin.abort_requests,
-    }
+    endpoints = _endpoints()
+    routes = [
+        # names of models may have slashes
+        Route(one.path.replace("{model}", "{model:path}"), one.handler, methods=[one.method])
+        for one in endpoints
+    ]
     app = Starlette(
-        routes=[
-            *(Route(path, handler, methods=["GET"]) for path, handler in get.items()),
-            *(Route(path, handler, methods=["POST"]) for path, handler in post.items()),
-        ],
+        routes=[*routes, Route("/openapi.json", OpenApi(endpoints).answer, methods=["GET"])],
         exception_handlers={
             BuckeyeError: _on_buckeye_error,
             HTTPException: _on_http_exception,
@@ -58,8 +55,40 @@ def create_app(service: Service, *, api_key: str | None) -> ASGIApp:
             Exception: _on_any_error,
         },
     )
+    app.router.redirect_slashes = False
     app.state.service = service
     return _Gate(app, api_key)
+
+
+def _endpoints() -> list[Endpoint]:
+    weights = admin.WeightUpdate()
+    return [
+        Endpoint("GET", "/health", admin.health),
+        Endpoint("GET", "/metrics", admin.metrics),
+        Endpoint("GET", "/v1/models", admin.models),
+        Endpoint("GET", "/v1/models/{model}", admin.model),
+        Endpoint("POST", "/v1/chat/completions", completions.chat_completions, ChatRequest),
+        Endpoint("POST", "/v1/completions", completions.completions, CompletionRequest),
+        Endpoint("POST", "/inference/v1/generate", completions.generate, GenerateRequest),
+        Endpoint("POST", "/tokenize", tokens.tokenize, TokenizeRequest),
+        Endpoint("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
+        Endpoint("GET", "/is_paused", admin.is_paused),
+        Endpoint("POST", "/pause", admin.pause, query=admin.PAUSE_QUERY),
+        Endpoint("POST", "/resume", admin.resume),
+        Endpoint("POST", "/abort_requests", admin.abort_requests, AbortRequest),
+        Endpoint("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
+        Endpoint("GET", "/weight_info", admin.weight_info),
+        Endpoint("POST", "/update_weight_version", admin.update_weight_version, WeightVersionRequest),
+        Endpoint("POST", "/init_weight_transfer_engine", admin.init_weight_transfer, InitTransferRequest),
+        Endpoint("POST", "/start_weight_update", weights.start),
+        Endpoint("POST", "/update_weights", weights.update, UpdateRequest),
+        Endpoint("POST", "/finish_weight_update", weights.finish, FinishUpdateRequest),
+        Endpoint("POST", "/collective_rpc", weights.rpc, RpcRequest),
+        Endpoint("POST", "/load_lora_adapter", admin.adapters, AdapterRequest),
+        Endpoint("POST", "/v1/load_lora_adapter", admin.adapters, AdapterRequest),
+        Endpoint("POST", "/unload_lora_adapter", admin.adapters, AdapterRequest),
+        Endpoint("POST", "/v1/unload_lora_adapter", admin.adapters, AdapterRequest),
+    ]
 
 
 class _Gate:
@@ -105,19 +134,19 @@ def _limited(receive: Receive) -> Receive:
     return limited
 
 
-def _refuse(status_code: int, message: str) -> Response:
-    return json_response(error_content(message, status_code), status_code)
+def _refuse(status_code: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return json_response(error_content(message, status_code), status_code, headers)
 
 
 async def _on_buckeye_error(request: Request, error: Exception) -> Response:
     if isinstance(error, UsageError | TransportError):
         return _refuse(400, str(error))
-    return json_response(error_content(str(error), 500, "internal_error"), 500)
+    return _refuse(500, str(error))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _refuse(error.status_code, error.detail)
+    return _refuse(error.status_code, error.detail, error.headers)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -126,4 +155,4 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 async def _on_any_error(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return json_response(error_content("The server failed; see its log.", 500, "internal_error"), 500)
+    return _refuse(500, "The server failed; see its log.")

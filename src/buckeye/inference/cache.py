@@ -15,17 +15,26 @@ _BUDGET_SHARE = 0.25
 
 
 class KVCache:
-    """`kv` is [layers, slots, 2 x kv heads, max_len, head_dim]: the key heads, then the value heads.
+    """`kv` is [layers, slots + spare, 2 x kv heads, max_len, head_dim]: the key heads, then the value heads.
+    The first `slots` are for running sequences, `spare` more for what is kept of those that have ended.
 
     On a CPU the memory is zero pages of the kernel, which cost nothing until they are written to; so a
     generous `max_len` is paid for only by sequences that get that long.
     """
 
     def __init__(
-        self, spec: ModelSpec, *, slots: int, max_len: int, dtype: torch.dtype, device: torch.device
+        self,
+        spec: ModelSpec,
+        *,
+        slots: int,
+        max_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        spare: int = 0,
     ) -> None:
-        shape = (spec.num_layers, slots, 2 * spec.num_kv_heads, max_len, spec.head_dim)
+        shape = (spec.num_layers, slots + spare, 2 * spec.num_kv_heads, max_len, spec.head_dim)
         self.slots = slots
+        self.spare = spare
         self.max_len = max_len
         self.kv = (
             _lazy_zeros(shape, dtype)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +17,9 @@ from buckeye.inference.responses import EventStream, json_response
 from buckeye.inference.service import Service, Submission
 
 _DEFAULT_MAX_TOKENS = 16
+_LONG_BODY = 2**20
+
+T = TypeVar("T")
 
 
 async def generate(request: Request) -> Response:
@@ -27,7 +31,7 @@ async def generate(request: Request) -> Response:
     if sampling.logprobs != 1:  # what clients of vLLM's route send for the sampled token's own
         _check_logprobs(sampling.logprobs)
     if body.stream:
-        raise UsageError("`stream` is not supported on this route.")
+        raise UsageError("`stream` is not supported on this route; /v1/completions streams token ids too.")
     max_tokens = sampling.max_tokens or _DEFAULT_MAX_TOKENS
     sequences = service.sequences([body.token_ids], sampling, max_tokens=max_tokens, streamed=False)
     request_id = body.request_id or f"generate-{uuid.uuid4().hex}"
@@ -55,25 +59,34 @@ async def generate(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """OpenAI's completions; the prompt may be token ids, or a list of prompts."""
     service: Service = request.app.state.service
-    body = parse(await request.body(), CompletionRequest)
+    raw = await request.body()
+    body = parse(raw, CompletionRequest)
     service.check_model(body.model)
     _check_logprobs(body.logprobs)
-    prompts = service.prompts(body.prompt)
+    prompts = await _prepared(len(raw), service.prompts, body.prompt)
     max_tokens = body.max_tokens or _DEFAULT_MAX_TOKENS
-    answer = CompletionAnswer(service, body, with_logprobs=body.logprobs is not None)
+    answer = CompletionAnswer(service, body, prompts, with_logprobs=body.logprobs is not None)
     return await _answer(request, service, body, prompts, max_tokens, answer)
 
 
 async def chat_completions(request: Request) -> Response:
-    """OpenAI's chat completions, without tools."""
+    """OpenAI's chat completions, with tools and reasoning."""
     service: Service = request.app.state.service
-    body = parse(await request.body(), ChatRequest)
+    raw = await request.body()
+    body = parse(raw, ChatRequest)
     service.check_model(body.model)
     _check_logprobs(body.top_logprobs)
-    prompt = service.renderer.render(_plain_messages(body.messages)).ids
+    conversation = await _prepared(len(raw), service.conversation, body.messages, body.offered_tools())
     max_tokens = body.max_completion_tokens or body.max_tokens or service.max_len
-    answer = ChatAnswer(service, body, with_logprobs=bool(body.logprobs))
-    return await _answer(request, service, body, [prompt], max_tokens, answer)
+    answer = ChatAnswer(service, body, conversation)
+    return await _answer(request, service, body, [conversation.ids], max_tokens, answer)
+
+
+async def _prepared(size: int, prepare: Callable[..., T], *arguments: Any) -> T:
+    """`prepare(*arguments)`: for a long body in another thread, so that the streams of others go on."""
+    if size < _LONG_BODY:
+        return prepare(*arguments)
+    return await asyncio.to_thread(prepare, *arguments)
 
 
 async def _answer(
@@ -90,7 +103,7 @@ async def _answer(
     sequences = service.sequences(prompts, body, max_tokens=max_tokens, streamed=body.stream or bool(stops))
     choices = [Choice(service, index, sequence, stops) for index, sequence in enumerate(sequences)]
     request_id = body.request_id or f"{answer.id_prefix}-{uuid.uuid4().hex}"
-    answer.begin(request_id, prompts)
+    answer.begin(request_id, choices)
     submission = Submission(service, request_id, sequences, request)
     if body.stream:
         return EventStream(_stream(submission, choices, answer, body))
@@ -110,21 +123,16 @@ async def _stream(
     for choice in choices:
         if (opening := answer.opening(choice)) is not None:
             yield opening
-    ended: set[int] = set()
+    going_on = choices
     async with submission:
-        while len(ended) < len(choices):
+        while going_on:
             await submission.news()
-            for choice in choices:
-                if choice.index in ended:
-                    continue
+            for choice in going_on:
                 start, end = choice.advance()
                 choice.raise_error()
-                last = choice.finish_reason is not None
-                part = choice.text.take(final=last)
-                if part or last or (answer.shows_tokens and end > start):
-                    yield answer.part(choice, part, start, end)
-                if last:
-                    ended.add(choice.index)
+                if (part := answer.part(choice, start, end)) is not None:
+                    yield part
+            going_on = [choice for choice in going_on if choice.finish_reason is None]
     if body.stream_options is not None and body.stream_options.include_usage:
         yield answer.usage_part(choices)
 
@@ -135,28 +143,3 @@ def _check_logprobs(count: int | None) -> None:
             "This server returns the log-prob of the sampled token only: ask for 0 top log-probs, not "
             f"{count}. (`logprobs: 0` of a completion, `logprobs: true` of a chat.)"
         )
-
-
-def _plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose content is text, lists of text parts joined. Raises `UsageError` for anything else."""
-    if not messages:
-        raise UsageError("Bad request: `messages` is empty.")
-    plain = []
-    for index, message in enumerate(messages):
-        if not isinstance(message.get("role"), str):
-            raise UsageError(f"Bad request: `messages[{index}].role` must be a text.")
-        content = message.get("content")
-        if isinstance(content, list):
-            content = "".join(_part_text(part, index) for part in content)
-        if content is not None and not isinstance(content, str):
-            raise UsageError(
-                f"Bad request: `messages[{index}].content` must be a text or a list of text parts."
-            )
-        plain.append({**message, "content": content or ""})
-    return plain
-
-
-def _part_text(part: Any, index: int) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return part["text"]
-    raise UsageError(f"Bad request: `messages[{index}].content` has a part that is not text.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,10 +17,31 @@ _LENGTH_BUCKET = 16
 
 
 class Chunk(NamedTuple):
-    """Tokens to compute the keys and values of, from position 0 of a slot on."""
+    """Tokens to compute the keys and values of, from position `start` of a slot on; those before it are in
+    the cache."""
 
     slot: int
     token_ids: torch.Tensor
+    start: int = 0
+
+    @property
+    def end(self) -> int:
+        """The position after the last."""
+        return self.start + len(self.token_ids)
+
+
+def batches(chunks: Iterable[Chunk], tokens: int) -> Iterator[list[Chunk]]:
+    """The chunks, in order, in batches that end with the one that fills `tokens` tokens."""
+    batch: list[Chunk] = []
+    size = 0
+    for chunk in chunks:
+        batch.append(chunk)
+        size += len(chunk.token_ids)
+        if size >= tokens:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 class Decoder:
@@ -66,15 +87,17 @@ class Decoder:
         spec = self.spec
         lengths = [len(chunk.token_ids) for chunk in chunks]
         tokens = torch.cat([chunk.token_ids for chunk in chunks]).to(self.device)
-        x, cos, sin = self._embed(tokens, torch.cat([self._positions[:length] for length in lengths]))
+        positions = torch.cat([self._positions[chunk.start : chunk.end] for chunk in chunks])
+        x, cos, sin = self._embed(tokens, positions)
         for layer, kv in self._layers:
             qkv = self._project(x, layer, cos, sin)
             heads = [part.transpose(0, 1) for part in qkv.split(lengths)]  # [H + 2K, T, D] each
             for chunk, part in zip(chunks, heads, strict=True):
-                kv[chunk.slot, :, : part.shape[1]] = part[spec.num_heads :]
+                kv[chunk.slot, :, chunk.start : chunk.end] = part[spec.num_heads :]
             if layer is self.weights.layers[-1]:
                 return  # what follows the last keys and values is for logits, and no token is sampled here
-            attended = torch.cat([self._attend_causally(part) for part in heads])
+            pairs = zip(chunks, heads, strict=True)
+            attended = torch.cat([self._attend_causally(part, chunk, kv) for chunk, part in pairs])
             x = self._finish_layer(x, attended, layer)
 
     def _embed(
@@ -101,11 +124,20 @@ class Decoder:
         torch.addcmul(qk * cos, swapped, sin, out=qkv[:, : spec.qk_heads])
         return qkv
 
-    def _attend_causally(self, heads: torch.Tensor) -> torch.Tensor:
-        """[H + 2K, T, D] of one sequence -> [T, H x D]."""
+    def _attend_causally(self, heads: torch.Tensor, chunk: Chunk, kv: torch.Tensor) -> torch.Tensor:
+        """[H + 2K, T, D] of one chunk -> [T, H x D]; what comes before the chunk is read from the cache."""
         spec = self.spec
-        query, keys, values = heads[None].split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], 1)
-        attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
+        mask = None
+        if chunk.start:
+            count = heads.shape[1]
+            mask = torch.ones(count, chunk.end, dtype=torch.bool, device=self.device).tril_(chunk.start)
+            query, keys_values = heads[: spec.num_heads], kv[chunk.slot, :, : chunk.end]
+        else:
+            query, keys_values = heads.split([spec.num_heads, 2 * spec.num_kv_heads])
+        keys, values = keys_values[None].chunk(2, 1)
+        attended = F.scaled_dot_product_attention(
+            query[None], keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
         return attended[0].transpose(0, 1).flatten(1)
 
     def _finish_layer(self, x: torch.Tensor, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:

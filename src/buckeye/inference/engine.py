@@ -8,7 +8,6 @@ update can neither overtake nor miss each other.
 from __future__ import annotations
 
 import logging
-import queue
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -19,17 +18,21 @@ from typing import Literal
 import numpy as np
 import torch
 
-from buckeye.envs.base import FinishReason
-from buckeye.inference.decoder import Chunk, Decoder
-from buckeye.inference.sampling import SamplingBatch, sample, uniforms
+from buckeye.inference.commands import CommandQueue
+from buckeye.inference.decoder import Chunk, Decoder, batches
+from buckeye.inference.prefixes import Kept, KeptPrefixes, RunningPrompts
+from buckeye.inference.sampling import SamplingBatch, sample, sampling_batch, uniforms
 from buckeye.inference.sequences import RunningSequences, Sequence
+from buckeye.inference.types import FinishReason
 from buckeye.inference.weights import Checkpoint
 
 log = logging.getLogger(__name__)
 
 PauseMode = Literal["keep", "wait", "abort"]
 
+# Most prompt tokens that are computed before the next decode step; while others wait for that step, fewer.
 _PREFILL_TOKENS = 8192
+_PREFILL_TOKENS_WHILE_DECODING = 1024
 _RATE_WINDOW = 1.0
 
 
@@ -48,12 +51,15 @@ class Engine:
         computed again), generation_tokens, and finished_<reason>."""
         self.tokens_per_second = 0.0
         self.deliver = deliver or _call_on_news
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox = CommandQueue()
         self._state: Literal["running", "draining", "paused"] = "running"
         self._drained: list[Future[None]] = []
         self._clear_cache = True
         self._stale_cache = False
-        self._prefixes: dict[tuple[int, ...], dict[Sequence, None]] = {}
+        self._prefixes = RunningPrompts()
+        self._kept = KeptPrefixes(range(cache.slots, cache.slots + cache.spare))
+        self._of_mixed_weights: set[Sequence] = set()
+        self._begun: Kept | None = None
         self._batch: SamplingBatch | None = None
         self._streams: dict[Sequence, None] = {}
         self._news: list[Sequence] = []
@@ -84,16 +90,24 @@ class Engine:
 
     def resume(self) -> Future[None]:
         """Go on after a pause."""
-        return self._call(self._resume)
+        return self._inbox.call(self._resume)
 
     def install_weights(self, checkpoint: Checkpoint, version: int) -> Future[None]:
         """Replace the weights between two decode steps; `checkpoint` has been checked. Tokens sampled from
         then on carry `version`, and no cached prefix of other weights is used for a new sequence."""
-        return self._call(partial(self._install_weights, checkpoint, version))
+        return self._inbox.call(partial(self._install_weights, checkpoint, version))
+
+    def name_version(self, version: int) -> Future[None]:
+        """Call the weights in use `version`: tokens sampled from then on carry it."""
+        return self._inbox.call(partial(self._name_version, version))
 
     def reset_prefix_cache(self) -> Future[None]:
         """Forget which prompts are in the cache."""
-        return self._call(self._prefixes.clear)
+        return self._inbox.call(self._forget_prefixes)
+
+    def ping(self) -> Future[None]:
+        """Done when the engine's thread has come round to it: a sign of life."""
+        return self._inbox.call(lambda: None)
 
     def stop(self) -> None:
         """Make `run` return after the current step. May be called from a signal handler."""
@@ -107,9 +121,7 @@ class Engine:
     @property
     def cache_usage(self) -> float:
         """The share of the cache's positions that running sequences hold."""
-        running = self.running
-        used = int(running.position[: len(running)].sum()) + len(running)
-        return used / (running.slots * running.max_len)
+        return self.running.usage
 
     # --- the engine's thread ---
 
@@ -117,7 +129,7 @@ class Engine:
         """Serve until `stop`; what is unfinished then ends as "abort"."""
         while not self._stopped:
             self.step(block=True)
-        self._obey_inbox(block=False)
+        self._inbox.obey(block=False)
         self._abort((*self.running.sequences, *self.waiting))
         self._settle_pause()
         self._flush_news()
@@ -126,7 +138,7 @@ class Engine:
     def step(self, *, block: bool = False) -> bool:
         """Obey the queue, admit what fits, decode one token each. Returns whether there is more to do; with
         `block`, waits for the queue when there is nothing."""
-        self._obey_inbox(block=block and not self._has_work())
+        self._inbox.obey(block=block and not self._has_work())
         if self._has_work():
             started = time.perf_counter()
             count = 0
@@ -148,88 +160,88 @@ class Engine:
             return False
         return bool(len(self.running) or (self.waiting and self._state == "running"))
 
-    def _obey_inbox(self, *, block: bool) -> None:
-        if block:
-            self._inbox.get()()
-        while True:
-            try:
-                command = self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            command()
-
-    def _call(self, function: Callable[[], None]) -> Future[None]:
-        done: Future[None] = Future()
-
-        def command() -> None:
-            try:
-                function()
-            except Exception as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
-
-        self._inbox.put(command)
-        return done
-
     def _stop(self) -> None:
         self._stopped = True
 
     # --- admission ---
 
     def _admit(self) -> None:
-        """Give slots to waiting sequences, in order, as far as slots and the prefill budget of a step reach.
-        Of identical prompts only the first is computed; the others get a copy of its keys and values."""
+        """Give slots to waiting sequences, in order, as far as slots and the prefill budget of a step reach;
+        the last may be left with a part of its prompt computed, at the head of those that wait. Of identical
+        prompts only the first is computed; the others get a copy of its keys and values."""
         if self._state != "running":
             return
-        budget = _PREFILL_TOKENS
+        budget = _PREFILL_TOKENS_WHILE_DECODING if len(self.running) else _PREFILL_TOKENS
         chunks: list[Chunk] = []
         copies: list[tuple[Sequence, Sequence]] = []
         while self.waiting and self.running.free and budget > 0:
-            sequence = self.waiting.popleft()
-            slot = self.running.add(sequence)
-            sequence.version_starts = [(self.version, 0)]
-            if sequence.streamed:
-                self._streams[sequence] = None
-            siblings = self._prefixes.setdefault(sequence.prompt_ids, {})
-            if siblings:
-                copies.append((next(iter(siblings)), sequence))
-            elif len(sequence.prompt_ids) > 1:
-                chunks.append(self._chunk(slot, len(sequence.prompt_ids) - 1))
-                budget -= len(sequence.prompt_ids)
-            siblings[sequence] = None
-            self.counters["prompt_tokens"] += len(sequence.prompt_ids)
-            self._batch = None
+            sequence, slot = self.waiting[0], len(self.running)
+            sibling = self._prefixes.sibling(sequence.prompt_ids)
+            if sibling is not None:
+                copies.append((sibling, sequence))
+            else:
+                end = len(sequence.prompt_ids) - 1
+                start = self._begin(sequence, slot)
+                stop = min(end, start + budget)
+                if stop > start:
+                    chunks.append(Chunk(slot, torch.tensor(sequence.prompt_ids[start:stop]), start))
+                    budget -= stop - start
+                if stop < end:
+                    self._begun = Kept(slot, stop)
+                    break
+            self._prefixes.add(sequence)
+            self._start(self.waiting.popleft())
         self._prefill(chunks)
         for source, sequence in copies:
             self.decoder.cache.move(source.slot, sequence.slot, len(sequence.prompt_ids) - 1)
 
-    def _chunk(self, slot: int, length: int) -> Chunk:
-        return Chunk(slot, torch.from_numpy(self.running.tokens[slot, :length]))
+    def _begin(self, sequence: Sequence, slot: int) -> int:
+        """Bring what the cache has of the first waiting sequence's prompt into a slot. Returns how many
+        positions that are."""
+        found, self._begun = self._begun or self._kept.take(sequence.prompt_ids), None
+        if found is None:
+            return 0
+        if found.slot != slot:
+            self.decoder.cache.move(found.slot, slot, found.length)
+        return found.length
+
+    def _start(self, sequence: Sequence) -> None:
+        self.running.add(sequence)
+        sequence.version_starts = [(self.version, 0)]
+        if sequence.streamed:
+            self._streams[sequence] = None
+        self.counters["prompt_tokens"] += len(sequence.prompt_ids)
+        self._batch = None
 
     def _prefill(self, chunks: list[Chunk]) -> None:
-        if chunks:
-            self.decoder.prefill(chunks)
-            self.counters["prefill_tokens"] += sum(len(chunk.token_ids) for chunk in chunks)
+        for batch in batches(chunks, _PREFILL_TOKENS):
+            self.decoder.prefill(batch)
+        self.counters["prefill_tokens"] += sum(len(chunk.token_ids) for chunk in chunks)
 
     def _refresh_stale_cache(self) -> None:
-        """After new weights: compute the running sequences' keys and values again, all but the last
-        token's."""
+        """After new weights: compute the running sequences' keys and values again, all but the last token's;
+        a prompt that several have, once."""
         if not self._stale_cache:
             return
         self._stale_cache = False
-        chunks: list[Chunk] = []
-        budget = _PREFILL_TOKENS
-        for slot, length in enumerate(self.running.position[: len(self.running)].tolist()):
-            if length:
-                chunks.append(self._chunk(slot, length))
-                budget -= length
-            if budget <= 0:
-                self._prefill(chunks)
-                chunks, budget = [], _PREFILL_TOKENS
-        self._prefill(chunks)
-        for sequence in self.running.sequences:
-            self._prefixes.setdefault(sequence.prompt_ids, {})[sequence] = None
+        self._of_mixed_weights.clear()
+        whole: list[Chunk] = []
+        rest: list[Chunk] = []
+        copies: list[tuple[int, int, int]] = []
+        for slot, sequence in enumerate(self.running.sequences):
+            sibling = self._prefixes.sibling(sequence.prompt_ids)
+            length, shared = int(self.running.position[slot]), 0
+            if sibling is not None:
+                shared = min(len(sequence.prompt_ids), length, int(self.running.position[sibling.slot]))
+                copies.append((sibling.slot, slot, shared))
+            self._prefixes.add(sequence)
+            if length > shared:
+                tokens = torch.from_numpy(self.running.tokens[slot, shared:length])
+                (rest if shared else whole).append(Chunk(slot, tokens, shared))
+        self._prefill(whole)
+        for first, slot, shared in copies:
+            self.decoder.cache.move(first, slot, shared)
+        self._prefill(rest)
 
     # --- decoding ---
 
@@ -246,7 +258,8 @@ class Engine:
             int(positions.max()) + 1,
         )
         if self._batch is None:
-            self._batch = self._sampling_batch()
+            columns = running.temperature[:count], running.top_k[:count], running.top_p[:count]
+            self._batch = sampling_batch(*columns, vocab=self.decoder.spec.vocab_size, device=device)
         rows, forbidden = running.forbidden()
         if len(rows):
             logits[torch.from_numpy(rows).to(device), torch.from_numpy(forbidden).to(device)] = float("-inf")
@@ -257,26 +270,6 @@ class Engine:
         self._tell_streams()
         for slot in ended:
             self._end(slot)
-
-    def _sampling_batch(self) -> SamplingBatch:
-        running, device = self.running, self.decoder.device
-        count = len(running)
-        temperature = running.temperature[:count]
-        greedy = temperature == 0
-        inverse = 1 / np.where(greedy, np.float32(1), temperature)
-        top_k, top_p = running.top_k[:count], running.top_p[:count]
-        vocab = self.decoder.spec.vocab_size
-        truncated = ~greedy & ((top_p < 1) | ((top_k > 0) & (top_k < vocab)))
-        top_k = np.where(truncated & (top_k > 0), top_k, vocab)[:, None]
-        top_p = np.where(truncated & (top_p < 1), top_p, 2.0)[:, None]
-        return SamplingBatch(
-            inverse_temperature=torch.from_numpy(inverse[:, None]).to(device)
-            if (inverse != 1).any()
-            else None,
-            greedy=torch.from_numpy(greedy).to(device) if greedy.any() else None,
-            top_k=torch.from_numpy(top_k).to(device) if truncated.any() else None,
-            top_p=torch.from_numpy(top_p).to(device) if truncated.any() else None,
-        )
 
     def _tell_streams(self) -> None:
         running = self.running
@@ -310,7 +303,10 @@ class Engine:
         if not sequence.streamed:
             sequence.token_ids, sequence.logprobs = running.results(slot)
         self._streams.pop(sequence, None)
-        self._forget_prefix(sequence)
+        self._prefixes.remove(sequence)
+        if error is None and not self._stale_cache and sequence not in self._of_mixed_weights:
+            self._keep(sequence)
+        self._of_mixed_weights.discard(sequence)
         moved_from = running.remove(slot)
         if moved_from is not None:
             self.decoder.cache.move(moved_from, slot, int(running.position[slot]))
@@ -323,12 +319,17 @@ class Engine:
         self.counters[f"finished_{reason}"] += 1
         self._news.append(sequence)
 
-    def _forget_prefix(self, sequence: Sequence) -> None:
-        siblings = self._prefixes.get(sequence.prompt_ids)
-        if siblings is not None:
-            siblings.pop(sequence, None)
-            if not siblings:
-                del self._prefixes[sequence.prompt_ids]
+    def _keep(self, sequence: Sequence) -> None:
+        """Keep the keys and values of a sequence that ends, for prompts that go on from it."""
+        length = int(self.running.position[sequence.slot])
+        kept = self._kept.keep(tuple(self.running.tokens[sequence.slot, :length].tolist()))
+        if kept is not None:
+            self.decoder.cache.move(sequence.slot, kept, length)
+
+    def _forget_prefixes(self) -> None:
+        self._prefixes.clear()
+        self._kept.clear()
+        self._begun = None
 
     def _abort(self, sequences: tuple[Sequence, ...]) -> None:
         for sequence in sequences:
@@ -337,12 +338,17 @@ class Engine:
             if sequence.slot >= 0:
                 self._finish(sequence.slot, "abort")
             else:
+                if sequence is self.waiting[0]:
+                    self._begun = None
                 self.waiting.remove(sequence)
                 self._close(sequence, "abort")
 
     def _fail_running(self, error: str) -> None:
         for slot in reversed(range(len(self.running))):
             self._finish(slot, "abort", error)
+        if self._begun is not None:
+            self._begun = None
+            self._close(self.waiting.popleft(), "abort", error)
 
     def _flush_news(self) -> None:
         if self._news:
@@ -372,9 +378,15 @@ class Engine:
         self._clear_cache = True
 
     def _install_weights(self, checkpoint: Checkpoint, version: int) -> None:
-        self._prefixes.clear()
-        self._stale_cache = self._stale_cache or self._clear_cache
+        self._forget_prefixes()
+        if self._clear_cache:
+            self._stale_cache = True
+        else:
+            self._of_mixed_weights.update(self.running.sequences)
         self.decoder.weights.load(checkpoint)
+        self._name_version(version)
+
+    def _name_version(self, version: int) -> None:
         self.version = version
         for slot, sequence in enumerate(self.running.sequences):
             sampled = int(self.running.position[slot]) + 1 - len(sequence.prompt_ids)

@@ -6,13 +6,14 @@ unknown field is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from buckeye.errors import UsageError
+from buckeye.inference.messages import ChatMessage, tools_problem
 
 TokenIds = list[Annotated[int, Meta(ge=0)]]
 Count = Annotated[int, Meta(ge=1, le=1024)]
@@ -22,15 +23,23 @@ TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1)]
 MaxTokens = Annotated[int, Meta(ge=1)]
 MinTokens = Annotated[int, Meta(ge=0)]
+Stops = Annotated[list[str], Meta(max_length=64)]
+StopTokenIds = Annotated[TokenIds, Meta(max_length=256)]
+Tools = Annotated[
+    list[dict[str, Any]], Meta(extra_json_schema={"items": {"$ref": "#/components/schemas/Tool"}})
+]
+"""Checked, and kept as they were sent: chat templates write them in the order of their keys."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
     "functions": ([],),
     "include_stop_str_in_output": (False,),
     "logit_bias": ({},),
     "min_p": (0,),
+    "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "presence_penalty": (0,),
     "prompt_logprobs": (),
@@ -44,7 +53,18 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that are accepted with these values (or null) only, because they mean nothing then."""
 
-_IGNORED = frozenset({"metadata", "priority", "service_tier", "store", "user"})
+_IGNORED = frozenset(
+    {
+        "metadata",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
 """Fields that never change the result."""
 
 
@@ -58,7 +78,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_k: TopK | None = None
     n: Count | None = None
     seed: Seed | None = None
-    stop_token_ids: TokenIds | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool = False
 
 
@@ -78,10 +98,12 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool = False
 
 
-class StreamOptions(msgspec.Struct, kw_only=True):
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`stream_options` of a streaming request."""
 
     include_usage: bool = False
+    include_obfuscation: bool = False
+    """Accepted and ignored: nothing is obfuscated."""
 
 
 class TextRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
@@ -89,11 +111,15 @@ class TextRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
 
     model: str | None = None
     request_id: str | None = None
-    stop: str | list[str] | None = None
+    stop: str | Stops | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_weight_versions: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("`stream_options` is for requests with `stream`: true")
 
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings, empty ones left out."""
@@ -111,10 +137,56 @@ class CompletionRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
 class ChatRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: list[ChatMessage]
+    tools: Tools | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_conversation(self.messages, self.tools)
+        if self.tool_choice not in (None, "auto", "none"):
+            raise ValueError(
+                "`tool_choice` may be auto or none: this server cannot force a call, because it does not "
+                "constrain what is sampled"
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("`top_logprobs` is for requests with `logprobs`: true")
+
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model is shown: none where `tool_choice` is none, so it cannot call any."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize: a text as `prompt`, or `messages` as the chat template writes them."""
+
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: Tools | None = None
+    model: str | None = None
+    add_special_tokens: bool = True
+    """Of a `prompt`; messages have those that the chat template writes."""
+    add_generation_prompt: bool = True
+    return_token_strs: bool | None = None
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either `prompt` or `messages`")
+        if self.messages is not None:
+            _check_conversation(self.messages, self.tools)
+        elif self.tools:
+            raise ValueError("`tools` go with `messages`")
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize."""
+
+    tokens: TokenIds
+    model: str | None = None
 
 
 class UpdateInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -133,6 +205,12 @@ class FinishUpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     """POST /finish_weight_update."""
 
     weight_version: str | int | None = None
+
+
+class WeightVersionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /update_weight_version."""
+
+    new_version: str | int
 
 
 class InitTransferRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -156,6 +234,12 @@ class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     request_ids: list[str] | None = None
 
 
+class AdapterRequest(msgspec.Struct, kw_only=True):
+    """POST /load_lora_adapter and /unload_lora_adapter."""
+
+    lora_name: str
+
+
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
 
@@ -170,6 +254,14 @@ def parse(body: bytes, kind: type[RequestT]) -> RequestT:
         raise UsageError(f"Bad request: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"The body is not valid JSON: {error}") from error
+
+
+def _check_conversation(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None) -> None:
+    """Raise ValueError, which the conversion turns into the answer."""
+    if not messages:
+        raise ValueError("`messages` is empty")
+    if problem := tools_problem(tools or ()):
+        raise ValueError(problem)
 
 
 def _without_neutral(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:

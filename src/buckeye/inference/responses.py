@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -13,14 +13,23 @@ from starlette.types import Receive, Scope, Send
 
 from buckeye.errors import InferenceError
 
+_ERROR_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "internal_error",
+    503: "service_unavailable_error",
+}
 
-def json_response(content: Any, status_code: int = 200) -> Response:
+
+def json_response(content: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON response."""
-    return Response(msgspec.json.encode(content), status_code=status_code, media_type="application/json")
+    return Response(msgspec.json.encode(content), status_code, headers, "application/json")
 
 
-def error_content(message: str, status_code: int, kind: str = "invalid_request_error") -> dict[str, Any]:
+def error_content(message: str, status_code: int) -> dict[str, Any]:
     """An error in OpenAI's form."""
+    kind = _ERROR_TYPES.get(status_code, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": status_code}}
 
 
@@ -45,7 +54,7 @@ class EventStream(Response):
         except ClientDisconnect:
             return
         except InferenceError as error:
-            await _send_event(send, msgspec.json.encode(error_content(str(error), 500, "internal_error")))
+            await _send_event(send, msgspec.json.encode(error_content(str(error), 500)))
         await _send_event(send, b"[DONE]")
         await send({"type": "http.response.body", "body": b""})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,32 @@ class SamplingBatch:
     greedy: torch.Tensor | None
     top_k: torch.Tensor | None
     top_p: torch.Tensor | None
+
+
+def sampling_batch(
+    temperature: npt.NDArray[np.float32],
+    top_k: npt.NDArray[np.int64],
+    top_p: npt.NDArray[np.float64],
+    *,
+    vocab: int,
+    device: torch.device,
+) -> SamplingBatch:
+    """The settings of B sequences as tensors; a `top_k` of 0 or less and a `top_p` of 1 truncate nothing."""
+    greedy = temperature == 0
+    inverse = 1 / np.where(greedy, np.float32(1), temperature)
+    truncated = ~greedy & ((top_p < 1) | ((top_k > 0) & (top_k < vocab)))
+    top_k = np.where(truncated & (top_k > 0), top_k, vocab)
+    top_p = np.where(truncated & (top_p < 1), top_p, 2.0)
+
+    def column(values: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values[:, None]).to(device)
+
+    return SamplingBatch(
+        inverse_temperature=column(inverse) if (inverse != 1).any() else None,
+        greedy=torch.from_numpy(greedy).to(device) if greedy.any() else None,
+        top_k=column(top_k) if truncated.any() else None,
+        top_p=column(top_p) if truncated.any() else None,
+    )
 
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from buckeye.envs.base import FinishReason
 from buckeye.inference.sampling import mix
-from buckeye.inference.types import Generation, SamplingParams
+from buckeye.inference.types import FinishReason, Generation, SamplingParams
 
 _NO_TOKEN = -1
 
@@ -88,6 +87,12 @@ class RunningSequences:
     def free(self) -> int:
         """Slots not in use."""
         return self.slots - len(self.sequences)
+
+    @property
+    def usage(self) -> float:
+        """The share of all positions that the running sequences hold."""
+        used = int(self.position[: len(self)].sum()) + len(self)
+        return used / (self.slots * self.max_len)
 
     def add(self, sequence: Sequence) -> int:
         """Give a sequence the next slot. Its prompt is shorter than `max_len`."""

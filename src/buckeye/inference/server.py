@@ -33,14 +33,16 @@ from buckeye.inference.sequences import Sequence
 from buckeye.inference.service import Service
 from buckeye.inference.vllm.interpreter import Vllm, find_vllm, require_vllm
 from buckeye.inference.vllm.server import serve_vllm
-from buckeye.inference.weights import Checkpoint, Weights
+from buckeye.inference.weights import Checkpoint, Weights, auto_dtype
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.process import cpu_threads, die_with_parent
 
 log = logging.getLogger(__name__)
 
 _HTTP_START_TIMEOUT = 30.0
-_HTTP_STOP_TIMEOUT = 5
+_DRAIN_SECONDS = 4.0  # the launcher kills what has not ended ten seconds after SIGTERM
+_DRAIN_POLL_SECONDS = 0.02
+_HTTP_STOP_TIMEOUT = 4
 _GIL_SWITCH_SECONDS = 0.0002
 
 
@@ -52,13 +54,14 @@ def run_inference(config: InferenceConfig) -> None:
     _on_stop_signal(lambda: sys.exit(0))
     log.info("Starting inference server")
     api_key = _api_key(config)
+    listener = _bind(config.server.host or "127.0.0.1", config.server.port)
     directory = model_directory(config.model.name)
     vllm = _vllm(config)
     if vllm is not None:
+        listener.close()  # the port is free: what answers on it from now on is ours
         cpu = _device(config.model.device).type == "cpu"
         serve_vllm(config, vllm, directory, key=api_key, cpu=cpu)
         return
-    listener = _bind(config.server.host or "127.0.0.1", config.server.port)
     engine = load_engine(config, directory)
     service = Service(
         engine,
@@ -70,7 +73,7 @@ def run_inference(config: InferenceConfig) -> None:
     )
     http = HttpThread(service, listener, api_key=api_key)
     http.start()
-    _on_stop_signal(engine.stop)
+    _on_stop_signal(http.drain)
     host, port = listener.getsockname()[:2]
     log.log(
         SUCCESS,
@@ -104,7 +107,6 @@ def _vllm(config: InferenceConfig) -> Vllm | None:
 def load_engine(config: InferenceConfig, directory: Path) -> Engine:
     """The engine for the model in `directory`, with the settings of `config`."""
     device = _device(config.model.device)
-    dtype = _dtype(config.model.dtype, device)
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads())
     spec = read_spec(directory)
@@ -112,18 +114,21 @@ def load_engine(config: InferenceConfig, directory: Path) -> Engine:
     if config.model.max_model_len and max_len < config.model.max_model_len:
         log.warning("The model has %d positions; max_model_len is cut to that", max_len)
     checkpoint = Checkpoint(directory)
+    named = config.model.dtype
+    dtype = auto_dtype(checkpoint, device) if named == "auto" else getattr(torch, named)
     weights = Weights(spec, dtype=dtype, device=device)
     weights.check(checkpoint)
     weights.load(checkpoint)
     slots = count_slots(
         spec,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=2 * config.max_num_seqs,  # as many again for what is kept of earlier turns
         max_len=max_len,
         dtype=dtype,
         device=device,
         budget_gb=config.kv_cache_gb,
     )
-    cache = KVCache(spec, slots=slots, max_len=max_len, dtype=dtype, device=device)
+    running = min(slots, config.max_num_seqs)
+    cache = KVCache(spec, slots=running, spare=slots - running, max_len=max_len, dtype=dtype, device=device)
     return Engine(Decoder(spec, weights, cache))
 
 
@@ -145,6 +150,7 @@ class HttpThread:
         self._listener = listener
         self.failed = False
         """Whether it has ended without being asked to."""
+        self._service = service
         self._engine = service.engine
         self._engine.deliver = self._deliver
         self._loop = asyncio.new_event_loop()
@@ -161,6 +167,26 @@ class HttpThread:
             if time.monotonic() > deadline or not self._thread.is_alive():
                 raise InferenceError(f"The HTTP server did not start within {_HTTP_START_TIMEOUT:g} s.")
             time.sleep(0.005)
+
+    def drain(self) -> None:
+        """Refuse new requests, give those that are open some seconds to finish, then stop the engine. Called
+        a second time, stop it at once. May be called from a signal handler."""
+        if self._service.draining:
+            self._engine.stop()
+            return
+        self._service.draining = True
+        self._drained = asyncio.run_coroutine_threadsafe(self._drain(), self._loop)
+
+    async def _drain(self) -> None:
+        service, deadline = self._service, time.monotonic() + _DRAIN_SECONDS
+        if service.requests:
+            log.info("Stopping: finishing %d requests, at most %g s", len(service.requests), _DRAIN_SECONDS)
+        # while the engine is paused nothing can finish
+        while service.requests and not self._engine.is_paused and time.monotonic() < deadline:
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        if service.requests:
+            log.warning("Stopping: %d unfinished requests are ended", len(service.requests))
+        self._engine.stop()
 
     def stop(self) -> None:
         """Answer what is open and end; returns within the deadline even if a client does not read."""
@@ -242,9 +268,3 @@ def _device(name: str) -> torch.device:
             'inference.model.device is "cuda" and PyTorch finds no GPU; use "cpu" or "auto".'
         )
     return torch.device(name)
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

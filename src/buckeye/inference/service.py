@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence as Seq
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -12,15 +14,21 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from buckeye.envs.base import Tool
 from buckeye.errors import UsageError
 from buckeye.inference.engine import Engine
+from buckeye.inference.messages import ChatMessage
 from buckeye.inference.protocol import Sampling
-from buckeye.inference.render import ChatRenderer
+from buckeye.inference.render import ChatRenderer, Conversation
 from buckeye.inference.sequences import Sequence
 from buckeye.inference.types import SamplingParams
 
 _COOLEST = 0.01
 _MAX_SEQUENCES = 16384
+_MAX_WAITING = 16384
+_RETRY_SECONDS = 1
+# Special tokens in some models; they say where reasoning and calls are.
+_SHOWN_TOKENS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 
 
 class Service:
@@ -42,7 +50,12 @@ class Service:
         self.checksum = checksum
         self.spec = engine.decoder.spec
         self.max_len = engine.decoder.cache.max_len
+        self.created = int(time.time())
         self.requests: dict[str, Seq[Sequence]] = {}
+        self.draining = False
+        """Whether the server is about to end: what it has begun is finished, nothing new is begun."""
+        self.unfinished = 0
+        """Sequences of the requests that are open."""
         self._renderer = renderer
         self._seeds = random.Random(seed)
 
@@ -62,8 +75,7 @@ class Service:
         """The text of tokens, special ones left out; empty without a tokenizer."""
         if self._renderer is None:
             return ""
-        tokenizer = self._renderer.tokenizer
-        return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self._renderer.decode([token for token in ids if token not in self._hidden])
 
     def token_text(self, token_id: int) -> str:
         """The text of one token, `token_id:<id>` without a tokenizer."""
@@ -72,7 +84,7 @@ class Service:
     def prompts(self, prompt: str | list[Any]) -> list[list[int]]:
         """The token ids of every prompt of a completion request."""
         if isinstance(prompt, str):
-            return [self.renderer.tokenizer.encode(prompt)]
+            return [self.encode(prompt)]
         if not prompt:
             raise UsageError("Bad request: `prompt` is empty.")
         kind: Any = {str: list[str], list: list[list[int]], int: list[int]}.get(type(prompt[0]))
@@ -83,8 +95,59 @@ class Service:
                 "Bad request: `prompt` must be a text, token ids, or a list of texts or of token id lists."
             ) from error
         if isinstance(prompt[0], str):
-            return [self.renderer.tokenizer.encode(text) for text in prompts]
+            return [self.encode(text) for text in prompts]
         return prompts if isinstance(prompt[0], list) else [prompts]
+
+    def conversation(self, messages: Seq[ChatMessage], tools: Seq[Tool]) -> Conversation:
+        """The prompt of a chat. Raises `UsageError` if the chat template refuses."""
+        return self.renderer.render(self.plain_messages(messages), tools)
+
+    def plain_messages(self, messages: Seq[ChatMessage]) -> list[dict[str, Any]]:
+        """Messages as chat templates take them. Raises `UsageError` if they cannot fit."""
+        plain = [message.plain() for message in messages]
+        self._check_characters(sum(len(message["content"]) for message in plain))
+        return plain
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """The token ids of a text; `special`: with those that the tokenizer puts around one."""
+        self._check_characters(len(text))
+        return self.renderer.tokenizer.encode(text, add_special_tokens=special)
+
+    def check_ids(self, ids: Seq[int]) -> None:
+        """Refuse token ids that the model does not have."""
+        if ids and (min(ids) < 0 or max(ids) >= self.spec.vocab_size):
+            raise UsageError(f"There is a token id outside the vocabulary of {self.spec.vocab_size}.")
+
+    def _check_characters(self, count: int) -> None:
+        """Refuse a text that cannot fit before it costs seconds to find out how many tokens it has."""
+        if count > self.max_len * self._longest_token:
+            raise UsageError(
+                f"The prompt has {count} characters; the context is {self.max_len} tokens of at most "
+                f"{self._longest_token} characters each."
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self.renderer.tokenizer.get_vocab()))
+
+    @cached_property
+    def _hidden(self) -> frozenset[int]:
+        """Special tokens, which are no text."""
+        known = self.renderer.tokenizer.added_tokens_decoder
+        return frozenset(
+            token for token, added in known.items() if added.special and added.content not in _SHOWN_TOKENS
+        )
+
+    def admit(self, request_id: str, sequences: Seq[Sequence]) -> None:
+        """Refuse what cannot be taken in now: 503 while the server is ending, 429 if too much waits."""
+        retry = {"Retry-After": str(_RETRY_SECONDS)}
+        if self.draining:
+            raise HTTPException(503, "This server is shutting down.", headers=retry)
+        if self.unfinished and self.unfinished + len(sequences) > self.engine.running.slots + _MAX_WAITING:
+            message = f"{self.unfinished} sequences are waiting or running already; try again later."
+            raise HTTPException(429, message, headers=retry)
+        if request_id in self.requests:
+            raise UsageError(f"A request with `request_id` = {request_id!r} is running already.")
 
     def sequences(
         self, prompts: Seq[Seq[int]], sampling: Sampling, *, max_tokens: int, streamed: bool
@@ -138,16 +201,16 @@ class Service:
                 f"The prompt has {len(prompt)} tokens; the context is {self.max_len}, so at most "
                 f"{self.max_len - 1} fit."
             )
-        if min(prompt) < 0 or max(prompt) >= self.spec.vocab_size:
-            raise UsageError(f"The prompt has a token id outside the vocabulary of {self.spec.vocab_size}.")
+        self.check_ids(prompt)
         return tuple(prompt)
 
 
 class Submission:
     """Sequences in the engine's hands for as long as the `async with` lasts; what is unfinished then, because
-    the client has left or the handler was cancelled, is aborted."""
+    the client has left or the handler was cancelled, is aborted. Raises what `Service.admit` raises."""
 
     def __init__(self, service: Service, request_id: str, sequences: Seq[Sequence], request: Request) -> None:
+        service.admit(request_id, sequences)
         self._service = service
         self._id = request_id
         self._sequences = sequences
@@ -159,6 +222,7 @@ class Submission:
         for sequence in self._sequences:
             sequence.on_news = self._news.set
         self._service.requests[self._id] = self._sequences
+        self._service.unfinished += len(self._sequences)
         self._service.engine.submit(self._sequences)
         self._watcher = asyncio.create_task(self._watch_client())
         return self
@@ -168,6 +232,7 @@ class Submission:
     ) -> None:
         self._watcher.cancel()
         self._service.requests.pop(self._id, None)
+        self._service.unfinished -= len(self._sequences)
         unfinished = [sequence for sequence in self._sequences if sequence.finish_reason is None]
         if unfinished:
             self._service.engine.abort(unfinished)

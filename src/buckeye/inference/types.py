@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from buckeye.envs.base import FinishReason
+FinishReason = Literal["stop", "length", "abort"]
+"""Why a sequence ended: by a stop token, at a limit, or given up by the server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,9 @@ from buckeye.inference.architecture import ModelSpec
 from buckeye.storage import read_json
 
 
+_BFLOAT16_PARAMETERS = 5_000_000
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerWeights:
     """One layer. Matrices are [out, in]. `qk_norm` is [query heads + key heads, head_dim]."""
@@ -68,6 +71,16 @@ class Checkpoint:
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor, on the CPU, as it is stored."""
         return self._files[name].get_tensor(name)
+
+
+def auto_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    """What to compute in where nothing is asked for: bfloat16 on a GPU; on a CPU float32, which agrees with
+    the trainer to the last digits, unless the model is large and the processor multiplies in bfloat16."""
+    if device.type != "cpu":
+        return torch.bfloat16
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    large = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names) >= _BFLOAT16_PARAMETERS
+    return torch.bfloat16 if fast and large else torch.float32
 
 
 class Weights:

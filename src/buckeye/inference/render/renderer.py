@@ -99,6 +99,11 @@ class ChatRenderer:
             parsed = self._parse_text(conversation, self.decode(self._without_stop(sampled_ids)))
         return message_of(parsed, first_call=count_calls(conversation.messages))
 
+    def parse_text(self, conversation: Conversation, text: str) -> dict[str, Any]:
+        """As `parse`, for a reply of which only the text is left, because a stop string has cut it off."""
+        parsed = self._parse_text(conversation, text)
+        return message_of(parsed, first_call=count_calls(conversation.messages))
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, special tokens recognised, none added."""
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -123,8 +128,10 @@ class ChatRenderer:
             return None
         end, _ = self.template.end_of_turn
         written, found, rest = text.partition(end)
-        kept = (reply.get("content") or "", reply.get("reasoning_content") or "")
-        if not found or not all(part.strip() in written for part in kept):
+        content, reasoning = ((reply.get(key) or "").strip() for key in ("content", "reasoning_content"))
+        # Reasoning stands before the content, which may well contain the same words.
+        before = written.rpartition(content)[0] if content else written
+        if not found or content not in written or reasoning not in before:
             return None
         return end, rest
 

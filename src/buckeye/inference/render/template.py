@@ -126,9 +126,12 @@ def _readable(message: Message) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return readable
-    if not all(call["function"]["name"] for call in calls):
+    with_objects = [_with_object(call) for call in calls]
+    if not all(
+        call["function"]["name"] and isinstance(call["function"]["arguments"], dict) for call in with_objects
+    ):
         return fold_calls(readable)
-    return {**readable, "tool_calls": [_with_object(call) for call in calls]}
+    return {**readable, "tool_calls": with_objects}
 
 
 def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,110 @@
+"""Chat messages and tools as OpenAI's API has them, checked before a chat template sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+
+class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One part of a message's content. Pictures and sounds are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What was called; `arguments` is JSON text, or what was written in its place."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A call that the assistant has made. `index` is what accumulated streams leave behind."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One message. Fields that only other servers fill may be there, empty: clients send back what they
+    got."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same under vLLM's name."""
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: list[Any] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """The message for a chat template: content as one text, empty fields left out."""
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        # developer is OpenAI's newer word for system, which few templates know
+        plain: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": content or "",
+        }
+        optional = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+        }
+        plain |= {name: value for name, value in optional.items() if value is not None}
+        if self.tool_calls:
+            plain["tool_calls"] = [_plain_call(call) for call in self.tool_calls]
+        return plain
+
+
+class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a tool is called, what it does, and the JSON Schema of its arguments. The schema is shown to the
+    model and not enforced, with `strict` or without."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+    def __post_init__(self) -> None:
+        if not self.function.name:
+            raise ValueError("a tool needs a name")
+
+
+class _Tools(msgspec.Struct):
+    tools: list[Tool]
+
+
+def tools_problem(tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """What is wrong with a list of tools; None if nothing is."""
+    try:
+        checked = msgspec.convert({"tools": list(tools)}, _Tools)
+    except msgspec.ValidationError as error:
+        return str(error)
+    names = [tool.function.name for tool in checked.tools]
+    double = next((name for name in names if names.count(name) > 1), None)
+    return f"`tools` has two of the name {double!r}" if double else None
+
+
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id, "type": call.type, "function": function}

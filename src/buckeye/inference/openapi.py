@@ -1,0 +1,69 @@
+"""The server's own description, /openapi.json, made of the requests that it parses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+import buckeye
+from buckeye.inference.messages import Tool
+from buckeye.inference.responses import json_response
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method of one path: what it does, what its body must be, its query parameters' schemas."""
+
+    method: str
+    path: str
+    handler: Any
+    body: type[msgspec.Struct] | None = None
+    query: Mapping[str, Any] = field(default_factory=dict)
+
+
+class OpenApi:
+    """Serves the description of some endpoints."""
+
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        endpoints = list(endpoints)
+        bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
+        refs, components = msgspec.json.schema_components(
+            [*bodies, Tool], ref_template="#/components/schemas/{name}"
+        )
+        schemas = dict(zip(bodies, refs, strict=False))
+        paths: dict[str, Any] = {}
+        for endpoint in endpoints:
+            schema = schemas.get(endpoint.body) if endpoint.body else None
+            paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schema)
+        self._document = {
+            "openapi": "3.1.0",
+            "info": {"title": "Buckeye inference", "version": buckeye.__version__},
+            "paths": paths,
+            "components": {"schemas": components},
+        }
+
+    async def answer(self, request: Request) -> Response:
+        """The description, in OpenAPI 3.1."""
+        return json_response(self._document)
+
+
+def _operation(endpoint: Endpoint, schema: Any) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "query", "schema": described} for name, described in endpoint.query.items()
+    ]
+    if "{" in endpoint.path:
+        name = endpoint.path.partition("{")[2].partition("}")[0]
+        parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+    operation: dict[str, Any] = {
+        "summary": " ".join((endpoint.handler.__doc__ or "").split()),
+        "parameters": parameters,
+        "responses": {"200": {"description": "OK"}, "4XX": {"description": "Refused, with the reason"}},
+    }
+    if schema is not None:
+        operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+    return operation

@@ -1,0 +1,154 @@
+"""An assistant's message while it is being written: reasoning and content as they come, calls at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from buckeye.inference.render import ChatRenderer, Conversation
+from buckeye.inference.render.template import opens_thinking
+
+_THINK, _END_THINK, _CALL = "<think>", "</think>", "<tool_call>"
+_WRITTEN_AS_TEXT = (None, "qwen3", "prime-qwen3", "llama-3")
+"""Families whose reasoning and calls stand in the text; of others nothing is told before the end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What has become certain of a reply. `calls` come with the last part, as the OpenAI form has them."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[dict[str, Any], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.reasoning or self.content or self.calls)
+
+
+class GrowingReply:
+    """Feed it a reply's text, in pieces of any size; the parts, put together, do not depend on the sizes.
+
+    Where tools were offered, text is held back from the point on where a call may begin.
+    """
+
+    def __init__(self, renderer: ChatRenderer, conversation: Conversation, *, first_call_only: bool) -> None:
+        family, template = renderer.family, renderer.template
+        self._renderer = renderer
+        self._conversation = conversation
+        self._first_call_only = first_call_only
+        self._as_text = (family.name if family else None) in _WRITTEN_AS_TEXT
+        self._opened = opens_thinking(conversation.text)
+        self._calls = template.call_format if conversation.tools else None
+        self._state: Literal["start", "reasoning", "content", "held"] = (
+            "start" if template.thinks else "content"
+        )
+        self._pending = ""
+        self._begun = False
+        """Whether the reasoning or content in progress has more than the line breaks it began with."""
+        self._after_reasoning = False
+        self._shown = ""
+        """The content told so far."""
+
+    def feed(self, text: str) -> Part:
+        """Take in text; returns what is certain now."""
+        self._pending += text
+        if not self._as_text:
+            return Part()
+        reasoning = content = ""
+        if self._state == "start":
+            self._start()
+        if self._state == "reasoning":
+            reasoning = self._more_reasoning()
+        if self._state == "content":
+            content = self._more_content()
+        self._shown += content
+        return Part(reasoning=reasoning, content=content)
+
+    def finish(self, text: str, sampled_ids: Sequence[int], *, cut: str | None) -> Part:
+        """Take in the last text; returns what is left to tell, and the calls. `cut` is the whole text where a
+        stop string has ended it: then the ids say more than the reply does."""
+        told, rest = self.feed(text), self._rest(sampled_ids, cut)
+        return Part(
+            reasoning=told.reasoning + rest.reasoning, content=told.content + rest.content, calls=rest.calls
+        )
+
+    def _rest(self, sampled_ids: Sequence[int], cut: str | None) -> Part:
+        if cut is None:
+            message = self._renderer.parse(self._conversation, sampled_ids)
+        else:
+            message = self._renderer.parse_text(self._conversation, cut)
+        calls = tuple(message.get("tool_calls", ()))[: 1 if self._first_call_only else None]
+        if not self._as_text:
+            reasoning = message.get("reasoning_content") or ""
+            return Part(reasoning=reasoning, content=message["content"], calls=calls)
+        if self._state == "reasoning" or (self._state == "start" and self._opened):
+            # a call that began inside reasoning has ended it
+            rest = "" if calls else self._pending
+            return Part(reasoning=rest.rstrip("\n") if self._begun else rest.strip("\n"), calls=calls)
+        return Part(content=self._beside_calls(message) if calls else self._pending, calls=calls)
+
+    def _start(self) -> None:
+        body = self._pending.lstrip()
+        if body.startswith(_THINK):
+            self._pending = body.removeprefix(_THINK)
+            self._state = "reasoning"
+        elif not _THINK.startswith(body):
+            self._state = "reasoning" if self._opened else "content"
+
+    def _more_reasoning(self) -> str:
+        self._skip_line_breaks()
+        end = self._pending.find(_END_THINK)
+        if end >= 0:
+            reasoning = self._pending[:end].rstrip("\n")
+            self._pending = self._pending[end + len(_END_THINK) :]
+            self._state, self._begun, self._after_reasoning = "content", False, True
+            return reasoning
+        markers = (_END_THINK, _CALL) if self._calls == "tagged" else (_END_THINK,)
+        end = _certain(self._pending, markers)
+        return self._release(len(self._pending[:end].rstrip("\n")))
+
+    def _more_content(self) -> str:
+        if self._after_reasoning:
+            self._skip_line_breaks()
+        if self._calls is None:
+            return self._release(len(self._pending))
+        if self._calls == "json":
+            return self._content_or_json()
+        if _CALL in self._pending:
+            self._state = "held"
+        end = _certain(self._pending, (_CALL,))
+        return self._release(len(self._pending[:end].rstrip()))
+
+    def _content_or_json(self) -> str:
+        """A reply is a call if it is one JSON object: what does not begin as one is content."""
+        body = self._pending.lstrip()
+        if not body or body.startswith("{"):
+            return ""
+        self._calls = None
+        return self._release(len(self._pending))
+
+    def _skip_line_breaks(self) -> None:
+        if not self._begun:
+            self._pending = self._pending.lstrip("\n")
+            self._begun = bool(self._pending)
+
+    def _release(self, length: int) -> str:
+        text, self._pending = self._pending[:length], self._pending[length:]
+        return text
+
+    def _beside_calls(self, message: dict[str, Any]) -> str:
+        """The content between and after the calls: what the message has and was not told yet."""
+        told = self._shown.lstrip()
+        return message["content"][len(told) :] if message["content"].startswith(told) else ""
+
+
+def _certain(text: str, markers: Sequence[str]) -> int:
+    """How much of `text` comes before the first marker, or before what may become one."""
+    found = [place for marker in markers if (place := text.find(marker)) >= 0]
+    if found:
+        return min(found)
+    for length in range(min(max(map(len, markers)) - 1, len(text)), 0, -1):
+        if any(marker.startswith(text[-length:]) for marker in markers):
+            return len(text) - length
+    return len(text)

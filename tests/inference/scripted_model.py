@@ -1,0 +1,106 @@
+"""A tiny model that says what it was taught to: some prompts, one reply for each, greedily."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from buckeye.inference.render import ChatRenderer
+
+from .chat_families import save_family
+
+FIND = {
+    "type": "function",
+    "function": {
+        "name": "find",
+        "description": "Look a word up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+CALL = '<tool_call>\n{"name": "find", "arguments": {"word": "dog"}}\n</tool_call>'
+NO_THOUGHT = "<think>\n\n</think>\n\n"
+"""Qwen3 always has this place for reasoning, and vLLM takes a reply without it for reasoning."""
+ASK_HELLO = [{"role": "user", "content": "Hello?"}]
+ASK_DOG = [{"role": "user", "content": "Find the dog."}]
+ASK_BOTH = [{"role": "user", "content": "Find it twice."}]
+ASK_HARD = [{"role": "user", "content": "Think: 2 + 2?"}]
+FOUND_DOG = [
+    *ASK_DOG,
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "call00000",
+                "type": "function",
+                "function": {"name": "find", "arguments": '{"word": "dog"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call00000", "content": "An animal."},
+]
+ASK_UNKNOWN = [{"role": "user", "content": "zebra"}]
+SCRIPT = [
+    (ASK_HELLO, (), f"{NO_THOUGHT}Hello, fox!"),
+    (ASK_DOG, (FIND,), f"{NO_THOUGHT}{CALL}"),
+    (ASK_DOG, (), f"{NO_THOUGHT}Which dog?"),
+    (ASK_BOTH, (FIND,), f"{NO_THOUGHT}I look.\n{CALL}\n{CALL}"),
+    (FOUND_DOG, (FIND,), f"{NO_THOUGHT}It is an animal."),
+    (ASK_HARD, (), "<think>\nTwo and two.\n</think>\n\nFour."),
+]
+COMPLETION = ("the quick", " brown fox")
+CONTEXT = 1024
+
+_STEPS = 300
+_ENOUGH = 0.004
+
+
+def save_scripted_model(directory: Path) -> Path:
+    """Train one with the tokenizer of the Qwen3 family, in seconds, and save it."""
+    import transformers as hf
+
+    save_family("qwen3", directory)
+    renderer = ChatRenderer(directory)
+    end = renderer.template.end_of_turn[1]
+    samples = [
+        (renderer.render(messages, tools).ids, [*renderer.encode(reply), end])
+        for messages, tools, reply in SCRIPT
+    ]
+    samples.append((renderer.encode(COMPLETION[0]), [*renderer.encode(COMPLETION[1]), end]))
+    config = hf.Qwen3Config(
+        vocab_size=len(renderer.tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=end,
+    )
+    torch.manual_seed(0)
+    model = hf.Qwen3ForCausalLM(config)
+    _teach(model, samples)
+    model.save_pretrained(directory)
+    return directory
+
+
+def _teach(model, samples) -> None:
+    width = max(len(prompt) + len(reply) for prompt, reply in samples)
+    ids = torch.zeros(len(samples), width, dtype=torch.long)
+    labels = torch.full_like(ids, -100)
+    for row, (prompt, reply) in enumerate(samples):
+        ids[row, : len(prompt) + len(reply)] = torch.tensor([*prompt, *reply])
+        labels[row, len(prompt) : len(prompt) + len(reply)] = torch.tensor(reply)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    for _ in range(_STEPS):
+        loss = model(ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < _ENOUGH:
+            return
+    raise AssertionError(f"the scripted model was not taught in {_STEPS} steps: loss {loss.item():.4f}")

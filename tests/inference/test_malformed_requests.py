@@ -1,0 +1,251 @@
+"""Requests that are no requests: each is refused or answered, none breaks the server or leaves a trace."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import httpx
+import psutil
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from .conftest import Server
+from .test_protocol import JSON
+from .test_server import generate, metric, wait_for
+
+FAST, ALL = 500, 10_000
+RAW_EVERY = 20
+MAX_GROWTH_MB = 40
+SMALL = {"max_tokens": 3, "max_completion_tokens": 3, "n": 2}
+"""What well-formed bodies ask for, so that they are answered at once."""
+SAMPLING = ("/v1/chat/completions", "/v1/completions", "/inference/v1/generate")
+
+JUNK = st.one_of(
+    JSON,
+    st.sampled_from(["", "\ud83d\ude00", "\x00", "{{ x }}", "{% for %}", "<|im_end|>", "../../etc/passwd"]),
+    st.sampled_from([2**63, 2**64, -(2**63) - 1, 10**400, -1, 0, 1.5, 1e308, -0.0]),
+    st.integers(1, 400).map(lambda depth: _nested(depth)),
+    st.integers(1, 3000).map(lambda length: ["a"] * length),
+)
+METHODS = st.sampled_from(["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "BREW"])
+HEADERS = st.dictionaries(
+    st.sampled_from(["content-type", "authorization", "accept", "x-request-id", "cookie", "expect"]),
+    st.sampled_from(["", "text/plain", "application/json; charset=utf-7", "Bearer x", "a" * 5000, "\xff"]),
+    max_size=2,
+)
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+RAW = st.one_of(
+    st.binary(max_size=200),
+    st.sampled_from(
+        [
+            POST + b"Content-Length: ten\r\n\r\n",
+            POST + b"Content-Length: -5\r\n\r\n",
+            POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+            POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+            POST + b"Transfer-Encoding: gzip\r\n\r\n{}",
+            POST + b"Content-Length: 500\r\n\r\n{",
+            b"POST /v1/completions HTTP/9.9\r\n\r\n",
+            b"GET " + b"/a" * 40_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 5000 + b"\r\n",
+            b"GET /\x00 HTTP/1.1\r\n\r\n",
+            b"GET /%ff%00%2e%2e/ HTTP/1.1\r\nHost: x\r\n\r\n",
+        ]
+    ),
+)
+
+
+def _nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+class Schema:
+    """What the server says of itself, as strategies: bodies that fit, and bodies that are spoilt."""
+
+    def __init__(self, document):
+        self._components = document["components"]["schemas"]
+        operations = [
+            (method.upper(), path, operation)
+            for path, methods in document["paths"].items()
+            for method, operation in methods.items()
+        ]
+        sampling = [operation for operation in operations if operation[1] in SAMPLING]
+        self.operations = operations + sampling * 8  # about half of all requests
+
+    def body(self, operation):
+        described = operation.get("requestBody")
+        if described is None:
+            return JUNK
+        return self.value(described["content"]["application/json"]["schema"])
+
+    def value(self, schema, depth=0):
+        """Values of a schema; deep inside, anything."""
+        if "$ref" in schema:
+            schema = self._components[schema["$ref"].rpartition("/")[2]]
+        if depth > 6:
+            return JUNK
+        if "anyOf" in schema:
+            return st.one_of([self.value(option, depth + 1) for option in schema["anyOf"]])
+        if "enum" in schema:
+            return st.sampled_from(schema["enum"])
+        if "properties" in schema:
+            return self._fields(schema, depth)
+        return self._simple(schema, depth)
+
+    def _simple(self, schema, depth):
+        kind = schema.get("type")
+        if kind == "array":
+            items = self.value(schema.get("items", {}), depth + 1)
+            return st.lists(items, max_size=3)
+        low, high = schema.get("minimum", -3), schema.get("maximum", 400)
+        simple = {
+            "null": st.none(),
+            "boolean": st.booleans(),
+            "integer": st.integers(max(low, -(2**63)), max(high, low)),
+            "number": st.floats(max(low, 0), max(high, 1)),
+            "string": st.text(max_size=8),
+            "object": st.dictionaries(st.text(max_size=5), JSON, max_size=2),
+        }
+        return simple.get(kind, JSON)
+
+    def _fields(self, schema, depth):
+        required = set(schema.get("required", ()))
+        values = {
+            name: st.just(SMALL[name]) if name in SMALL else self.value(described, depth + 1)
+            for name, described in schema["properties"].items()
+        }
+        return st.fixed_dictionaries(
+            {name: value for name, value in values.items() if name in required},
+            optional={name: value for name, value in values.items() if name not in required},
+        )
+
+
+@st.composite
+def spoilt(draw, good):
+    """A body with something wrong in it, most of the time."""
+    body = draw(good)
+    how = draw(st.integers(0, 5))
+    if isinstance(body, dict) and how <= 2:
+        names = sorted(body) or ["x"]
+        body = {**body, draw(st.sampled_from(names)): draw(JUNK)}
+    elif isinstance(body, dict) and how == 3:
+        body = {**body, draw(st.text(max_size=6)): draw(JUNK)}
+    encoded = json.dumps(body, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass")
+    if how == 4:
+        cut = draw(st.integers(0, len(encoded)))
+        encoded = encoded[:cut] + draw(st.binary(max_size=4)) + encoded[cut + draw(st.integers(0, 3)) :]
+    return encoded
+
+
+@st.composite
+def requests(draw, schema):
+    """(method, path, headers, body) of one request."""
+    method, path, operation = draw(st.sampled_from(schema.operations))
+    if "{" in path:
+        path = path.partition("{")[0] + draw(st.sampled_from(["", "x", "%2e%2e", "a/b", "%00", "é"]))
+    if draw(st.integers(0, 9)) == 0:
+        path += draw(st.sampled_from(["/", "x", "//", "?x=1", "?mode=later", "?clear_cache=maybe", "%00"]))
+    if draw(st.integers(0, 9)) == 0:
+        method = draw(METHODS)
+    body = draw(spoilt(schema.body(operation)))
+    return method, path, draw(HEADERS), body
+
+
+@pytest.fixture(scope="module")
+def hardened(chat_model, tmp_path_factory):
+    """A server of its own: what is sent here may pause it and rename its weights."""
+    running = Server(chat_model.directory, tmp_path_factory.mktemp("malformed"), max_num_seqs=8)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize(
+    "count", [FAST, pytest.param(ALL, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+def test_malformed_requests_are_refused_and_leave_nothing_behind(hardened, count):
+    process = psutil.Process(hardened.process.pid)
+    with hardened.http() as http:
+        schema = Schema(http.get("/openapi.json").json())
+        counts: dict[int, int] = {}
+        before = None
+
+        @settings(
+            max_examples=count,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(request=requests(schema), raw=RAW)
+        def send(request, raw):
+            nonlocal before
+            method, path, headers, body = request
+            status = _status(http, method, path, headers, body)
+            counts[status] = counts.get(status, 0) + 1
+            assert status in (200, 400, 401, 404, 405, 411, 413, 415, 417), (status, request)
+            number = sum(counts.values())
+            if number % RAW_EVERY == 0:
+                _send_raw(hardened.port, raw)
+            if method == "POST" and path.startswith("/pause"):
+                http.post("/resume")
+            if number == count // 4:  # by then caches and pools have their size
+                before = process.memory_info().rss, process.num_fds()
+
+        send()
+        http.post("/resume")
+        wait_for(lambda: metric(http, "vllm:num_requests_running") == 0)
+        wait_for(lambda: metric(http, "vllm:num_requests_waiting") == 0)
+        assert metric(http, "vllm:kv_cache_usage_perc") == 0
+        refused = sum(number for status, number in counts.items() if status >= 400)
+        assert refused > sum(counts.values()) / 3, counts
+        assert counts.get(200, 0) > 0, counts  # some are well-formed, so the rest is not refused unseen
+        rss, files = before
+        assert process.memory_info().rss - rss < MAX_GROWTH_MB * 2**20, counts
+        assert process.num_fds() <= files + 5
+        assert len(generate(http)[0]["token_ids"]) == 12
+    assert hardened.process.poll() is None
+    log = hardened.log.read_text()
+    assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:3000]
+
+
+def _status(http, method, path, headers, body):
+    try:
+        request = http.build_request(
+            method,
+            path,
+            content=body,
+            headers=[(k.encode(), v.encode("latin-1")) for k, v in headers.items()],
+        )
+    except (httpx.InvalidURL, ValueError):
+        return 400  # not a request that this client can send; raw sockets send worse
+    with_stream = http.send(request, stream=True)
+    try:
+        with_stream.read()
+    finally:
+        with_stream.close()
+    if with_stream.status_code >= 400 and method != "HEAD":
+        shown = with_stream.text
+        assert (
+            with_stream.headers["content-type"] != "application/json" or json.loads(shown)["error"]["message"]
+        )
+    return with_stream.status_code
+
+
+def _send_raw(port, data):
+    """Bytes on a socket: answered with 4xx, or hung up on; nothing is waited for."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+        raw.settimeout(0.2)
+        try:
+            raw.sendall(data)
+            answer = raw.recv(200)
+        except (TimeoutError, ConnectionError):
+            return
+        if answer:
+            assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 200")), answer

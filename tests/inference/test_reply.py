@@ -1,0 +1,122 @@
+"""Replies read while they are written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from buckeye.inference.render import ChatRenderer
+from buckeye.inference.reply import GrowingReply
+
+from .chat_families import FAMILIES, save_family
+from .scripted_model import ASK_DOG, CALL, FIND
+
+BARE_CALL = '{"name": "find", "parameters": {"word": "dog"}}'
+
+
+@pytest.fixture(scope="session")
+def renderers(tmp_path_factory):
+    return {name: ChatRenderer(save_family(name, tmp_path_factory.mktemp(name))) for name in FAMILIES}
+
+
+def read(renderer, pieces, *, tools=(FIND,), cut=None, first_call_only=False):
+    """What each piece has told, and all of it: (reasoning, content, calls)."""
+    reply = GrowingReply(renderer, renderer.render(ASK_DOG, tools), first_call_only=first_call_only)
+    parts = [reply.feed(piece) for piece in pieces[:-1]]
+    parts.append(reply.finish(pieces[-1], renderer.encode("".join(pieces)), cut=cut))
+    whole = (
+        "".join(part.reasoning for part in parts),
+        "".join(part.content for part in parts),
+        [call["function"]["name"] for part in parts for call in part.calls],
+    )
+    return [(part.reasoning, part.content) for part in parts], whole
+
+
+def test_content_is_told_as_it_comes(renderers):
+    parts, whole = read(renderers["qwen3"], ["It ", "is ", "a dog."])
+    assert parts == [("", "It"), ("", " is"), ("", " a dog.")]  # a space may end before a call
+    assert whole == ("", "It is a dog.", [])
+
+
+def test_reasoning_is_told_as_it_comes_and_markers_are_not(renderers):
+    pieces = ["<thi", "nk>\nTwo", " and two.", "\n</th", "ink>\n", "\nFour", "."]
+    parts, whole = read(renderers["qwen3"], pieces)
+    assert parts == [
+        ("", ""),
+        ("Two", ""),
+        (" and two.", ""),
+        ("", ""),
+        ("", ""),
+        ("", "Four"),
+        ("", "."),
+    ]
+    assert whole == ("Two and two.", "Four.", [])
+
+
+def test_a_call_is_never_told_as_text(renderers):
+    pieces = ["I look.", "\n<tool", "_call>\n", *CALL.removeprefix("<tool_call>\n")]
+    parts, whole = read(renderers["qwen3"], pieces)
+    assert parts[:3] == [("", "I look."), ("", ""), ("", "")]
+    assert whole == ("", "I look.", ["find"])
+
+
+def test_what_only_looked_like_a_call_is_content(renderers):
+    assert read(renderers["qwen3"], ["a <tool", "box>"])[1] == ("", "a <toolbox>", [])
+    assert read(renderers["llama3"], ["{", '"a": 1}'])[1] == ("", '{"a": 1}', [])
+    assert read(renderers["qwen3"], ["<tool_call>", "x"], tools=())[1] == ("", "<tool_call>x", [])
+
+
+def test_a_bare_json_call(renderers):
+    parts, whole = read(renderers["llama3"], list(BARE_CALL))
+    assert set(parts) == {("", "")}
+    assert whole == ("", "", ["find"])
+    assert read(renderers["llama3"], ["It is ", BARE_CALL])[1] == ("", f"It is {BARE_CALL}", [])
+
+
+def test_only_the_first_call_is_kept_where_one_was_asked_for(renderers):
+    assert read(renderers["qwen3"], [CALL, CALL])[1][2] == ["find", "find"]
+    assert read(renderers["qwen3"], [CALL, CALL], first_call_only=True)[1][2] == ["find"]
+
+
+def test_a_call_behind_a_stop_string_was_not_made(renderers):
+    whole = read(renderers["qwen3"], ["I look. ", ""], cut="I look. ")[1]
+    assert whole == ("", "I look. ", [])
+
+
+MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<", "tool_call>"]
+PIECES = st.sampled_from([*MARKERS, "\n", " ", "x", "I look.", CALL, BARE_CALL])
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_parts_do_not_depend_on_how_the_text_comes(renderers, data):
+    renderer = renderers[data.draw(st.sampled_from(sorted(FAMILIES)))]
+    tools = data.draw(st.sampled_from([(), (FIND,)]))
+    text = "".join(data.draw(st.lists(PIECES, max_size=6)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    _, whole = read(renderer, [text], tools=tools)
+    assert read(renderer, pieces, tools=tools)[1] == whole
+    assert read(renderer, list(text) or [""], tools=tools)[1] == whole
+
+
+WORDS = st.text("ab <>{\n", max_size=12)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_reply_is_told_as_the_renderer_reads_it(renderers, data):
+    family = data.draw(st.sampled_from(sorted(FAMILIES)))
+    renderer = renderers[family]
+    tools = data.draw(st.sampled_from([(), (FIND,)]))
+    text = data.draw(WORDS)
+    if renderer.template.thinks and data.draw(st.booleans()):
+        text = f"<think>\n{data.draw(WORDS)}\n</think>\n\n{text}"
+    if tools and renderer.template.call_format == "tagged" and data.draw(st.booleans()):
+        text += CALL * data.draw(st.integers(1, 2))
+    reasoning, content, calls = read(renderer, list(text) or [""], tools=tools)[1]
+    message = renderer.parse(renderer.render(ASK_DOG, tools), renderer.encode(text))
+    assert calls == [call["function"]["name"] for call in message.get("tool_calls", ())]
+    assert reasoning.strip() == (message.get("reasoning_content") or "").strip()
+    assert content.strip() == message["content"].strip()
