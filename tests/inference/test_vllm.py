@@ -271,12 +271,11 @@ class TestRealVllm:
         checksum = read_weights_manifest(path).checksum
         # Longer than a block of the cache: keys of the old weights would be found for a part of it.
         prompt, params = [40 + i % 200 for i in range(132)], SamplingParams(max_tokens=24, seed=1)
+        other = list(range(60, 100))
 
         async def use(client):
             before = await client.generate(prompt, params)
-            running = asyncio.create_task(
-                client.generate(prompt[:40], SamplingParams(max_tokens=110, seed=2))
-            )
+            running = asyncio.create_task(client.generate(other, SamplingParams(max_tokens=110, seed=2)))
             await asyncio.sleep(0.02)
             await client.update_weights(path, 7, checksum)
             return (
@@ -296,7 +295,7 @@ class TestRealVllm:
         assert sorted(set(running.versions)) == [0, 7]
         assert len(running.token_ids) == 110
         changed = running.versions.index(7)
-        own = new.logprobs(prompt[:40], running.token_ids)[changed:]
+        own = new.logprobs(other, running.token_ids)[changed:]
         assert torch.tensor(running.logprobs[changed:]) == pytest.approx(own, abs=1e-4)
 
     @pytest.mark.parametrize(
