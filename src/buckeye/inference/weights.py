@@ -18,7 +18,6 @@ from buckeye.errors import InferenceError
 from buckeye.inference.architecture import ModelSpec
 from buckeye.storage import read_json
 
-
 _BFLOAT16_PARAMETERS = 5_000_000
 
 
