@@ -1,0 +1,277 @@
+"""The embedded engine, over HTTP, against transformers' `generate` and continuous batching, vLLM on the CPU,
+and the limit: a bare decode loop on preallocated tensors, in one process, with no requests at all.
+
+    python benchmarks/inference.py [--quick] [--rounds 3] [--threads 2] [--model DIRECTORY ...]
+
+All have the same weights, dtype and number of threads, are alive at the same time, and are measured in turn,
+in each round in another order; ratios are medians over rounds. Every request has 32 prompt tokens and 96 new
+ones and wants the log-prob of each. vLLM is left out, with a line, where it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from inference_load import Endpoint, random_prompts, throughput
+from inference_models import MODELS, make_model
+from inference_update import UPDATE_COLUMNS, measure_updates
+
+from buckeye.errors import UsageError
+from buckeye.inference.vllm.interpreter import find_vllm
+
+START_SECONDS = 300.0
+STOP_SECONDS = 20.0
+RIVALS = Path(__file__).with_name("inference_rivals.py")
+CONCURRENCIES = (1, 16, 128)
+NAMES = {
+    "embedded": "embedded (HTTP)",
+    "generate": "`generate`",
+    "continuous": "continuous batching",
+    "vllm": "vLLM (HTTP)",
+    "bare": "bare loop",
+}
+
+
+class Contender:
+    """A process that samples. `start_seconds` is from its start to its first answer."""
+
+    def __init__(self, command: list[str], folder: Path, name: str, threads: int, **pipes: int) -> None:
+        environment = os.environ | {"BUCKEYE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+        self.log = folder / f"{name}.log"
+        self._started = time.perf_counter()
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, **({"stdout": log} | pipes), stderr=log, text=True, env=environment
+            )
+        self.start_seconds = 0.0
+
+    def answered(self) -> None:
+        """Note that the first answer has come."""
+        self.start_seconds = time.perf_counter() - self._started
+
+    def measure(self, prompts: list[list[int]], concurrency: int) -> float:
+        """Tokens a second."""
+        raise NotImplementedError
+
+    def memory(self) -> float:
+        """GB of memory of the process and its children; shared pages count in proportion (PSS)."""
+        root = psutil.Process(self.process.pid)
+        return sum(one.memory_full_info().pss for one in (root, *root.children(recursive=True))) / 1e9
+
+    def stop(self) -> None:
+        """End the process."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+    def failed(self, what: str) -> RuntimeError:
+        """The error that says what went wrong and shows the end of the log."""
+        return RuntimeError(f"{self.process.args!r} {what}:\n{self.log.read_text()[-2000:]}")
+
+
+class Server(Contender):
+    """`buckeye inference` with one of its backends."""
+
+    def __init__(self, model: Path, backend: str, folder: Path, *, dtype: str, threads: int) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        settings = {
+            "model": {"name": str(model), "dtype": dtype, "device": "cpu", "max_model_len": 1024},
+            "server": {"port": port},
+            "backend": backend,
+            "max_num_seqs": max(CONCURRENCIES),
+            "log": {"level": "warning"},
+            "output_dir": str(folder / backend),
+        }
+        config = folder / f"{backend}.json"
+        config.write_text(json.dumps(settings))
+        command = [sys.executable, "-m", "buckeye", "inference", "@", str(config)]
+        super().__init__(command, folder, backend, threads)
+        self.endpoint = Endpoint(port=port, model=str(model))
+        self._wait()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise self.failed("ended before it answered")
+            try:
+                asyncio.run(throughput(self.endpoint, [[1] * 8], 1, new_tokens=1))
+            except (OSError, asyncio.IncompleteReadError):
+                time.sleep(0.02)
+                continue
+            self.answered()
+            return
+        raise self.failed(f"did not answer within {START_SECONDS:g} s")
+
+    def measure(self, prompts: list[list[int]], concurrency: int) -> float:
+        """Tokens a second, over HTTP."""
+        return asyncio.run(throughput(self.endpoint, prompts, concurrency))
+
+
+class Rival(Contender):
+    """One of benchmarks/inference_rivals.py."""
+
+    def __init__(self, kind: str, model: Path, folder: Path, *, dtype: str, threads: int) -> None:
+        command = [sys.executable, str(RIVALS), kind, str(model), dtype, str(threads)]
+        super().__init__(command, folder, kind, threads, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._answer()
+        self.answered()
+
+    def measure(self, prompts: list[list[int]], concurrency: int) -> float:
+        """Tokens a second, as the process itself has timed them."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"prompts": prompts, "concurrency": concurrency}) + "\n")
+        self.process.stdin.flush()
+        answer = self._answer()
+        return answer["tokens"] / answer["seconds"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise self.failed("ended without an answer")
+        return json.loads(line)
+
+
+def start(model: Path, folder: Path, wanted: list[str], dtype: str, threads: int) -> dict[str, Contender]:
+    """The contenders, one after the other. The embedded engine is first and its dtype is everybody's."""
+    contenders: dict[str, Contender] = {}
+    try:
+        for kind in wanted:
+            if kind in ("embedded", "vllm"):
+                backend = "torch" if kind == "embedded" else "vllm"
+                server = Server(model, backend, folder, dtype=dtype, threads=threads)
+                contenders[kind] = server
+                if kind == "embedded":
+                    dtype = served_dtype(server.endpoint)
+            else:
+                contenders[kind] = Rival(kind, model, folder, dtype=dtype, threads=threads)
+    except BaseException:
+        stop(contenders)
+        raise
+    print(f"\n## {model.name} ({dtype}, {threads} threads)\n", flush=True)
+    return contenders
+
+
+def stop(contenders: dict[str, Contender]) -> None:
+    """End all."""
+    for contender in contenders.values():
+        contender.stop()
+
+
+def served_dtype(endpoint: Endpoint) -> str:
+    """What a server computes in."""
+    import httpx
+
+    answer = httpx.get(f"http://127.0.0.1:{endpoint.port}/weight_info", trust_env=False, timeout=30)
+    return answer.json()["dtype"]
+
+
+def compare(contenders: dict[str, Contender], vocab: int, rounds: int, concurrencies: list[int]) -> None:
+    """Print tokens a second and the embedded engine's ratio to each of the others."""
+    others = [kind for kind in contenders if kind != "embedded"]
+    print(f"| concurrency | {' | '.join(NAMES[kind] for kind in contenders)} |")
+    print(f"|---:|{'---:|' * len(contenders)}")
+    for concurrency in concurrencies:
+        speeds: list[dict[str, float]] = []
+        for number in range(rounds):
+            order = (
+                list(contenders)[number % len(contenders) :] + list(contenders)[: number % len(contenders)]
+            )
+            prompts = random_prompts(max(4, 2 * concurrency), vocab, seed=number)
+            speeds.append({kind: contenders[kind].measure(prompts, concurrency) for kind in order})
+        cells = [f"{statistics.median(s['embedded'] for s in speeds):.0f}"]
+        for kind in others:
+            speed = statistics.median(s[kind] for s in speeds)
+            ratio = statistics.median(s["embedded"] / s[kind] for s in speeds)
+            cells.append(f"{speed:.0f} ({ratio:.2f}x)")
+        print(f"| {concurrency} | {' | '.join(cells)} |", flush=True)
+    print("\nTokens a second; in brackets, how many times as fast the embedded engine is.\n")
+
+
+def describe(contenders: dict[str, Contender]) -> None:
+    """Print start-up times and memory."""
+    print("| | start to first answer, s | memory (PSS), GB |\n|---|---:|---:|")
+    for kind, contender in contenders.items():
+        print(f"| {NAMES[kind]} | {contender.start_seconds:.1f} | {contender.memory():.2f} |")
+    print(flush=True)
+
+
+def benchmark(
+    model: Path, folder: Path, wanted: list[str], given: argparse.Namespace, *, update: bool
+) -> None:
+    """All figures of one model."""
+    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
+    contenders = start(model, folder, wanted, given.dtype, given.threads)
+    try:
+        compare(contenders, vocab, given.rounds, given.concurrency)
+        describe(contenders)
+        if update:
+            embedded = contenders["embedded"]
+            assert isinstance(embedded, Server)
+            rows = asyncio.run(measure_updates(embedded.endpoint, model, folder, vocab))
+            print(f"| {' | '.join(UPDATE_COLUMNS)} |\n|{'---:|' * len(UPDATE_COLUMNS)}")
+            for row in rows:
+                print(f"| {' | '.join(row)} |")
+    finally:
+        stop(contenders)
+
+
+def contenders_here() -> list[str]:
+    """All kinds, without vLLM where it is not installed."""
+    wanted = list(NAMES)
+    try:
+        found = find_vllm()
+    except UsageError as error:
+        print(error)
+        found = None
+    if found is None:
+        print("vLLM is not installed (`buckeye vllm install`): it is left out.")
+        wanted.remove("vllm")
+    return wanted
+
+
+def main() -> None:
+    """Parse, make the models, and print Markdown."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="the smallest model, one round")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each figure (default 3)")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=int, default=cores, help="compute threads of each contender")
+    parser.add_argument("--dtype", default="auto", help="of all contenders (default: the embedded engine's)")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCIES))
+    parser.add_argument("--only", nargs="+", choices=list(NAMES), help="contenders (embedded is always one)")
+    parser.add_argument("--sizes", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--model", type=Path, nargs="+", default=[], help="further models to measure")
+    given = parser.parse_args()
+    if given.quick:
+        given.rounds, given.sizes = 1, given.sizes[:1]
+    wanted = contenders_here() if given.only is None else [k for k in NAMES if k in {"embedded", *given.only}]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for size in given.sizes:
+            benchmark(make_model(folder, size), folder, wanted, given, update=size == "3M")
+        for model in given.model:
+            benchmark(model, folder, wanted, given, update=False)
+
+
+if __name__ == "__main__":
+    main()

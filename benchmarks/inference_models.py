@@ -1,0 +1,54 @@
+"""The models of the inference benchmark: random weights, for speed does not depend on what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_QWEN3 = {"head_dim": 64, "max_position_embeddings": 1024, "tie_word_embeddings": True}
+MODELS: dict[str, dict[str, Any]] = {
+    "3M": _QWEN3
+    | {
+        "vocab_size": 2048,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "30M": _QWEN3
+    | {
+        "vocab_size": 8192,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+    # the shape of HuggingFaceTB/SmolLM2-135M, a Llama
+    "135M": {
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def make_model(folder: Path, size: str, *, seed: int = 0) -> Path:
+    """Write the model of that size and return its directory. No end-of-text token: lengths are fixed."""
+    import torch
+    import transformers as hf
+
+    fields = MODELS[size] | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    torch.manual_seed(seed)
+    llama = "head_dim" not in fields
+    config = hf.LlamaConfig(**fields) if llama else hf.Qwen3Config(**fields)
+    model = hf.LlamaForCausalLM(config) if llama else hf.Qwen3ForCausalLM(config)
+    directory = folder / size
+    model.save_pretrained(directory)
+    return directory

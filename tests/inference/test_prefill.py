@@ -1,0 +1,208 @@
+"""Prompts: computed in parts while others go on, once for all that share them, and not again for the next
+turn of a conversation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from buckeye.inference import engine as engine_module
+from buckeye.inference.architecture import read_spec
+from buckeye.inference.cache import KVCache
+from buckeye.inference.decoder import Decoder
+from buckeye.inference.engine import Engine
+from buckeye.inference.sequences import Sequence
+from buckeye.inference.types import SamplingParams
+from buckeye.inference.weights import Checkpoint, Weights, auto_dtype
+
+from .conftest import MAX_LEN, finish, make_engine
+
+PROMPT = tuple(range(20, 50))
+LONG = tuple((7 * i) % 300 for i in range(120))
+
+
+def sample(prompt=PROMPT, *, max_tokens=10, seed=0) -> Sequence:
+    return Sequence(tuple(prompt), SamplingParams(max_tokens=max_tokens, seed=seed))
+
+
+def engine_with_spare_slots(directory, spare=4) -> Engine:
+    spec, device = read_spec(directory), torch.device("cpu")
+    weights = Weights(spec, dtype=torch.float32, device=device)
+    weights.load(Checkpoint(directory))
+    cache = KVCache(spec, slots=4, spare=spare, max_len=MAX_LEN, dtype=torch.float32, device=device)
+    return Engine(Decoder(spec, weights, cache))
+
+
+def next_turn(sequence: Sequence, more=(5, 6, 7), **params) -> Sequence:
+    return sample((*sequence.prompt_ids, *sequence.token_ids, *more), **params)
+
+
+def right(model, *sequences) -> None:
+    for s in sequences:
+        assert torch.tensor(s.logprobs) == pytest.approx(model.logprobs(s.prompt_ids, s.token_ids), abs=1e-4)
+
+
+def update(engine, model, version=1, *, clear_cache=True):
+    engine.pause("keep", clear_cache=clear_cache)
+    installed = engine.install_weights(Checkpoint(model.directory), version)
+    engine.resume()
+    engine.step()
+    installed.result(timeout=0)
+
+
+@pytest.fixture
+def small_budget(monkeypatch):
+    """16 prompt tokens a step, 8 while others decode."""
+    monkeypatch.setattr(engine_module, "_PREFILL_TOKENS", 16)
+    monkeypatch.setattr(engine_module, "_PREFILL_TOKENS_WHILE_DECODING", 8)
+
+
+@pytest.mark.usefixtures("small_budget")
+def test_a_long_prompt_does_not_stop_those_that_decode(qwen3):
+    engine = make_engine(qwen3.directory)
+    short, long = sample(PROMPT[:9], max_tokens=40), sample(LONG, seed=1)
+    engine.submit([short])
+    engine.step()
+    engine.submit([long])
+    engine.step()
+    sampled = engine.counters["generation_tokens"]
+    for step in range(1, 10):
+        engine.step()
+        assert engine.counters["generation_tokens"] == sampled + step  # one by the short one in every step
+    assert len(engine.running) == 1
+    finish(engine)
+    assert engine.counters["prefill_tokens"] == 8 + 119
+    right(qwen3, short, long)
+
+
+@pytest.mark.usefixtures("small_budget")
+def test_a_prompt_in_parts_follows_its_slot_when_others_end(qwen3):
+    engine = make_engine(qwen3.directory)
+    others = [sample(PROMPT[i : i + 5], seed=i, max_tokens=2 + i) for i in range(4)]
+    long = sample(LONG, seed=9)
+    finish(engine, *others, long)
+    right(qwen3, *others, long)
+
+
+@pytest.mark.usefixtures("small_budget")
+def test_a_prompt_half_computed_can_be_aborted_and_is_begun_anew_under_new_weights(make_model):
+    old, new = make_model("qwen3"), make_model("qwen3", seed=1)
+    engine = make_engine(old.directory)
+    gone, stays = sample(LONG), sample(LONG[3:], seed=1)
+    engine.submit([gone, stays])
+    engine.step()
+    engine.step()
+    engine.abort([gone])
+    engine.step()
+    assert gone.finish_reason == "abort"
+    engine.step()
+    update(engine, new, 5)
+    finish(engine)
+    assert stays.generation().versions == [5] * 10
+    right(new, stays)
+
+
+@pytest.mark.usefixtures("small_budget")
+def test_a_prompt_that_cannot_be_computed_ends_alone(qwen3, monkeypatch):
+    engine = make_engine(qwen3.directory)
+    bad, good = sample(LONG), sample(seed=1)
+    engine.submit([bad])
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.decoder, "prefill", lambda _: torch.zeros(()).view(3))
+        engine.step()
+    assert bad.finish_reason == "abort"
+    assert "engine failed" in bad.error
+    finish(engine, good)
+    right(qwen3, good)
+
+
+def test_the_next_turn_computes_only_what_is_new(qwen3):
+    engine = engine_with_spare_slots(qwen3.directory)
+    first = sample()
+    finish(engine, first)
+    second = next_turn(first, seed=1)
+    finish(engine, second)
+    third = next_turn(second, seed=2)
+    finish(engine, third)
+    # the last sampled token was never fed: it and the three new ones, all but the last of which are prefilled
+    assert engine.counters["prefill_tokens"] == len(PROMPT) - 1 + 3 + 3
+    right(qwen3, first, second, third)
+
+
+def test_the_branches_of_a_turn_share_what_came_before(qwen3):
+    engine = engine_with_spare_slots(qwen3.directory)
+    first = sample()
+    finish(engine, first)
+    branches = [next_turn(first, seed=i) for i in range(4)]
+    finish(engine, *branches)
+    assert engine.counters["prefill_tokens"] == len(PROMPT) - 1 + 3
+    assert len({tuple(b.token_ids) for b in branches}) == 4
+    right(qwen3, *branches)
+
+
+def test_an_earlier_turn_is_not_used_under_other_weights_or_after_a_reset(make_model):
+    old, new = make_model("qwen3"), make_model("qwen3", seed=1)
+    engine = engine_with_spare_slots(old.directory)
+    first = sample()
+    finish(engine, first)
+    update(engine, new)
+    second = next_turn(first, seed=1)
+    finish(engine, second)
+    right(new, second)
+    engine.reset_prefix_cache()
+    third = next_turn(second, seed=2)
+    finish(engine, third)
+    computed = [len(s.prompt_ids) - 1 for s in (first, second, third)]
+    assert engine.counters["prefill_tokens"] == sum(computed)
+
+
+@pytest.mark.parametrize("clear_cache", [True, False])
+def test_the_turn_during_which_weights_changed(make_model, clear_cache):
+    new = make_model("qwen3", seed=1)
+    engine = engine_with_spare_slots(make_model("qwen3").directory)
+    first = sample()
+    engine.submit([first])
+    for _ in range(4):
+        engine.step()
+    update(engine, new, clear_cache=clear_cache)
+    finish(engine)
+    before = engine.counters["prefill_tokens"]
+    second = next_turn(first, seed=1)
+    finish(engine, second)
+    right(new, second)
+    again = len(second.prompt_ids) - 1 if not clear_cache else 3  # keys of mixed weights are for nobody else
+    assert engine.counters["prefill_tokens"] - before == again
+
+
+def test_spare_slots_hold_the_latest(qwen3):
+    engine = engine_with_spare_slots(qwen3.directory, spare=2)
+    turns = [sample(PROMPT[i:], seed=i) for i in range(3)]
+    for turn in turns:
+        finish(engine, turn)
+    before = engine.counters["prefill_tokens"]
+    following = [next_turn(turn, seed=7) for turn in turns]
+    for turn in reversed(following):
+        finish(engine, turn)
+    assert engine.counters["prefill_tokens"] - before == 3 + 3 + len(following[0].prompt_ids) - 1
+    right(qwen3, *following)
+
+
+def test_after_new_weights_a_shared_prompt_is_computed_once(make_model):
+    old, new = make_model("qwen3"), make_model("qwen3", seed=1)
+    engine = make_engine(old.directory)
+    group = [sample(seed=i, max_tokens=20) for i in range(5)]
+    engine.submit(group)
+    for _ in range(6):
+        engine.step()
+    before = engine.counters["prefill_tokens"]
+    update(engine, new)
+    # of each all but the last token: 29 + 6 of the first, of the others only what they sampled themselves
+    assert engine.counters["prefill_tokens"] - before == (len(PROMPT) - 1 + 6) + 4 * 5
+    finish(engine)
+    for s in group:
+        assert torch.tensor(s.logprobs[6:]) == pytest.approx(new.logprobs(PROMPT, s.token_ids)[6:], abs=1e-4)
+
+
+def test_small_models_are_computed_in_float32_on_a_cpu(qwen3):
+    assert auto_dtype(Checkpoint(qwen3.directory), torch.device("cpu")) is torch.float32
+    assert auto_dtype(Checkpoint(qwen3.directory), torch.device("cuda")) is torch.bfloat16
