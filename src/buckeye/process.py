@@ -78,7 +78,8 @@ def die_with_parent() -> None:
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
     parent = os.getppid()
-    if parent == 1 or not _alive(launcher):  # it died before the request took effect
+    orphaned = parent == 1 and launcher != 1  # in a container the launcher may be process 1 itself
+    if orphaned or not _alive(launcher):  # it died before the request took effect
         os._exit(1)
     if sys.platform != "linux":
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()

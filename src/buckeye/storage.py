@@ -102,11 +102,18 @@ def _temporary(final: Path) -> Path:
     return final.with_name(f".{final.name}.tmp-{os.getpid()}")
 
 
+def leftovers(folder: Path) -> list[Path]:
+    """What writers that were killed have left in a folder, under temporary names."""
+    return [
+        path
+        for path in folder.iterdir()
+        if (match := _TEMPORARY.match(path.name)) and not psutil.pid_exists(int(match[1]))
+    ]
+
+
 def _remove_leftovers(folder: Path) -> None:
-    for path in folder.iterdir():
-        match = _TEMPORARY.match(path.name)
-        if match and not psutil.pid_exists(int(match[1])):
-            _remove(path)
+    for path in leftovers(folder):
+        _remove(path)
 
 
 def _remove(path: Path) -> None:

@@ -190,6 +190,7 @@ SECTIONS = [
     (TrainerConfig, "--scheduler.type linear", {"warmup": 10, "decay": 10, "min_lr": 0.0}),
     (TrainerConfig, "--scheduler.type cosine", {"warmup": 10, "min_lr": 0.0}),
     (TrainerConfig, "--optim.type muon", {"lr": 1e-6, "betas1": 0.9, "betas2": 0.999}),
+    (TrainerConfig, "--optim.type adamw8bit", {"lr": 1e-6, "betas1": 0.9, "groups": []}),
     (TrainerConfig, "--optim.type sgd", {"nesterov": True, "momentum": 0.9}),
     (TrainerConfig, "--weight-broadcast.type nccl", {"host": "localhost", "port": 29501, "timeout": 1200}),
     (OrchestratorConfig, "--ckpt", {"skip_progress": False, "skip_buffer": False, "buffer_path": None}),

@@ -134,7 +134,7 @@ def test_variants_of_a_section(load):
     assert load(TrainerConfig, "--scheduler.type linear --scheduler.decay 3").scheduler.decay == 3
     buffer = load(OrchestratorConfig, "--buffer.type online-difficulty").buffer
     assert isinstance(buffer, OnlineDifficultyBufferConfig)
-    assert buffer.online_difficulty_filtering
+    assert (buffer.min_reward, buffer.max_reward) == (0.01, 0.99)
     assert load(OrchestratorConfig, "--buffer.online-difficulty-filtering").buffer.online_difficulty_filtering
 
 

@@ -44,12 +44,13 @@ IN_FILES = {
     "a setting of another variant": (
         TrainerConfig,
         "[optim]\ntype = 'sgd'\nbetas1 = 0.8\n",
-        "f.toml:3: optim.betas1: only with optim.type = adamw or muon, and it is sgd.",
+        "f.toml:3: optim.betas1: only with optim.type = adamw or adamw8bit or muon, and it is sgd.",
     ),
     "an unknown variant": (
         TrainerConfig,
         "[optim]\ntype = 'adam'\n",
-        'f.toml:2: optim.type: is "adam"; expected one of adamw, sgd, muon. Did you mean adamw?',
+        'f.toml:2: optim.type: is "adam"; expected one of adamw, adamw8bit, sgd, muon. '
+        "Did you mean adamw or adamw8bit?",
     ),
     "a section that is a value": (
         TrainerConfig,

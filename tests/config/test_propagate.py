@@ -47,6 +47,17 @@ def test_resume_and_another_step_disagree(refused_run):
     )
 
 
+def test_resume_turns_on_the_checkpoints_of_a_file(load, refused, folder):
+    """The resolved configuration of a run without checkpoints says `null`, and must still be resumable."""
+    off = '"ckpt": null, "trainer": {"ckpt": null}, "orchestrator": {"ckpt": null}'
+    folder.write("rl.json", f"{{{off}}}")
+    config = load(RLConfig, "@ rl.json --resume")
+    assert config.trainer.ckpt.resume_step == config.orchestrator.ckpt.resume_step == -1
+    assert config.ckpt is None  # nor is an interval made up
+    folder.write("both.json", f'{{"resume": true, {off}}}')
+    assert "needs checkpoints, and trainer.ckpt = None" in refused(RLConfig, "@ both.json")
+
+
 def test_a_flag_of_the_run_stands_over_the_files_of_its_processes(load, folder):
     folder.write("t.toml", 'max_steps = 9\noutput_dir = "a"\n[model]\nname = "m"\n[ckpt]\nresume_step = 3\n')
     folder.write("o.toml", 'max_steps = 8\nseq_len = 99\n[model]\nname = "n"\n')
@@ -68,6 +79,7 @@ DISAGREEMENTS = {
     "ckpt.keep = 2": "ckpt.keep = 3",
     "ckpt.resume_step = 2": "ckpt.resume_step = -1",
     'wandb.project = "a"': 'wandb.project = "b"',
+    'wandb.name = "a"': 'wandb.name = "b"',
 }
 
 
@@ -102,10 +114,13 @@ def test_log_levels_may_differ(load_run):
     assert (config.trainer.log.level, config.orchestrator.log.level) == ("debug", "warning")
 
 
-def test_names_of_wandb_runs(load_run):
-    config = load_run("--wandb.name n --wandb.offline")
-    assert (config.trainer.wandb.name, config.orchestrator.wandb.name) == ("n-trainer", "n-orchestrator")
-    assert config.trainer.wandb.offline
+def test_all_processes_are_one_wandb_run(load_run):
+    config = load_run("--wandb.name n --wandb.offline --wandb.id abc --wandb.log-extras.interval 3")
+    assert config.trainer.wandb == config.orchestrator.wandb == config.wandb
+    config = load_run("--trainer.wandb.name t --orchestrator.wandb.id abc")
+    assert (config.wandb.name, config.wandb.id, config.trainer.wandb.id) == ("t", "abc", "abc")
+    config = load_run("--trainer.wandb --orchestrator.wandb.log-extras None")
+    assert config.wandb.log_extras is None
 
 
 def test_without_inference(load):
@@ -123,6 +138,8 @@ def test_without_inference(load):
         ("--inference-gpu-ids 2,3", [2, 3], [1], 2),
         ("--inference.parallel.dp 3", [0, 1, 2], [3], 3),
         ("--inference-gpu-ids 0 --trainer-gpu-ids 0", [0], [0], 1),
+        ("--trainer.model.tp 2 --trainer.model.dp-replicate 2", [0], [1, 2, 3, 4], 1),
+        ("--trainer.model.tp 2 --inference-gpu-ids 0,1,2", [0, 1, 2], [3, 4], 3),
     ],
 )
 def test_devices(load_run, words, inference, trainer, dp):
@@ -149,6 +166,20 @@ def test_devices_that_cannot_be_shared_out(refused_run):
     assert "inference.parallel.tp: --inference.parallel.tp" in message
 
 
+def test_trainer_devices_that_cannot_be_divided(refused_run):
+    message = refused_run("--trainer-gpu-ids 1,2,3 --trainer.model.tp 2")
+    assert message.startswith(
+        "3 trainer devices cannot be divided into 1 replicas (dp_replicate) of 2 tensor-parallel ranks (tp); "
+        "give a multiple of 2."
+    )
+    assert "trainer.model.tp: --trainer.model.tp" in message
+
+
+def test_shards_that_are_wanted_and_not_wanted(refused_run):
+    message = refused_run("--trainer.model.sharding none --trainer.model.dp-replicate 2")
+    assert 'sharding = "none" and dp_replicate asks for shards' in message
+
+
 def test_a_device_given_twice(refused_run):
     message = refused_run("--trainer-gpu-ids 1,1")
     assert message == "--trainer-gpu-ids: trainer_gpu_ids = [1, 1] names a device twice."
@@ -169,3 +200,30 @@ def test_a_wrong_value_is_reported_once_where_it_was_written(refused, folder):
     assert refused(RLConfig, "--trainer --orchestrator @ o.toml") == (
         'o.toml:1: orchestrator.max_steps: is "many"; expected a whole number > 0, or None.'
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "rank"),
+    [
+        ("--trainer.model.experimental.lora", 16),
+        ("--trainer.model.experimental.lora.rank 4", 4),
+        ("--trainer.model.experimental.lora.rank 4 --inference.max-lora-rank 64", 64),
+        ("", None),
+    ],
+)
+def test_engines_have_room_for_the_adapters_that_are_trained(load_run, words, rank):
+    assert load_run(words).inference.max_lora_rank == rank
+
+
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [
+        ("", 0.9),
+        ("--inference-gpu-ids 0,1 --trainer-gpu-ids 2,3", 0.9),
+        ("--trainer-gpu-ids 0", 0.4),
+        ("--inference-gpu-ids 0,1 --trainer-gpu-ids 1", 0.4),
+        ("--trainer-gpu-ids 0 --inference.gpu-memory-utilization 0.6", 0.6),
+    ],
+)
+def test_vllm_leaves_room_on_a_shared_gpu(load_run, words, share):
+    assert load_run(words).inference.gpu_memory_utilization == share

@@ -35,9 +35,8 @@ def test_defaults_are_supported(config):
     "words",
     [
         "--model.cp 2",
-        "--model.experimental.lora",
-        "--model.experimental.lora.rank 8",
-        "--model.reduce-dtype bfloat16",
+        "--model.tp 2 --model.experimental.lora",
+        "--ckpt.weights.save-adapter-separately",
         "--model.debug.num-layers 2",
         "--data.fake",
         "--bench",
@@ -56,7 +55,7 @@ def test_what_a_trainer_refuses(refused, words):
     [
         "--buffer.easy-fraction 0.5",
         "--buffer.type difficulty-pool",
-        "--buffer.type online-difficulty --buffer.min-reward 0.1",
+        "--buffer.type online-difficulty --buffer.oversampling-factor 2",
         "--env-mix.probabilities 0.5,0.5",
         "--env-mix.strategy concatenate",
         "--no-mask-env-responses",
@@ -86,14 +85,19 @@ RUN = "--trainer --orchestrator --inference --orchestrator.rollouts-per-example 
 
 
 def test_what_is_only_said():
-    words = "--trainer.model.tp 2 --wandb --weight-broadcast.type nccl --trainer.model.fsdp-cpu-offload"
+    words = "--trainer.model.ep 2 --weight-broadcast.type nccl --trainer.model.impl custom"
     said = [warning.partition(": ")[0] for warning in _warnings(RLConfig, f"{RUN} {words}")]
     assert sorted(said) == [
-        "--trainer.model.fsdp-cpu-offload",
-        "--trainer.model.tp",
-        "--wandb",
+        "--trainer.model.ep",
+        "--trainer.model.impl",
         "--weight-broadcast.type",
     ]
+
+
+def test_vllm_has_no_modules_that_are_trained_in_full(refused):
+    words = f"{RUN} --trainer.model.experimental.lora.modules-to-save norm"
+    assert _warnings(RLConfig, words) == []
+    assert "vLLM's adapters are low-rank only" in refused(RLConfig, f"{words} --inference.backend vllm")
 
 
 def test_a_run_without_inference_says_where_it_expects_servers():
@@ -104,11 +108,14 @@ def test_a_run_without_inference_says_where_it_expects_servers():
 def test_what_is_implemented_is_silent():
     words = """--trainer.optim.type muon --trainer.scheduler.type cosine --trainer.loss.ratio-type sequence
         --trainer.loss.ratio-length-norm --trainer.loss.kl-tau 0.1 --trainer.loss.kl-mask-type masked
+        --trainer.model.experimental.lora.rank 8 --trainer.ckpt.weights.save-adapter-separately
+        --trainer.model.fsdp-cpu-offload --no-trainer.model.reshard-after-forward
+        --trainer.model.reduce-dtype bfloat16 --trainer.model.dp-replicate 2
         --trainer.model.ac --trainer.model.compile --trainer-gpu-ids 1,2 --inference.parallel.dp 2
         --inference-gpu-ids 3,4 --orchestrator.eval --orchestrator.val --orchestrator.zero-spread drop
         --orchestrator.buffer.online-difficulty-filtering --ckpt.keep 2 --ckpt.resume-step 4
         --trainer.ckpt.skip-progress --trainer.ckpt.skip-scheduler --trainer.ckpt.skip-dataloader
-        --orchestrator.advantage.std-norm global --orchestrator.oversampling-factor 1.5"""
+        --orchestrator.advantage.std-norm global --wandb --orchestrator.oversampling-factor 1.5"""
     assert _warnings(RLConfig, f"{RUN} {words}") == []
 
 

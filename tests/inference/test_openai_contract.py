@@ -183,6 +183,34 @@ def test_logprobs_of_a_chat(client, name):
     assert bytes(content[0].bytes).decode() == content[0].token
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_top_logprobs_of_a_chat(client, name, stream):
+    answer = client.chat.completions.create(
+        model=name, messages=ASK_HELLO, logprobs=True, top_logprobs=3, stream=stream, **GREEDY
+    )
+    choices = [c for chunk in answer for c in chunk.choices] if stream else answer.choices
+    content = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
+    assert len(content) == REPLY_TOKENS
+    for entry in content:
+        first, *others = entry.top_logprobs
+        assert len(others) == 2
+        assert (first.token, first.bytes) == (entry.token, entry.bytes)
+        assert first.logprob == pytest.approx(entry.logprob, abs=1e-5)
+        assert all(other.logprob < first.logprob for other in others)
+
+
+def test_top_logprobs_of_a_completion(client, name):
+    prompt, rest = COMPLETION
+    answer = client.completions.create(model=name, prompt=prompt, logprobs=2, **GREEDY)
+    logprobs = answer.choices[0].logprobs
+    assert "".join(logprobs.tokens).startswith(rest)
+    for token, logprob, top in zip(
+        logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
+    ):
+        assert len(top) >= 2
+        assert max(top.values()) == top[token] == pytest.approx(logprob, abs=1e-5)
+
+
 # --- tools and reasoning ---
 
 
@@ -218,6 +246,29 @@ def test_a_call_in_a_stream(client, name):
     (call,) = message["calls"].values()
     assert call["name"] == "find"
     assert json.loads(call["arguments"]) == {"word": "dog"}
+
+
+NAMED = {"type": "function", "function": {"name": "find"}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("choice", "finish"), [("required", "tool_calls"), (NAMED, "stop")])
+def test_a_call_can_be_forced(client, name, choice, finish, stream):
+    """The model was asked something else, and it says nothing beside the call."""
+    answer = client.chat.completions.create(
+        model=name, messages=ASK_HELLO, tools=[FIND], tool_choice=choice, stream=stream, **GREEDY
+    )
+    if stream:
+        message = joined(answer)
+        content, (call,), told = message["content"], message["calls"].values(), message["finish"]
+    else:
+        (whole,) = answer.choices
+        (function,) = (one.function for one in whole.message.tool_calls)
+        content, call, told = said(whole), function.model_dump(), whole.finish_reason
+    assert content == ""
+    assert call["name"] == "find"
+    assert json.loads(call["arguments"]) == {"word": "dog"}
+    assert told == finish
 
 
 @pytest.mark.parametrize("stream", [False, True])

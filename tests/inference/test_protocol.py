@@ -15,6 +15,7 @@ from buckeye.errors import UsageError
 from buckeye.inference.protocol import ChatRequest, CompletionRequest, GenerateRequest, parse
 
 TOOL = {"type": "function", "function": {"name": "f"}}
+OTHER = {"type": "function", "function": {"name": "other"}}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -44,11 +45,16 @@ def test_neutral_and_ignored_fields_are_accepted():
         (ChatRequest, {"messages": "hi"}, "messages"),
         (ChatRequest, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
         (ChatRequest, {"messages": MESSAGES, "tools": [TOOL, TOOL]}, "two of the name 'f'"),
-        (ChatRequest, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        (ChatRequest, {"messages": MESSAGES, "tool_choice": "required"}, "tool_choice"),
+        (ChatRequest, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        (ChatRequest, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": OTHER}, "'other'"),
         (ChatRequest, {"messages": [{"role": "wizard", "content": "x"}]}, r"\$\.messages\[0\]\.role"),
         (ChatRequest, {"messages": MESSAGES, "response_format": {"type": "json_object"}}, "response_format"),
         (ChatRequest, {"messages": MESSAGES, "stream_options": {}}, "stream_options"),
         (ChatRequest, {"messages": MESSAGES, "top_logprobs": 1}, "top_logprobs"),
+        (ChatRequest, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, r"\$\.top_logprobs"),
+        (CompletionRequest, {"prompt": "x", "logprobs": -1}, r"\$\.logprobs"),
+        (GenerateRequest, {"token_ids": [1], "sampling_params": {}, "stream_options": {}}, "stream_options"),
         (CompletionRequest, {"prompt": "x", "echo": True}, "echo"),
         (GenerateRequest, {"token_ids": [-1], "sampling_params": {}}, "token_ids"),
         (GenerateRequest, {"token_ids": [1], "sampling_params": {"min_p": 0.1}}, "min_p"),

@@ -41,6 +41,12 @@ def test_ids_and_text_of_a_prompt_agree(renderer):
     assert prompt.ids == renderer.encode(prompt.text)
 
 
+def test_no_prompt_depends_on_the_clock(save_renderer):
+    """A run that goes on after midnight, or is resumed another day, asks the same."""
+    renderer = save_renderer("{{ strftime_now('%Y-%m-%d %H:%M') }} {{ date_string }}: " + CHAT_TEMPLATE)
+    assert renderer.render(QUESTION).text.startswith("2024-07-26 00:00 26 Jul 2024: <|im_start|>")
+
+
 def test_stop_tokens_are_those_of_tokenizer_generation_config_and_template(save_renderer):
     renderer = save_renderer(generation={"eos_token_id": [1]})
     text = [renderer.decode([i]) for i in renderer.stop_token_ids]

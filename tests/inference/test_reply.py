@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from buckeye.inference.render import ChatRenderer
+from buckeye.inference.render.forcing import call_opening
 from buckeye.inference.reply import GrowingReply
 
 from .chat_families import FAMILIES, save_family
@@ -31,6 +32,25 @@ def read(renderer, pieces, *, tools=(FIND,), cut=None, first_call_only=False):
         [call["function"]["name"] for part in parts for call in part.calls],
     )
     return [(part.reasoning, part.content) for part in parts], whole
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "said"), [("find", ' {"word": "dog"}}'), (None, 'find", "X": {"word": "dog"}}')]
+)
+def test_a_forced_call_is_read_from_where_the_model_goes_on(renderers, family, name, said):
+    """The opening is told by nobody; with the rest it is one call, in every family's way to write it."""
+    renderer = renderers[family]
+    conversation = renderer.render(ASK_DOG, (FIND,))
+    opening = call_opening(renderer, conversation, name)
+    assert renderer.decode(opening.ids) == opening.text
+    bare = renderer.template.call_format == "json"
+    text = said.replace("X", "parameters" if bare else "arguments") + ("" if bare else "\n</tool_call>")
+    reply = GrowingReply(renderer, conversation, opening=opening, first_call_only=True)
+    parts = [reply.feed(text[:9]), reply.finish(text[9:], renderer.encode(text), cut=None)]
+    assert [(part.reasoning, part.content) for part in parts] == [("", "")] * 2
+    (call,) = parts[-1].calls
+    assert call["function"] == {"name": "find", "arguments": '{"word": "dog"}'}
 
 
 def test_content_is_told_as_it_comes(renderers):

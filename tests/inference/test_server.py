@@ -63,12 +63,11 @@ def test_generate_returns_tokens_logprobs_and_versions(http, chat_model):
     assert [c["index"] for c in choices] == [0, 1]
     for choice in choices:
         content = choice["logprobs"]["content"]
-        assert [e["token"] for e in content] == [f"token_id:{token}" for token in choice["token_ids"]]
+        assert [e["token_id"] for e in content] == choice["token_ids"]
         expected = chat_model.logprobs(IDS, choice["token_ids"])
         assert torch.tensor([e["logprob"] for e in content]) == pytest.approx(expected, abs=1e-4)
         assert choice["finish_reason"] == "length"
         assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 12}]
-    assert generate(http, n=2, logprobs=1) == choices  # as vLLM's own clients ask
     again = generate(http, seed=4)  # member i of a request is seeded with seed + i
     assert again[0]["token_ids"] == choices[1]["token_ids"]
 
@@ -156,6 +155,43 @@ def test_a_stream_adds_up_to_the_whole(http, with_ids):
         assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["length"]
 
 
+def test_token_ids_are_streamed(http):
+    """The parts are the whole; only the last part of a sequence says how it ended."""
+    sampling = {"max_tokens": 12, "n": 2, "logprobs": 2, "seed": 3, "ignore_eos": True}
+    body = {"token_ids": IDS, "sampling_params": sampling}
+    whole = post(http, "/inference/v1/generate", **body)["choices"]
+    *parts, last = events(http, "/inference/v1/generate", **body, stream_options={"include_usage": True})
+    assert last["usage"] == {"prompt_tokens": 20, "completion_tokens": 24, "total_tokens": 44}
+    assert len({part["request_id"] for part in parts}) == 1
+    assert len(parts) > 4
+    for choice in whole:
+        mine = [p["choices"][0] for p in parts if p["choices"][0]["index"] == choice["index"]]
+        assert [token for part in mine for token in part["token_ids"]] == choice["token_ids"]
+        told = [entry for part in mine for entry in part["logprobs"]["content"]]
+        assert told == choice["logprobs"]["content"]
+        assert [part["finish_reason"] for part in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1]["finish_reason"] == "length"
+        assert mine[-1]["weight_versions"] == choice["weight_versions"]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "scale", "drawable"), [({}, 1.0, VOCAB), ({"temperature": 0.5, "top_k": 2}, 0.5, 2)]
+)
+def test_the_most_likely_tokens_are_told(http, chat_model, sampling, scale, drawable):
+    """Under the distribution that was drawn from; what could not be drawn has OpenAI's -9999."""
+    (choice,) = generate(http, logprobs=3, **sampling)
+    distributions = chat_model.next_logprobs(IDS, choice["token_ids"]) / scale
+    for entry, distribution in zip(choice["logprobs"]["content"], distributions, strict=True):
+        kept = distribution.topk(drawable)
+        expected = (kept.values - kept.values.logsumexp(-1))[:3].tolist()
+        expected += [-9999.0] * (3 - len(expected))
+        told = entry["top_logprobs"]
+        assert [one["logprob"] for one in told] == pytest.approx(expected, abs=1e-4)
+        assert [one["token_id"] for one in told][:drawable] == kept.indices[:3].tolist()
+        own = [one["logprob"] for one in told if one["token_id"] == entry["token_id"]]
+        assert own == [] or own == [pytest.approx(entry["logprob"], abs=1e-6)]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_text_and_tokens(http, stream):
     body = {"prompt": IDS, "seed": 8, "max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
@@ -204,7 +240,7 @@ def test_a_stop_token_is_a_token_but_not_text(http, tokenizer):
         ("/v1/completions", {"prompt": [1], "temperature": 0.001}, 400, "temperature"),
         ("/v1/completions", {"prompt": [1], "min_tokens": 5, "max_tokens": 2}, 400, "min_tokens"),
         ("/v1/completions", {"prompt": [1], "stop_token_ids": [VOCAB]}, 400, "stop_token_ids"),
-        ("/v1/completions", {"prompt": [1], "logprobs": 3}, 400, "sampled token only"),
+        ("/v1/completions", {"prompt": [1], "logprobs": 21}, 400, "logprobs"),
         ("/v1/completions", {"prompt": [[1]] * 20, "n": 1024}, 400, "sequences"),
         ("/v1/completions", {"prompt": [1], "model": "gpt-4"}, 404, "gpt-4"),
         ("/v1/chat/completions", {"messages": []}, 400, "empty"),
@@ -215,7 +251,6 @@ def test_a_stop_token_is_a_token_but_not_text(http, tokenizer):
             400,
             "messages[0].content[0].type",
         ),
-        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}, "stream": True}, 400, "stream"),
         ("/pause?mode=later", {}, 400, "mode"),
         ("/update_weights", {"update_info": {"path": "/nowhere"}}, 400, "manifest"),
         ("/finish_weight_update", {"weight_version": "3"}, 400, "update_weights"),
@@ -359,21 +394,6 @@ def test_the_weights_can_be_given_another_version(http):
         assert (refused.status_code, "new_version" in refused.text) == (400, True)
     finally:
         post(http, "/update_weight_version", new_version=0)
-
-
-def test_adapters_are_refused_with_a_way_out(http):
-    for route in ("/load_lora_adapter", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
-        refused = http.post(route, json={"lora_name": "a", "lora_path": "/a"})
-        assert refused.status_code == 400
-        assert "adapter merged" in refused.json()["error"]["message"]
-
-
-def test_tool_choices_that_would_constrain_the_model_are_refused(http):
-    for choice in ("required", {"type": "function", "function": {"name": "find"}}):
-        body = {"messages": [{"role": "user", "content": "fox"}], "tools": [FIND], "tool_choice": choice}
-        refused = http.post("/v1/chat/completions", json=body)
-        assert refused.status_code == 400
-        assert "tool_choice" in refused.json()["error"]["message"]
 
 
 def test_tools_are_not_shown_where_none_may_be_called(http):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
+
+from buckeye.errors import RunError
+from buckeye.run.serve import served_model
 
 from .conftest import Server, free_port
 from .test_server import IDS, events, generate, metric, post, wait_for
@@ -45,6 +50,31 @@ def test_every_metric_is_prometheus_text(http):
             assert kinds[sample[1]] == ("counter" if sample[1].endswith("_total") else "gauge")
             assert float(sample[3]) >= 0
     assert answer.text.endswith("\n")
+
+
+@pytest.mark.parametrize("asking", [True, False])
+def test_a_server_of_ones_own_that_dies_ends_the_block(chat_model, asking):
+    """At once, with how it ended: neither a request nor anything else is waited for."""
+
+    async def use():
+        async with served_model(chat_model.directory) as server:
+            (launched,) = (p for p in psutil.Process().children() if "buckeye-serve-" in str(p.cmdline()))
+            launched.kill()
+            if asking:
+                await server.chat([{"role": "user", "content": "fox"}], temperature=1.0, max_tokens=100)
+            await asyncio.sleep(600)
+
+    with pytest.raises(RunError, match="Inference 0 was ended by SIGKILL"):
+        asyncio.run(asyncio.wait_for(use(), 120))
+
+
+def test_a_block_of_ones_own_server_raises_what_it_raises(chat_model):
+    async def use():
+        async with served_model(chat_model.directory):
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match=r"^mine$"):
+        asyncio.run(use())
 
 
 def test_a_body_over_the_limit_is_refused(http, server):

@@ -70,7 +70,7 @@ def value_of(words, flag):
 
 def test_the_server_computes_what_training_needs(fake_vllm):
     words = command(fake_vllm, model={"name": "org/m"}, server={"port": 8123})
-    assert words[:3] == ["/opt/vllm/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
+    assert words[:3] == ["/opt/vllm/bin/python", "-m", "buckeye_vllm_server"]
     assert value_of(words, "--logprobs-mode") == "processed_logprobs"
     assert value_of(words, "--generation-config") == "vllm"
     assert "--enable-scale-out" in words
@@ -105,6 +105,30 @@ def test_on_a_cpu_a_prompt_is_computed_in_one_go(fake_vllm):
     assert "--no-enable-chunked-prefill" not in command(fake_vllm, cpu=False)
 
 
+def test_memory_for_keys_and_values_is_what_was_asked_for(fake_vllm):
+    flag = "--kv-cache-memory-bytes"
+    for cpu in (True, False):
+        assert value_of(command(fake_vllm, cpu=cpu, kv_cache_gb=2.5), flag) == "2500000000"
+    assert value_of(command(fake_vllm), flag) == "1000000000"  # else vLLM takes most of the RAM
+    assert flag not in command(fake_vllm, cpu=False)  # gpu_memory_utilization says it
+
+
+def test_there_is_room_for_the_adapters_that_are_trained(fake_vllm):
+    """vLLM knows some ranks only; without adapters its layers stay as they are."""
+    words = command(fake_vllm, max_lora_rank=20)
+    assert "--enable-lora" in words
+    assert value_of(words, "--max-lora-rank") == "32"
+    assert "--enable-lora" not in command(fake_vllm)
+    with pytest.raises(UsageError, match=r"inference\.max_lora_rank = 600.*up to 512"):
+        command(fake_vllm, max_lora_rank=600)
+    allowed = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+    environments = [
+        server_environment(InferenceConfig(max_lora_rank=rank), None, cpu=True, threads=1)
+        for rank in (4, None)
+    ]
+    assert [environment.get(allowed) for environment in environments] == ["1", None]
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
@@ -112,6 +136,7 @@ def test_on_a_cpu_a_prompt_is_computed_in_one_go(fake_vllm):
         ({"not_an_argument": 1}, "no argument of that name"),
         ({"logprobs_mode": "raw_logprobs"}, "set by Buckeye"),
         ({"port": 1}, r"is inference\.server\.port here"),
+        ({"max_lora_rank": 8}, r"is inference\.max_lora_rank here"),
         ({"hf_token": "x"}, "set HF_TOKEN"),
         ({"uds": "/tmp/x"}, "cannot be passed on"),
     ],
@@ -339,10 +364,42 @@ class TestRealVllm:
         assert len(family) >= 2
         os.kill(vllm_server.process.pid, signal.SIGKILL)
         vllm_server.process.wait(10)
-        deadline = time.monotonic() + 30
-        while any(_computes(process) for process in family):
-            assert time.monotonic() < deadline, [p for p in family if _computes(p)]
-            time.sleep(0.2)
+        wait_until_gone(family)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 3.0])
+def test_no_process_outlives_a_server_killed_while_it_starts(vllm_python, tied, tmp_path, seconds):
+    """Its engine waits for it for minutes otherwise. Killed some time after the engine's process began."""
+    starting = Server(tied[0].directory, tmp_path, backend="vllm", vllm_python=str(vllm_python))
+    deadline = time.monotonic() + 240
+    while len(family := psutil.Process(starting.process.pid).children(recursive=True)) < 2 or not any(
+        "spawn_main" in line for line in map(command_line, family)
+    ):
+        assert time.monotonic() < deadline, starting.log.read_text()
+        time.sleep(0.02)
+    time.sleep(seconds)
+    family = psutil.Process(starting.process.pid).children(recursive=True)
+    starting.process.kill()
+    starting.process.wait(10)
+    wait_until_gone(family)
+
+
+def wait_until_gone(family):
+    deadline = time.monotonic() + 20
+    while left := [p for p in family if (line := command_line(p)) and "resource_tracker" not in line]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+def command_line(process):
+    """Empty if the process has ended."""
+    try:
+        ended = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        return "" if ended else " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def sign_again(directory):
@@ -351,15 +408,3 @@ def sign_again(directory):
     manifest["files"] = {name: sha256_file(directory / name) for name in manifest["files"]}
     manifest["checksum"] = combined_checksum(manifest["files"])
     (directory / "manifest.json").write_text(json.dumps(manifest))
-
-
-def _computes(process):
-    try:
-        named = " ".join(process.cmdline())
-        return (
-            process.is_running()
-            and process.status() != psutil.STATUS_ZOMBIE
-            and "resource_tracker" not in named
-        )
-    except psutil.Error:
-        return False

@@ -1,15 +1,21 @@
 """Groups in flight: capacity, staleness, retries, drops, and a state from which a run goes on exactly."""
 
 import asyncio
+import json
+import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.envs.base import Outcome
 from buckeye.errors import RunError
 from buckeye.inference.client import SamplingParams
-from buckeye.orchestrator.collector import CollectorSettings, GroupCollector, group_filter
+from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
@@ -19,7 +25,9 @@ from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 FRESH = {"next_group": 0, "pending": []}
 
 
-def collector(engine, env, *, level=1, groups=2, size=4, state=FRESH, lockstep=None, **changes):
+def collector(
+    engine, env, *, level=1, groups=2, size=4, state=FRESH, lockstep=None, again_below=None, **changes
+):
     options = {
         "groups_per_batch": groups,
         "group_size": size,
@@ -29,7 +37,7 @@ def collector(engine, env, *, level=1, groups=2, size=4, state=FRESH, lockstep=N
         "max_empty_batches": 3,
         "max_steps": None,
         "weights_timeout": 5.0,
-        "drop_group": group_filter(drop_zero_spread=False, drop_solved_and_unsolved=False),
+        "filter_group": group_filter(OrchestratorConfig()),
     }
     player = RolloutPlayer(
         sampler=lockstep or engine,
@@ -40,7 +48,12 @@ def collector(engine, env, *, level=1, groups=2, size=4, state=FRESH, lockstep=N
         timeout=5.0,
         retries=1,
     )
-    sampler = TaskSampler([NamedEnvironment(name=env.name, environment=env)], seed=1)
+    sampler = TaskSampler(
+        [NamedEnvironment(name=env.name, environment=env)],
+        seed=1,
+        no_positive_resampling=again_below,
+        state=state,
+    )
     return GroupCollector(sampler, player, CollectorSettings(**(options | changes)), state=dict(state))
 
 
@@ -140,18 +153,104 @@ def test_an_environment_that_always_fails_ends_the_run_with_the_reason():
 
 def test_groups_without_spread_are_replaced_when_asked():
     engine, env = FakeEngine(), LetterEnvironment()
-    drop = group_filter(drop_zero_spread=True, drop_solved_and_unsolved=False)
-    (batch,) = asyncio.run(batches(collector(engine, env, groups=4, drop_group=drop), engine, 1))
+    drop = group_filter(OrchestratorConfig(zero_spread="drop"))
+    (batch,) = asyncio.run(batches(collector(engine, env, groups=4, filter_group=drop), engine, 1))
     assert len(batch.groups) == 4
     assert all(len(set(g.rewards)) > 1 for g in batch.groups)
 
 
-def test_difficulty_filter_drops_solved_and_unsolved():
-    drop = group_filter(drop_zero_spread=False, drop_solved_and_unsolved=True)
-    assert drop([0.0, 0.0])
-    assert drop([1.0, 1.0])
-    assert not drop([0.0, 1.0])
-    assert not drop([0.5, 0.5])
+@pytest.mark.parametrize(
+    ("reward", "said"), [(1.0, "8 too_easy.*needs harder ones"), (0.0, "8 too_hard.*needs easier ones")]
+)
+def test_tasks_of_which_no_group_is_used_end_the_run_with_the_reason(reward, said):
+    class Constant(LetterEnvironment):
+        async def rollout(self, task, policy):
+            await policy.chat(task.messages)
+            return Outcome(reward=reward)
+
+    engine = FakeEngine()
+    drop = group_filter(OrchestratorConfig(buffer={"online_difficulty_filtering": True}))
+    with pytest.raises(RunError, match=f"3 batches' worth of groups in a row .*{said}"):
+        asyncio.run(batches(collector(engine, Constant(), filter_group=drop), engine, 1))
+
+
+class OnlySomeAreSolved(LetterEnvironment):
+    """Tasks 0, 1 and 2 are always solved, the others never."""
+
+    async def rollout(self, task, policy):
+        await policy.chat(task.messages)
+        return Outcome(reward=float(task.id in {"letters-0", "letters-1", "letters-2"}))
+
+
+def solved_for_good(env, engine, *, state=FRESH, steps=range(6), groups=2):
+    """The tasks of every step, and the state as it is on disk."""
+    lockstep = Lockstep(engine)
+    c = collector(engine, env, level=0, groups=groups, state=state, lockstep=lockstep, again_below=0.9)
+
+    async def play():
+        played = []
+        for step in steps:
+            engine.version = step
+            c.set_version(step)
+            lockstep.begin(step)
+            collected = await c.collect(step, lambda version: None)
+            played.append([g.rollouts[0].task.id for g in collected.groups])
+        await c.close()
+        return played
+
+    return asyncio.run(play()), json.loads(json.dumps(c.state())), c
+
+
+def test_solved_tasks_are_not_played_again_and_a_resumed_run_goes_on_exactly():
+    straight, _, c = solved_for_good(OnlySomeAreSolved(size=5), FakeEngine())
+    played = Counter(task for step in straight for task in step)
+    assert [played[f"letters-{i}"] for i in range(3)] == [1, 1, 1]
+    assert played["letters-3"] + played["letters-4"] == 9
+    assert c._sampler.metrics()["tasks/solved_for_good"] == 3
+    assert c._sampler.metrics()["tasks/passed_over"] > 0
+    first, state, _ = solved_for_good(OnlySomeAreSolved(size=5), FakeEngine(), steps=range(3))
+    second, _, again = solved_for_good(
+        OnlySomeAreSolved(size=5), FakeEngine(), state=state, steps=range(3, 6)
+    )
+    assert first + second == straight
+    assert again._sampler.metrics() == c._sampler.metrics()
+
+
+def test_when_all_tasks_are_solved_what_is_left_is_said_to_be_the_end():
+    async def play():
+        engine = FakeEngine()
+        lockstep = Lockstep(engine)
+        env = OnlySomeAreSolved(size=3)
+        options = {"filter_group": lambda group: "no_spread" if group.index > 2 else None}
+        c = collector(engine, env, level=0, groups=2, lockstep=lockstep, again_below=0.9, **options)
+        lockstep.begin(0)
+        whole = await c.collect(0, lambda version: None)
+        engine.version = 1
+        c.set_version(1)
+        lockstep.begin(1)
+        rest = await c.collect(1, lambda version: None)
+        await c.close()
+        return whole, rest
+
+    whole, rest = asyncio.run(play())
+    assert (len(whole.groups), whole.all_solved) == (2, False)
+    assert (len(rest.groups), rest.dropped, rest.all_solved) == (1, {"no_spread": 1}, True)
+
+
+def test_what_is_left_of_an_errored_group_solves_no_task():
+    class OneSurvives(LetterEnvironment):
+        """Task 0 is always solved, but at first three of its four rollouts fail; task 1 never is."""
+
+        async def rollout(self, task, policy):
+            await super().rollout(task, policy)
+            return Outcome(reward=float(task.id == "letters-0"))
+
+    def fail(task, attempt):
+        return task.id == "letters-0" and 1 < attempt <= 7
+
+    played, _, c = solved_for_good(OneSurvives(size=2, fail=fail), FakeEngine(), groups=1)
+    assert [task for step in played for task in step].count("letters-0") == 1
+    assert c._sampler.metrics()["tasks/solved_for_good"] == 1
 
 
 def test_waiting_for_weights_has_a_deadline():
@@ -202,24 +301,35 @@ def test_state_continues_with_the_same_tasks():
 
 
 def test_synchronous_mode_makes_the_same_waves_whatever_the_timing():
-    async def play(sleep):
+    class Dawdles(LetterEnvironment):
+        """Each rollout waits for a time of its own before it asks."""
+
+        def __init__(self, seed):
+            super().__init__(turns=2)
+            self.times = random.Random(seed)
+
+        async def rollout(self, task, policy):
+            await asyncio.sleep(self.times.uniform(0, 0.01))
+            return await super().rollout(task, policy)
+
+    async def play(seed):
         engine = FakeEngine()
         lockstep = Lockstep(engine)
-        env = LetterEnvironment(turns=2, sleep=sleep)
+        env = Dawdles(seed)
         c = collector(engine, env, level=0, groups=3, lockstep=lockstep)
         await batches(c, engine, 3, lockstep=lockstep)
         return engine.waves
 
-    fast, slow = asyncio.run(play(0.0)), asyncio.run(play(0.003))
-    assert fast == slow
-    assert len(fast) == 6  # three steps of two turns
-    assert all(len(prompts) == 12 for prompts, _ in fast)
+    one, other = asyncio.run(play(1)), asyncio.run(play(2))
+    assert one == other
+    assert len(one) == 6  # three steps of two turns
+    assert all(len(prompts) == 12 for prompts, _ in one)
 
 
 def test_rewards_of_dropped_groups_are_counted_as_played():
     engine, env = FakeEngine(), LetterEnvironment()
-    drop = group_filter(drop_zero_spread=True, drop_solved_and_unsolved=False)
-    (batch,) = asyncio.run(batches(collector(engine, env, groups=4, drop_group=drop), engine, 1))
+    drop = group_filter(OrchestratorConfig(zero_spread="drop"))
+    (batch,) = asyncio.run(batches(collector(engine, env, groups=4, filter_group=drop), engine, 1))
     assert len(batch.played_rewards) == 4 * (len(batch.groups) + batch.dropped["no_spread"])
 
 

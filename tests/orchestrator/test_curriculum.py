@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome, Task
 from buckeye.errors import UsageError
 from buckeye.inference.client import SamplingParams
-from buckeye.orchestrator.collector import CollectorSettings, GroupCollector, group_filter
+from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.curriculum import WINDOW, Curriculum, load_curricula
 from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
@@ -301,7 +303,7 @@ def collector(
         max_empty_batches=50,
         max_steps=None,
         weights_timeout=5.0,
-        drop_group=group_filter(drop_zero_spread=drop_zero_spread, drop_solved_and_unsolved=False),
+        filter_group=group_filter(OrchestratorConfig(zero_spread="drop" if drop_zero_spread else "keep")),
     )
     sampler = TaskSampler(environments, seed=3, curricula=load_curricula(environments, 3, state))
     return GroupCollector(sampler, player, options, state=dict(state))

@@ -1,12 +1,14 @@
 """Tokens once: what is trained is what was sampled, and nothing else is in the mask."""
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Task
 from buckeye.errors import InferenceError
 from buckeye.inference.client import SamplingParams
@@ -18,11 +20,11 @@ from buckeye.orchestrator.rollout import Group, RolloutPlayer
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 
 
-def policy(engine, *, seq_len=200, renderer=None, seed=3):
+def policy(engine, *, seq_len=200, renderer=None, seed=3, **params):
     return RecordingPolicy(
         sampler=engine,
         renderer=renderer or LetterRenderer(),
-        params=SamplingParams(max_tokens=8),
+        params=SamplingParams(max_tokens=8, **params),
         seq_len=seq_len,
         seed=seed,
     )
@@ -45,8 +47,13 @@ def test_the_mask_covers_exactly_the_sampled_tokens(turns, rewrites, seed):
     sampled = [t for s in p.segments for t, m in zip(s.token_ids, s.loss_mask, strict=True) if m]
     answered = [t for prompt, params in engine.calls for t in engine._answer(params.seed, 8).token_ids]
     assert sampled == answered
+    tokens_of = Counter(t for s in p.segments for t in s.turns if t >= 0)
+    assert tokens_of == {
+        turn: len(engine._answer(params.seed, 8).token_ids) for turn, (_, params) in enumerate(engine.calls)
+    }
     for s in p.segments:
-        assert len(s.token_ids) == len(s.loss_mask) == len(s.logprobs) == len(s.versions)
+        assert len(s.token_ids) == len(s.loss_mask) == len(s.logprobs) == len(s.versions) == len(s.turns)
+        assert [turn >= 0 for turn in s.turns] == s.loss_mask
         for masked, logprob, version in zip(s.loss_mask, s.logprobs, s.versions, strict=True):
             assert (logprob, version) == ((-0.5, 5) if masked else (0.0, -1))
 
@@ -76,7 +83,8 @@ def test_turns_that_extend_and_turns_that_branch_are_counted(rewrites, extended,
         env = NamedEnvironment(name="letters", environment=LetterEnvironment(turns=4))
         return [await player.start(env, env.environment.tasks("train")[0], i) for i in range(2)]
 
-    metrics = batch_metrics(0, [Group(index=0, rollouts=tuple(asyncio.run(play())))])
+    group = Group(index=0, rollouts=tuple(asyncio.run(play())))
+    metrics = batch_metrics(0, [group], OrchestratorConfig())
     assert metrics["turns/mean"] == 4
     assert (metrics["turns/extended"], metrics["turns/branched"]) == (extended, branched)
 
@@ -196,3 +204,11 @@ def test_two_turns_at_once_are_refused():
     first, second = asyncio.run(play())
     assert first.text
     assert isinstance(second, InferenceError)
+
+
+def test_a_reply_with_little_room_may_be_shorter_than_min_tokens():
+    engine = FakeEngine()
+    p = policy(engine, seq_len=len("u:a$a:") + 3, min_tokens=5)
+    asyncio.run(p.chat([{"role": "user", "content": "a"}]))
+    ((_, params),) = engine.calls
+    assert (params.max_tokens, params.min_tokens) == (3, 3)

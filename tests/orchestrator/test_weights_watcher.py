@@ -20,7 +20,7 @@ def publish(root, step, identity=ME):
 
 
 def watcher(root, updates, possible=lambda: 5, check=lambda: None):
-    async def update_weights(path, version, checksum, canary):
+    async def update_weights(path, version, checksum, canary, adapter):
         updates.append((version, path.name))
 
     client = SimpleNamespace(update_weights=update_weights, check=check)

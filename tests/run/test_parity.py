@@ -15,7 +15,6 @@ from buckeye.envs.registry import load_environment
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.run.serve import served_model
-from buckeye.trainer.head import token_logprobs
 from buckeye.trainer.model import load_policy
 from buckeye.trainer.rows import make_row
 
@@ -105,9 +104,7 @@ def test_engine_log_probs_equal_the_trainers(trained, prompts, generations):
         sampled += generation.logprobs
     row = make_row(token_ids, masks, policy.device)
     with torch.no_grad():
-        hidden = policy.hidden_states(row.token_ids, row.lengths)[row.sources]
-        ones = torch.ones(len(row.targets))
-        logprobs, _ = token_logprobs(hidden, policy.head_weight, row.targets, ones)
+        logprobs, _ = policy.token_logprobs(row, torch.ones(len(row.targets)))
     assert np.abs(logprobs.numpy() - np.array(sampled)).max() < 1e-4
 
 

@@ -42,9 +42,11 @@ def tend_until(restarts, condition, seconds=30):
 
 def test_the_fourth_end_is_the_last(processes, tmp_path):
     processes.start(server("print('out of luck'); raise SystemExit(1)"))
-    restarts = Restarts(processes, tmp_path, first_delay=0.02)
+    noted = []
+    restarts = Restarts(processes, tmp_path, first_delay=0.02, note=lambda *what: noted.append(what))
     with pytest.raises(RunError, match=r"(?s)Inference 0 failed with exit code 1.*out of luck.*3 times"):
         tend_until(restarts, lambda: False)
+    assert noted == [("inference 0", "Inference 0 failed with exit code 1")] * 3
     assert (tmp_path / "logs" / "inference_0.stdout").read_text() == "out of luck\n" * 4
 
 

@@ -102,6 +102,11 @@ def test_a_child_that_dies_ends_the_run_with_its_last_lines(runner):
     assert "SUCCESS Step" in printed
     assert "Traceback" not in printed
     wait_for(lambda: not processes_of(runner.root / "out"), "the end of all children", 15)
+    status = json.loads((runner.root / "out" / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert "Trainer 0 was ended by SIGKILL" in status["reason"]
+    last_event = json.loads((runner.root / "out" / "events.jsonl").read_text().splitlines()[-1])
+    assert (last_event["event"], last_event["cause"]) == ("failure", status["reason"])
 
 
 def test_children_end_with_a_launcher_that_is_killed(runner):

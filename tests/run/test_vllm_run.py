@@ -22,3 +22,23 @@ def test_a_run_trains_with_vllm(runner):
     assert len(trained) >= 3
     assert max(abs(m["mismatch_kl"]) for m in trained) < 1e-5
     assert {m["skipped"] for m in trained} == {0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("backend", ["torch", "vllm"])
+def test_a_run_trains_an_adapter(runner, backend):
+    """Only the adapter reaches the engine, which then computes what the trainer does."""
+    words = ["--trainer.model.experimental.lora.rank", 4, "--inference.backend", backend]
+    if backend == "vllm":
+        words += [
+            "--inference.vllm-python",
+            (find_vllm() or install_vllm(ENVIRONMENT, cpu=True, tell=print)).python,
+        ]
+    done = runner.run(runner.rl(f"lora-{backend}", *words, steps=10, level=0), limit=600)
+    assert done.returncode == 0, done.stderr + done.stdout
+    trained = [m for m in runner.metrics(f"lora-{backend}", "trainer").values() if m["trained_tokens"]]
+    assert len(trained) >= 3
+    assert max(abs(m["mismatch_kl"]) for m in trained) < 1e-5
+    assert not list((runner.root / f"lora-{backend}" / "weights").glob("*/model*.safetensors"))
+    assert list((runner.root / f"lora-{backend}" / "weights").glob("*/adapter_model.safetensors"))

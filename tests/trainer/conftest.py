@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
+
+from buckeye.trainer.model import load_policy
+from buckeye.trainer.rows import make_row
+from buckeye.transport.batches import Batch, Sample
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -73,3 +79,44 @@ def tiny_model(build_model) -> Path:
 def tiny_llama(build_model) -> Path:
     """A Llama with an output layer of its own."""
     return build_model(LlamaConfig, tie_word_embeddings=False)
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    monkeypatch.setenv("BUCKEYE_THREADS", "1")
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def batches(tiny_model):
+    """Four batches whose log-probabilities are the model's, a little off."""
+    policy = load_policy(str(tiny_model), torch.device("cpu"))
+    rng = np.random.default_rng(0)
+
+    def sample(length: int) -> Sample:
+        ids = rng.integers(0, 256, length).astype(np.int32)
+        row = make_row([ids], [np.arange(length) > 0], policy.device)
+        with torch.no_grad():
+            exact, _ = policy.token_logprobs(row, torch.ones(length - 1))
+        mask = np.arange(length) >= length // 3
+        noisy = np.concatenate([[0.0], exact.numpy() + rng.normal(0, 0.1, length - 1)])
+        return Sample(
+            token_ids=ids,
+            loss_mask=mask,
+            logprobs=np.where(mask, noisy, 0).astype(np.float32),
+            versions=np.where(mask, 0, -1).astype(np.int32),
+            advantages=np.full(length, rng.normal(), np.float32),
+            temperature=1.0,
+        )
+
+    return [
+        Batch(
+            step=step,
+            samples=tuple(sample(int(n)) for n in rng.integers(3, 40, 9)),
+            orchestrator_state={"emitted": step},
+        )
+        for step in range(4)
+    ]

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from buckeye.errors import UsageError
-from buckeye.trainer.chat_data import ChatFile, chat_samples, load_chat_tokenizer
+from buckeye.trainer.chat_data import ChatFile, ChatFormat
+from tests.inference.chat_families import save_family
 
 
 @pytest.fixture(scope="module")
-def loaded(tiny_model):
-    return load_chat_tokenizer(str(tiny_model))
+def chat(tiny_model):
+    return ChatFormat(str(tiny_model))
+
+
+@pytest.fixture
+def with_template(tiny_model, tmp_path):
+    """`with_template(text)`: the format of the tiny model with another chat template."""
+
+    def make(template):
+        directory = shutil.copytree(tiny_model, tmp_path / "model")
+        (directory / "chat_template.jinja").write_text(template)
+        return ChatFormat(str(directory))
+
+    return make
 
 
 def _messages(*contents):
@@ -32,45 +46,108 @@ def _trained(sample, tokenizer):
     return stretches
 
 
-def test_one_turn(loaded):
-    tokenizer, stops = loaded
-    assert stops == ("<|im_end|>",)
-    (sample,) = chat_samples(_messages("Héthu?", "waŋ"), tokenizer, stops)
-    text = tokenizer.decode(sample.token_ids)
+def test_one_turn(chat):
+    (sample,) = chat.samples(_messages("Héthu?", "waŋ"))
+    text = chat.tokenizer.decode(sample.token_ids)
     assert text == "<|im_start|>user\nHéthu?<|im_end|>\n<|im_start|>assistant\nwaŋ<|im_end|>"
-    assert _trained(sample, tokenizer) == ["waŋ<|im_end|>"]
+    assert _trained(sample, chat.tokenizer) == ["waŋ<|im_end|>"]
 
 
-def test_several_turns_are_one_sample(loaded):
-    tokenizer, stops = loaded
-    (sample,) = chat_samples(_messages("a", "b", "c", "d"), tokenizer, stops)
-    assert _trained(sample, tokenizer) == ["b<|im_end|>", "d<|im_end|>"]
-    whole = tokenizer.apply_chat_template(_messages("a", "b", "c", "d")["messages"], tokenize=False)
-    assert tokenizer.decode(sample.token_ids) == whole.removesuffix("\n")
+def test_several_turns_are_one_sample(chat):
+    (sample,) = chat.samples(_messages("a", "b", "c", "d"))
+    assert _trained(sample, chat.tokenizer) == ["b<|im_end|>", "d<|im_end|>"]
+    whole = chat.tokenizer.apply_chat_template(_messages("a", "b", "c", "d")["messages"], tokenize=False)
+    assert chat.tokenizer.decode(sample.token_ids) == whole.removesuffix("\n")
 
 
-def test_a_template_that_rewrites_history_gives_several_samples(loaded, tiny_model):
-    tokenizer, stops = load_chat_tokenizer(str(tiny_model))
-    tokenizer.chat_template = (
+def test_a_message_of_weight_0_is_context(chat):
+    conversation = _messages("a", "b", "c", "d", "e", "f")
+    conversation["messages"][1]["weight"] = 0
+    conversation["messages"][3]["weight"] = 1
+    conversation["messages"][5]["train"] = False
+    (sample,) = chat.samples(conversation)
+    assert _trained(sample, chat.tokenizer) == ["d<|im_end|>"]
+    text = chat.tokenizer.decode(sample.token_ids)
+    assert "assistant\nb<|im_end|>" in text
+    assert text.endswith("d<|im_end|>")  # what comes after the last trained token teaches nothing
+    conversation["messages"][3]["train"] = False
+    assert chat.samples(conversation) == []
+    conversation["messages"][3]["weight"] = 0.5
+    with pytest.raises(UsageError, match=r"weight 0\.5; it can be 0 or 1"):
+        chat.samples(conversation)
+
+
+def test_a_template_that_rewrites_history_gives_several_samples(with_template):
+    chat = with_template(
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
         "{% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split('|')[-1] }}"
         "{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    first, second = chat_samples(_messages("a", "thought|b", "c", "thought|d"), tokenizer, stops)
-    assert _trained(first, tokenizer) == ["thought|b<|im_end|>"]
-    assert _trained(second, tokenizer) == ["thought|d<|im_end|>"]
-    assert "\nb<|im_end|>" in tokenizer.decode(second.token_ids)
+    first, second = chat.samples(_messages("a", "thought|b", "c", "thought|d"))
+    assert _trained(first, chat.tokenizer) == ["thought|b<|im_end|>"]
+    assert _trained(second, chat.tokenizer) == ["thought|d<|im_end|>"]
+    assert "\nb<|im_end|>" in chat.tokenizer.decode(second.token_ids)
 
 
-def test_a_template_that_does_not_continue_its_prompt_is_refused(tiny_model):
-    tokenizer, stops = load_chat_tokenizer(str(tiny_model))
-    tokenizer.chat_template = "{% if add_generation_prompt %}X{% endif %}{{ messages|length }}"
-    with pytest.raises(UsageError, match="does not continue"):
-        chat_samples(_messages("a", "b"), tokenizer, stops)
-    tokenizer.chat_template = "{{ raise_exception('no system message') }}"
-    with pytest.raises(UsageError, match="no system message"):
-        chat_samples(_messages("a", "b"), tokenizer, stops)
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% if add_generation_prompt %}X{% endif %}{{ messages|length }}", "does not continue"),
+        ("{{ raise_exception('no system message') }}", "no system message"),
+    ],
+)
+def test_a_template_that_cannot_be_trained_on_is_refused(with_template, template, message):
+    with pytest.raises(UsageError, match=message):
+        with_template(template).samples(_messages("a", "b"))
+
+
+TOOL = {"type": "function", "function": {"name": "find", "description": "d", "parameters": {}}}
+CALL = {"id": "call0", "type": "function", "function": {"name": "find", "arguments": '{"word": "dog"}'}}
+TOOL_CHAT = {
+    "messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "reasoning_content": "look", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call0", "name": "find", "content": "found"},
+        {"role": "assistant", "content": "b", "reasoning_content": "so b"},
+    ],
+    "tools": [TOOL],
+}
+
+
+def test_tools_and_reasoning_of_a_family_that_renderers_knows(tmp_path):
+    chat = ChatFormat(str(save_family("qwen3", tmp_path / "qwen3")))
+    (sample,) = chat.samples(TOOL_CHAT)
+    call, answer = _trained(sample, chat.tokenizer)
+    assert call == (
+        '<think>\nlook\n</think>\n\n<tool_call>\n{"name": "find", "arguments": {"word": "dog"}}\n</tool_call>'
+        "<|im_end|>"
+    )
+    assert answer == "<think>\nso b\n</think>\n\nb<|im_end|>"
+
+
+def test_a_family_and_its_template_say_the_same(tmp_path, monkeypatch):
+    """Both ways to write a conversation agree to the token, so neither can be wrong by itself."""
+    for name in ("qwen3", "llama3"):
+        chat = ChatFormat(str(save_family(name, tmp_path / name)))
+        assert chat._renderer.family is not None
+        conversations = [_messages("a", "b", "c", "d"), TOOL_CHAT]
+        by_family = [_plain(chat.samples(c)) for c in conversations]
+        monkeypatch.setattr(chat, "_family_turns", lambda *_: None)
+        assert [_plain(chat.samples(c)) for c in conversations] == by_family
+
+
+def _plain(samples):
+    return [(s.token_ids.tolist(), s.loss_mask.tolist()) for s in samples]
+
+
+def test_tools_in_a_template_that_knows_none(chat):
+    (sample,) = chat.samples(TOOL_CHAT)
+    text = chat.tokenizer.decode(sample.token_ids)
+    assert '"name": "find"' in text.partition("<|im_end|>")[0]
+    call, answer = _trained(sample, chat.tokenizer)
+    assert call == '<tool_call>\n{"name": "find", "arguments": {"word": "dog"}}\n</tool_call><|im_end|>'
+    assert answer == "b<|im_end|>"
 
 
 def _write(path, *lines):
@@ -78,12 +155,12 @@ def _write(path, *lines):
     return path
 
 
-def test_epochs_are_shuffled_and_complete(loaded, tmp_path):
+def test_epochs_are_shuffled_and_complete(chat, tmp_path):
     lines = [json.dumps(_messages("q", f"answer {i}")) for i in range(7)]
-    data = ChatFile(_write(tmp_path / "d.jsonl", *lines, ""), *loaded, seed=3)
+    data = ChatFile(_write(tmp_path / "d.jsonl", *lines, ""), chat, seed=3, seq_len=64)
 
     def answers(samples):
-        return [_trained(s, loaded[0])[0] for s in samples]
+        return [_trained(s, chat.tokenizer)[0] for s in samples]
 
     assert len(data) == 7
     everything = answers(data.all())
@@ -91,9 +168,9 @@ def test_epochs_are_shuffled_and_complete(loaded, tmp_path):
     assert sorted(first) == sorted(second) == sorted(everything)
     assert len({tuple(first), tuple(second), tuple(everything)}) == 3
     assert answers(data.take(5, 4)) == first[5:] + second[:2]
-    again = ChatFile(tmp_path / "d.jsonl", *loaded, seed=3)
+    again = ChatFile(tmp_path / "d.jsonl", chat, seed=3, seq_len=64)
     assert answers(again.take(0, 7)) == first
-    other = ChatFile(tmp_path / "d.jsonl", *loaded, seed=4)
+    other = ChatFile(tmp_path / "d.jsonl", chat, seed=4, seq_len=64)
     assert answers(other.take(0, 7)) != first
 
 
@@ -105,21 +182,92 @@ def test_epochs_are_shuffled_and_complete(loaded, tmp_path):
         ('{"messages": "x"}', r"d\.jsonl:2: expected"),
         ('{"messages": [{"content": "x"}]}', r"d\.jsonl:2: expected"),
         ('{"messages": [{"role": "user", "content": "x"}]}', r"d\.jsonl:2: no assistant"),
+        (
+            '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], '
+            '"tools": "z"}',
+            r'd\.jsonl:2: "tools" must be a list',
+        ),
+        (
+            '{"messages": [{"role": "user", "content": "x"}, '
+            '{"role": "assistant", "content": "y", "weight": "z"}]}',
+            r"d\.jsonl:2: an assistant message has the weight 'z'",
+        ),
+        *(
+            (json.dumps({"messages": [{"role": "user", "content": "x"}, message]}), rf"d\.jsonl:2: {said}")
+            for message, said in (
+                ({"role": "assistant", "content": 5}, r"message 1: Expected .* got `int` - at `\$\.content`"),
+                ({"role": "assistant", "content": [{"type": "image_url"}]}, r"message 1: .*\$\.content\[0\]"),
+                ({"role": "assistant", "tool_calls": "zz"}, r"message 1: .*\$\.tool_calls"),
+                ({"role": "assistant", "tool_calls": [{"name": "f"}]}, r"message 1: .*\$\.tool_calls\[0\]"),
+                ({"role": "assistant"}, "message 1 .* has no content.*trained to say nothing"),
+                ({"role": "assistant", "content": "", "tool_calls": []}, "message 1 .* has no content"),
+            )
+        ),
+        (
+            '{"messages": [{"role": "usr", "content": "x"}, {"role": "assistant", "content": "y"}]}',
+            r"d\.jsonl:2: message 0: Invalid enum value 'usr' - at `\$\.role`",
+        ),
     ],
 )
-def test_bad_lines_are_named(loaded, tmp_path, line, message):
+def test_bad_lines_are_named(chat, tmp_path, line, message):
     good = json.dumps(_messages("a", "b"))
     with pytest.raises(UsageError, match=message):
-        ChatFile(_write(tmp_path / "d.jsonl", good, line), *loaded, seed=0)
+        ChatFile(_write(tmp_path / "d.jsonl", good, line), chat, seed=0, seq_len=64)
 
 
-def test_missing_and_empty_files(loaded, tmp_path):
+def _samples_of(chat, path, *conversations):
+    data = ChatFile(_write(path, *map(json.dumps, conversations)), chat, seed=0, seq_len=999)
+    return _plain(data.all())
+
+
+def test_other_ways_to_write_a_conversation_give_the_same_sample(chat, tmp_path):
+    parts = {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "c"}], "name": None},
+        ]
+    }
+    one, other = _samples_of(chat, tmp_path / "d.jsonl", _messages("ab", "c"), parts)
+    assert one == other
+    bare = json.loads(json.dumps(TOOL_CHAT))
+    del bare["messages"][1]["tool_calls"][0]["id"]
+    bare["messages"][1]["tool_calls"][0]["function"]["arguments"] = {"word": "dog"}
+    one, other = _samples_of(chat, tmp_path / "t.jsonl", TOOL_CHAT, bare)
+    assert one == other
+
+
+def test_an_empty_reply_of_weight_0_is_context(chat, tmp_path):
+    conversation = _messages("a", "", "b", "c")
+    conversation["messages"][1]["weight"] = 0
+    data = ChatFile(_write(tmp_path / "d.jsonl", json.dumps(conversation)), chat, seed=0, seq_len=99)
+    assert _trained(data.all()[0], chat.tokenizer) == ["c<|im_end|>"]
+
+
+def test_missing_and_empty_files(chat, tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
-        ChatFile(tmp_path / "none.jsonl", *loaded, seed=0)
+        ChatFile(tmp_path / "none.jsonl", chat, seed=0, seq_len=64)
     with pytest.raises(UsageError, match="is empty"):
-        ChatFile(_write(tmp_path / "d.jsonl"), *loaded, seed=0)
+        ChatFile(_write(tmp_path / "d.jsonl"), chat, seed=0, seq_len=64)
+
+
+def test_what_cannot_be_trained_on_is_counted(chat, tmp_path):
+    untrained = _messages("a", "b")
+    untrained["messages"][1]["weight"] = 0
+    lines = [_messages("a", "b"), _messages("a", "b" * 99), untrained, _messages("a", "c", "d", "e")]
+    path = _write(tmp_path / "d.jsonl", *map(json.dumps, lines))
+    data = ChatFile(path, chat, seed=0, seq_len=90)
+    first, second = data.all()
+    tokens = len(first.token_ids) + len(second.token_ids)
+    assert str(data.counts) == (
+        f"2 conversations, 2 samples, {tokens} tokens, 6 of them trained; "
+        "left out: 1 longer than seq_len; 1 without a trained message"
+    )
+    assert len(data) == 2
+    assert len(data.take(0, 4)) == 4
+    with pytest.raises(UsageError, match="3 samples are longer than seq_len = 5, 1 conv"):
+        ChatFile(path, chat, seed=0, seq_len=5)
 
 
 def test_a_model_without_tokenizer_is_one_message(tmp_path):
-    with pytest.raises(UsageError, match="cannot be loaded"):
-        load_chat_tokenizer(str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="No tokenizer could be loaded"):
+        ChatFormat(str(tmp_path / "none"))

@@ -13,7 +13,7 @@ from buckeye.process import RunIdentity, StopFlag
 from buckeye.trainer import inbox
 from buckeye.trainer.distributed import Ranks
 from buckeye.trainer.inbox import Inbox
-from buckeye.transport.batches import Batch, Sample, write_batch
+from buckeye.transport.batches import Batch, Sample, end_batches, write_batch
 
 ME = RunIdentity(run_id="run", attempt=1)
 
@@ -61,6 +61,26 @@ def test_a_stop_ends_the_wait(tmp_path):
     waiting = _inbox(tmp_path)
     waiting.stop.requested = True
     assert waiting.next_batch(0) is None
+
+
+def test_the_end_of_all_batches_ends_the_wait(tmp_path):
+    _put(tmp_path)
+    end_batches(tmp_path, 1, identity=ME)
+    waiting = _inbox(tmp_path, timeout=60.0)
+    assert waiting.next_batch(0) is not None
+    assert not waiting.ended(0)
+    assert waiting.next_batch(1) is None
+    assert waiting.ended(1)
+    assert _inbox(tmp_path, ranks=OtherRanks(4)).next_batch(1) is None
+
+
+def test_the_end_of_another_attempt_is_none(tmp_path):
+    end_batches(tmp_path, 0, identity=RunIdentity(run_id="run", attempt=0))
+    with pytest.raises(TransportError, match="No batch 0 arrived"):
+        _inbox(tmp_path).next_batch(0)
+    (tmp_path / "end.json").write_text("{")
+    with pytest.raises(TransportError, match=r"end\.json cannot be read"):
+        _inbox(tmp_path).next_batch(0)
 
 
 def test_damage_ends_the_wait(tmp_path):

@@ -1,4 +1,4 @@
-"""Losses against numbers computed by hand."""
+"""Every loss against numbers computed by hand: value, gradient, and what it says it masked or clipped."""
 
 from __future__ import annotations
 
@@ -7,105 +7,214 @@ import math
 import pytest
 import torch
 
-from buckeye.trainer.losses import RatioLimits, sequence_ratio_loss, token_ratio_loss
+from buckeye.trainer.losses import LOSS_TYPES, LossInputs
+from tests.trainer.losses_by_hand import config_of, counts, inputs_of, loss_and_gradient, sums_of
 
-LIMITS = RatioLimits(low=0.125, high=8.0, sequence_low=0.0)
 LN2 = math.log(2.0)
+MASKS = ("masked_low", "masked_high")
+CLIPS = ("clipped_low", "clipped_high")
 
 
-def _tensors(ratios, advantages, sequences):
-    sampler = torch.full((len(ratios),), -1.0, dtype=torch.float64)
-    logprobs = (sampler + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_()
-    return logprobs, sampler, torch.tensor(advantages, dtype=torch.float64), torch.tensor(sequences)
-
-
-def test_token_ratio_by_hand():
+def test_masked_token_ratio():
     # ratios 1, 2, 0.1 (too low), 9 (too high); advantages 1, -1, 1, 1
-    inputs = _tensors([1.0, 2.0, 0.1, 9.0], [1.0, -1.0, 1.0, 1.0], [0, 0, 1, 1])
-    sums = token_ratio_loss(*inputs, limits=LIMITS, kl_tau=0.0, kl_mask="all")
-    assert sums.loss.item() == pytest.approx(-1.0 + 2.0)
-    assert (sums.masked_low.item(), sums.masked_high.item(), sums.masked_sequence.item()) == (1, 1, 0)
-    kl = (2 - LN2 - 1) + (0.1 - math.log(0.1) - 1) + (9 - math.log(9) - 1)
-    assert sums.mismatch_kl.item() == pytest.approx(kl)
-    sums.loss.backward()
-    # d(-r A)/d log pi = -r A; dropped tokens give nothing
-    torch.testing.assert_close(inputs[0].grad, torch.tensor([-1.0, 2.0, 0.0, 0.0], dtype=torch.float64))
+    inputs = inputs_of([1.0, 2.0, 0.1, 9.0], [1.0, -1.0, 1.0, 1.0], [0, 0, 1, 1])
+    assert counts(sums_of(inputs, "masked_ratio"), *MASKS, "masked_sequence") == [1, 1, 0]
+    loss, gradient = loss_and_gradient(inputs, "masked_ratio")
+    assert loss == pytest.approx(-1.0 + 2.0)
+    assert gradient == pytest.approx([-1.0, 2.0, 0.0, 0.0])  # d(-r A)/d log pi = -r A
 
 
 @pytest.mark.parametrize(
-    ("kl_mask", "expected", "gradient"),
+    ("kl_mask_type", "expected", "gradient"),
     [
         ("all", LN2 + math.log(0.1), [0.5, 0.5, 0.5]),
         ("masked", math.log(0.1), [0.0, 0.0, 0.5]),
         ("unmasked", LN2, [0.5, 0.5, 0.0]),
     ],
 )
-def test_token_ratio_kl_term(kl_mask, expected, gradient):
-    inputs = _tensors([1.0, 2.0, 0.1], [0.0, 0.0, 0.0], [0, 0, 0])
-    sums = token_ratio_loss(*inputs, limits=LIMITS, kl_tau=0.5, kl_mask=kl_mask)
-    assert sums.loss.item() == pytest.approx(0.5 * expected)
-    sums.loss.backward()
-    torch.testing.assert_close(inputs[0].grad, torch.tensor(gradient, dtype=torch.float64))
+def test_masked_ratio_kl_term(kl_mask_type, expected, gradient):
+    inputs = inputs_of([1.0, 2.0, 0.1], [0.0, 0.0, 0.0])
+    loss, found = loss_and_gradient(inputs, "masked_ratio", kl_tau=0.5, kl_mask_type=kl_mask_type)
+    assert loss == pytest.approx(0.5 * expected)
+    assert found == pytest.approx(gradient)
 
 
-def test_one_low_ratio_drops_its_whole_sequence():
-    limits = RatioLimits(low=0.125, high=8.0, sequence_low=0.5)
-    inputs = _tensors([1.0, 0.4, 1.0, 0.6], [1.0, 1.0, 1.0, 1.0], [0, 0, 1, 1])
-    sums = token_ratio_loss(*inputs, limits=limits, kl_tau=0.0, kl_mask="all")
+def test_one_low_ratio_masks_its_whole_sequence():
+    inputs = inputs_of([1.0, 0.4, 1.0, 0.6], [1.0, 1.0, 1.0, 1.0], [0, 0, 1, 1])
+    sums = sums_of(inputs, "masked_ratio", sequence_mask_ratio_low=0.5)
     assert sums.loss.item() == pytest.approx(-1.6)
-    assert sums.masked_sequence.item() == 2
+    assert counts(sums, "masked_sequence") == [2]
 
 
-@pytest.mark.parametrize("length_norm", [False, True])
-def test_sequence_ratio_by_hand(length_norm):
+@pytest.mark.parametrize(("length_norm", "ratio"), [(False, 4.0), (True, 2.0)])
+def test_masked_sequence_ratio(length_norm, ratio):
     # sequence 0: token ratios 2 and 2, so s = 2 ln 2 (or ln 2); sequence 1: ratio 1, advantage -3
-    inputs = _tensors([2.0, 2.0, 1.0], [1.0, 1.0, -3.0], [0, 0, 1])
-    sums = sequence_ratio_loss(*inputs, limits=LIMITS, kl_tau=0.0, kl_mask="all", length_norm=length_norm)
-    ratio = 2.0 if length_norm else 4.0
-    assert sums.loss.item() == pytest.approx(-(ratio + ratio) / 2 + 3.0)
-    assert sums.mismatch_kl.item() == pytest.approx(2 * (2 - LN2 - 1))
-    sums.loss.backward()
-    expected = torch.tensor([-ratio / 2, -ratio / 2, 3.0], dtype=torch.float64)
-    torch.testing.assert_close(inputs[0].grad, expected)
+    inputs = inputs_of([2.0, 2.0, 1.0], [1.0, 1.0, -3.0], [0, 0, 1])
+    settings = {"ratio_type": "sequence", "ratio_length_norm": length_norm}
+    loss, gradient = loss_and_gradient(inputs, "masked_ratio", **settings)
+    assert loss == pytest.approx(-(ratio + ratio) / 2 + 3.0)
+    assert gradient == pytest.approx([-ratio / 2, -ratio / 2, 3.0])
 
 
-def test_sequence_ratio_limits_apply_to_the_sequence_ratio():
+def test_masked_sequence_ratio_limits_apply_to_the_sequence():
     # each token ratio 4 is fine, their product 16 is above 8
-    inputs = _tensors([4.0, 4.0], [1.0, 1.0], [0, 0])
-    sums = sequence_ratio_loss(*inputs, limits=LIMITS, kl_tau=0.0, kl_mask="all", length_norm=False)
+    sums = sums_of(inputs_of([4.0, 4.0], [1.0, 1.0]), "masked_ratio", ratio_type="sequence")
     assert sums.loss.item() == 0.0
-    assert sums.masked_high.item() == 2
+    assert counts(sums, "masked_high") == [2]
 
 
-def test_sequence_ratio_kl_term_is_per_sequence_mean():
-    inputs = _tensors([2.0, 2.0, 1.0], [0.0, 0.0, 0.0], [0, 0, 1])
-    sums = sequence_ratio_loss(*inputs, limits=LIMITS, kl_tau=0.1, kl_mask="all", length_norm=True)
-    assert sums.loss.item() == pytest.approx(0.1 * LN2)
+def test_masked_sequence_ratio_kl_term_is_a_mean_per_sequence():
+    inputs = inputs_of([2.0, 2.0, 1.0], [0.0, 0.0, 0.0], [0, 0, 1])
+    loss, _ = loss_and_gradient(inputs, "masked_ratio", ratio_type="sequence", kl_tau=0.1)
+    assert loss == pytest.approx(0.1 * LN2)
 
 
-def test_an_infinite_ratio_gives_no_gradient():
-    logprobs = torch.tensor([-1.0, -1.0], requires_grad=True)
-    sampler = torch.tensor([-1.0, -1000.0])
-    sums = token_ratio_loss(
-        logprobs,
-        sampler,
-        torch.ones(2),
-        torch.zeros(2, dtype=torch.long),
-        limits=LIMITS,
-        kl_tau=0.0,
-        kl_mask="all",
+PPO_RATIOS = [1.5, 1.5, 0.5, 0.5, 1.1]
+PPO_ADVANTAGES = [1.0, -1.0, 1.0, -2.0, 3.0]
+
+
+def test_ppo():
+    inputs = inputs_of(PPO_RATIOS, PPO_ADVANTAGES)
+    assert counts(sums_of(inputs, "ppo"), *CLIPS, "clipped_dual") == [1, 1, 0]
+    loss, gradient = loss_and_gradient(inputs, "ppo")
+    # clipped at 1.2; pessimistic 1.5; pessimistic 0.5; clipped at 0.8; inside
+    assert loss == pytest.approx(-1.2 * 1 + 1.5 * 1 - 0.5 * 1 + 0.8 * 2 - 1.1 * 3)
+    assert gradient == pytest.approx([0.0, 1.5, -0.5, 0.0, -3.3])
+
+
+def test_ppo_clips_higher():
+    loss, gradient = loss_and_gradient(inputs_of([1.25, 1.5], [1.0, 1.0]), "ppo", clip_high=0.28)
+    assert loss == pytest.approx(-1.25 - 1.28)
+    assert gradient == pytest.approx([-1.25, 0.0])
+
+
+def test_ppo_dual_clip():
+    inputs = inputs_of([5.0, 2.0, 5.0], [-2.0, -2.0, 1.0])
+    assert counts(sums_of(inputs, "ppo", dual_clip=3.0), *CLIPS, "clipped_dual") == [0, 1, 1]
+    loss, gradient = loss_and_gradient(inputs, "ppo", dual_clip=3.0)
+    assert loss == pytest.approx(3.0 * 2 + 2.0 * 2 - 1.2)
+    assert gradient == pytest.approx([0.0, 4.0, 0.0])
+
+
+def test_gspo():
+    # sequence 0: (1.2 * 0.9)^(1/2); sequence 1: 1.1^(1/1), clipped at 1.05 for its positive advantage
+    mean = math.sqrt(1.2 * 0.9)
+    inputs = inputs_of([1.2, 0.9, 1.1], [2.0, 2.0, 1.0], [0, 0, 1])
+    assert counts(sums_of(inputs, "gspo", clip_low=0.05, clip_high=0.05), *CLIPS) == [0, 1]
+    loss, gradient = loss_and_gradient(inputs, "gspo", clip_low=0.05, clip_high=0.05)
+    assert loss == pytest.approx(-mean * 2.0 - 1.05)  # each sequence's mean
+    assert gradient == pytest.approx([-mean, -mean, 0.0])  # s A / |o|
+
+
+def test_dr_grpo_is_ppo_with_another_normalization():
+    found = [loss_and_gradient(inputs_of(PPO_RATIOS, PPO_ADVANTAGES), kind) for kind in ("dr_grpo", "ppo")]
+    assert found[0] == found[1]
+
+
+def test_cispo():
+    # weights 1, 5 (clipped from 6), 0.5; the loss is -w A log pi
+    inputs = inputs_of([1.0, 6.0, 0.5], [1.0, 2.0, -1.0])
+    assert counts(sums_of(inputs, "cispo"), *CLIPS) == [0, 1]
+    loss, gradient = loss_and_gradient(inputs, "cispo")
+    expected = -1.0 * 1 * -1.0 - 5.0 * 2 * (-1.0 + math.log(6.0)) + 0.5 * 1 * (-1.0 - LN2)
+    assert loss == pytest.approx(expected)
+    assert gradient == pytest.approx([-1.0, -10.0, 0.5])
+
+
+def test_cispo_clips_low_weights_up():
+    inputs = inputs_of([0.5], [1.0])
+    assert counts(sums_of(inputs, "cispo", clip_low=0.2), *CLIPS) == [1, 0]
+    assert loss_and_gradient(inputs, "cispo", clip_low=0.2)[1] == pytest.approx([-0.8])
+
+
+def test_dppo():
+    # mu = 0.5 everywhere; pi = 0.8, 0.8, 0.2, 0.2, 0.6
+    ratios = [1.6, 1.6, 0.4, 0.4, 1.2]
+    advantages = [1.0, -1.0, 1.0, -1.0, 2.0]
+    inputs = inputs_of(ratios, advantages, sampler=[-LN2] * 5)
+    assert counts(sums_of(inputs, "dppo"), *MASKS) == [1, 1]
+    loss, gradient = loss_and_gradient(inputs, "dppo", kl_tau=0.1)
+    squares = [math.log(r) ** 2 for r in ratios]
+    assert loss == pytest.approx(1.6 - 0.4 - 2.4 + 0.1 * sum(squares))
+    policy = [0.0, 1.6, -0.4, 0.0, -2.4]  # rises and falls of 0.3 > 0.2 are left out
+    expected = [p + 0.1 * 2 * math.log(r) for p, r in zip(policy, ratios, strict=True)]
+    assert gradient == pytest.approx(expected)
+
+
+def test_dppo_masks_by_probability_and_not_by_ratio():
+    # a ratio of 4 moves a rare token by 0.03 only; a ratio of 1.5 moves a frequent one by 0.3
+    inputs = inputs_of([4.0, 1.5], [1.0, 1.0], sampler=[math.log(0.01), math.log(0.6)])
+    assert loss_and_gradient(inputs, "dppo", kl_tau=0.0)[1] == pytest.approx([-4.0, 0.0])
+
+
+def test_decoupled_ppo():
+    # l = ln 1.5 for all. Staleness 0: the proximal policy is the present one, u = 1, w = 1.5.
+    # 1: it is the sampler, u = 1.5 is clipped at 1.2, w = 1. 2: half-way, u = w = sqrt 1.5 = 1.2247.
+    # 4: u = 1.5^(1/4) = 1.1067 is inside, w = 1.5^(3/4).
+    inputs = inputs_of([1.5] * 4, [1.0] * 4, staleness=[0, 1, 2, 4])
+    assert counts(sums_of(inputs, "decoupled_ppo"), *CLIPS) == [0, 2]
+    loss, gradient = loss_and_gradient(inputs, "decoupled_ppo")
+    root = math.sqrt(1.5)
+    assert loss == pytest.approx(-1.5 - 1.2 - root * 1.2 - 1.5)
+    assert gradient == pytest.approx([-1.5, 0.0, 0.0, -1.5])
+
+
+def test_decoupled_ppo_of_the_version_before_is_ppo():
+    found = [
+        loss_and_gradient(inputs_of(PPO_RATIOS, PPO_ADVANTAGES), kind) for kind in ("decoupled_ppo", "ppo")
+    ]
+    assert found[0][0] == pytest.approx(found[1][0])
+    assert found[0][1] == pytest.approx(found[1][1])
+
+
+ALL_TYPES = sorted(LOSS_TYPES)
+PURE = {"dppo": {"kl_tau": 0.0}}
+
+
+@pytest.mark.parametrize("kind", ALL_TYPES)
+def test_on_policy_all_losses_are_the_policy_gradient(kind):
+    advantages = [1.0, 1.0, -0.5, -0.5, -0.5, 2.0]
+    inputs = inputs_of([1.0] * 6, advantages, [0, 0, 1, 1, 1, 2])
+    settings = {} if kind == "masked_ratio" else {"normalization": "token"}
+    _, gradient = loss_and_gradient(inputs, kind, **settings, **PURE.get(kind, {}))
+    assert gradient == pytest.approx([-a for a in advantages])
+
+
+@pytest.mark.parametrize("kind", ALL_TYPES)
+def test_an_impossible_token_gives_a_finite_gradient(kind):
+    """The sampler says e^-1000 of a token that it sampled: its ratio is infinite."""
+    inputs = LossInputs(
+        logprobs=torch.tensor([-1.0, -1.0], requires_grad=True),
+        entropies=torch.zeros(2),
+        sampler_logprobs=torch.tensor([-1.0, -1000.0]),
+        reference_logprobs=None,
+        advantages=torch.ones(2),
+        sequences=torch.tensor([0, 1]),
+        staleness=torch.ones(2, dtype=torch.long),
     )
-    sums.loss.backward()
-    assert sums.loss.item() == -1.0
-    assert logprobs.grad.tolist() == [-1.0, 0.0]
+    loss, gradient = loss_and_gradient(inputs, kind, **PURE.get(kind, {}))
+    assert math.isfinite(loss)
+    assert gradient[0] == pytest.approx(-1.0)
+    assert math.isfinite(gradient[1])
+    assert gradient[1] == 0.0 or kind in ("cispo", "dppo")  # which clip the weight, or look at probabilities
 
 
-def test_no_tokens():
-    inputs = _tensors([], [], [])
-    inputs = (*inputs[:3], torch.zeros(0, dtype=torch.long))
-    for sums in (
-        token_ratio_loss(*inputs, limits=LIMITS, kl_tau=0.1, kl_mask="all"),
-        sequence_ratio_loss(*inputs, limits=LIMITS, kl_tau=0.1, kl_mask="all", length_norm=True),
-    ):
-        assert sums.loss.item() == 0.0
-        sums.loss.backward()
+@pytest.mark.parametrize("kind", ALL_TYPES)
+def test_no_tokens(kind):
+    inputs = inputs_of([], [], [])
+    settings = {} if kind == "masked_ratio" else {"correction": {"type": "mask", "level": "sequence"}}
+    loss, gradient = loss_and_gradient(inputs, kind, **settings)
+    assert (loss, gradient) == (0.0, [])
+
+
+@pytest.mark.parametrize("kind", ALL_TYPES)
+def test_a_broken_log_probability_is_not_hidden(kind):
+    inputs = inputs_of([1.0, math.nan], [1.0, 1.0])
+    assert math.isnan(sums_of(inputs, kind).loss.item())
+
+
+def test_settings_have_the_defaults_of_the_functions():
+    for kind, loss in LOSS_TYPES.items():
+        config = config_of(kind)
+        for name, default in loss.function.__kwdefaults__.items():
+            assert getattr(config, name) == default, (kind, name)

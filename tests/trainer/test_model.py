@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,6 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from buckeye.errors import UsageError
 from buckeye.trainer.head import token_logprobs
 from buckeye.trainer.model import load_policy, pick_device
+from buckeye.trainer.rows import make_row
 
 CPU = torch.device("cpu")
 
@@ -59,15 +62,11 @@ def test_the_head_agrees_with_the_model(tiny_model):
     ids = torch.randint(0, 256, (9,))
     hidden = policy.hidden_states(ids, [9])[:-1]
     logprobs, _ = token_logprobs(hidden, policy.head_weight, ids[1:], torch.full((8,), 0.7))
-    logits = policy.model(input_ids=ids[None], layout=_layout(9)).logits[0, :-1]
+    logits = policy.model(
+        input_ids=ids[None], layout=make_row([ids.int().numpy()], [np.zeros(9, bool)], CPU).layout
+    ).logits[0, :-1]
     expected = (logits / 0.7).log_softmax(-1).gather(1, ids[1:, None]).squeeze(1)
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
-
-
-def _layout(length):
-    from buckeye.trainer.attention import make_layout
-
-    return make_layout([length], CPU)
 
 
 def test_a_missing_model_is_one_message(tmp_path):
@@ -87,20 +86,77 @@ def test_an_incomplete_model_is_one_message(tiny_model, tmp_path):
         load_policy(str(copy), CPU)
 
 
+def _group(device):
+    """Two samples with a common prompt and one without, all trained after four tokens."""
+    torch.manual_seed(0)
+    prompt = torch.randint(0, 256, (20,)).int()
+    samples = [torch.cat([prompt, torch.randint(0, 256, (n,)).int()]).numpy() for n in (9, 30)]
+    samples.append(torch.randint(0, 256, (17,)).int().numpy())
+    return make_row(samples, [np.arange(len(ids)) >= 4 for ids in samples], device)
+
+
+def _logprobs_and_gradient(policy):
+    row = _group(policy.device)
+    logprobs, entropies = policy.token_logprobs(row, torch.ones(len(row.targets), device=policy.device))
+    (logprobs.sum() + entropies.sum()).backward()
+    return logprobs.float(), policy.model.get_input_embeddings().weight.grad
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_flash_equals_padded_attention(build_model):
     directory = build_model(Qwen3Config, head_dim=64)
-    device, lengths = torch.device("cuda", 0), [30, 17, 5]
-    ids = torch.randint(0, 256, (sum(lengths),), device=device)
+    device = torch.device("cuda", 0)
+    results = [_logprobs_and_gradient(load_policy(str(directory), device, flash=f)) for f in (True, False)]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.05 * other.abs().max().item())
+
+
+def test_bfloat16_is_near_float32_and_weights_stay_float32(tiny_model):
+    results = []
+    for dtype in ("float32", "bfloat16"):
+        policy = load_policy(str(tiny_model), CPU, compute_dtype=dtype)
+        assert {p.dtype for p in policy.trainable.values()} == {torch.float32}
+        logprobs, gradient = _logprobs_and_gradient(policy)
+        assert gradient.dtype == torch.float32
+        results.append((logprobs, gradient))
+    (exact, gradient), (rounded, other) = results
+    assert 1e-6 < (exact - rounded).abs().mean() < 0.05
+    assert torch.nn.functional.cosine_similarity(gradient.flatten(), other.flatten(), dim=0) > 0.99
+
+
+def test_weights_are_cast_anew_after_a_step(tiny_model):
+    policy = load_policy(str(tiny_model), CPU, compute_dtype="bfloat16")
+    row = _group(CPU)
+    ones = torch.ones(len(row.targets))
     outputs = []
-    for flash in (True, False):
-        policy = load_policy(str(directory), device, flash=flash)
-        hidden = policy.hidden_states(ids, lengths)
-        hidden.float().square().mean().backward()
-        outputs.append((hidden, policy.model.get_input_embeddings().weight.grad))
-    for one, other in zip(*outputs, strict=True):
-        torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+    for _ in range(2):
+        with policy.computing(), torch.no_grad():
+            outputs.append([policy.token_logprobs(row, ones)[0] for _ in range(2)])
+        with torch.no_grad():
+            for parameter in policy.trainable.values():
+                parameter.mul_(1.1)
+    assert torch.equal(outputs[0][0], outputs[0][1])
+    assert not torch.allclose(outputs[0][0], outputs[1][0], atol=1e-3)
+
+
+def test_auto_is_float32_for_a_small_model(tiny_model):
+    assert load_policy(str(tiny_model), CPU).compute_dtype is torch.float32
+
+
+def test_norms_equal_those_of_transformers(tiny_model):
+    policy = load_policy(str(tiny_model), CPU)
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    upstream = torch.randn(3, 7, 32)
+    results = []
+    for model in (policy.model, plain):
+        norm = model.model.norm
+        norm.weight.data.copy_(torch.linspace(0.5, 2.0, 32))
+        hidden = torch.linspace(-3, 2, 3 * 7 * 32).reshape(3, 7, 32).requires_grad_()
+        norm(hidden).backward(upstream)
+        results.append((hidden.grad, norm.weight.grad))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to take")
@@ -113,12 +169,23 @@ def test_a_missing_gpu_is_one_message():
 @pytest.mark.parametrize("every", [1, 2])
 def test_checkpointed_activations_give_the_same_gradients(tiny_model, every):
     lengths, ids = [6, 4], torch.randint(0, 256, (10,))
-    gradients = []
+    gradients, passes = [], []
     for checkpointed in (False, True):
         policy = load_policy(str(tiny_model), CPU)
+        layers = policy.model.base_model.layers
+        count = [0] * len(layers)
+
+        def counted(mlp, _, number, count=count):
+            count[number] += 1
+
+        for number, layer in enumerate(layers):
+            layer.mlp.register_forward_pre_hook(partial(counted, number=number))
         if checkpointed:
             policy.checkpoint_activations(every=every)
         policy.hidden_states(ids, lengths).square().sum().backward()
         gradients.append([p.grad for p in policy.trainable.values()])
+        passes.append(count)
+    assert sum(passes[0]) == len(layers)
+    assert sum(passes[1]) == len(layers) + len(range(0, len(layers), every))
     for plain, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(recomputed, plain, rtol=1e-5, atol=1e-6)

@@ -1,15 +1,22 @@
-"""Every sample in exactly one bin, no bin too full, ranks balanced."""
+"""Every sample in exactly one bin, no bin too full, shared prefixes counted once, ranks balanced."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.errors import TransportError
-from buckeye.trainer.packing import distribute, pack
+from buckeye.trainer.layout import families
+from buckeye.trainer.packing import distribute, pack, plan_bins
+
+# few token ids, so that samples begin alike by chance too
+batches = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), max_size=25)
+
+
+def _arrays(samples):
+    return [np.array(ids, dtype=np.int32) for ids in samples]
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(50, 120))
@@ -19,16 +26,63 @@ def test_pack(lengths, capacity):
     loads = [sum(lengths[i] for i in b) for b in bins]
     assert all(0 < load <= capacity for load in loads)
     assert sum(load <= capacity / 2 for load in loads) <= 1  # two half-empty bins would have been one
-    assert all(lengths[a] >= lengths[b] for bin_ in bins for a, b in pairwise(bin_))
 
 
 def test_pack_by_hand():
     assert pack([3, 7, 5, 2, 4], 10) == [[1, 0], [2, 4], [3]]
 
 
+def test_families_by_hand():
+    group, other = [[1, 2, 3, 4, n] for n in range(3)], [[1, 2, 9, 9, 9, n] for n in range(2)]
+    found = families(_arrays([*group, [7, 7], *other]))
+    assert {(frozenset(f.members), f.prefix) for f in found} == {
+        (frozenset({0, 1, 2}), 4),
+        (frozenset({3}), 0),
+        (frozenset({4, 5}), 5),
+    }
+
+
+def test_equal_samples_keep_a_suffix_of_their_own():
+    (family,) = families(_arrays([[5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 1]]))
+    assert (family.members, family.prefix) == ((0, 1, 2), 4)
+
+
+@given(batches)
+def test_families_share_what_they_say(samples):
+    arrays = _arrays(samples)
+    found = families(arrays)
+    assert sorted(m for f in found for m in f.members) == list(range(len(arrays)))
+    for family in found:
+        first = arrays[family.members[0]]
+        assert (family.prefix > 0) == (len(family.members) > 1)
+        for member in family.members:
+            assert len(arrays[member]) > family.prefix
+            assert np.array_equal(arrays[member][: family.prefix], first[: family.prefix])
+
+
+@given(batches, st.integers(20, 60))
+def test_plan_bins(samples, capacity):
+    arrays = _arrays(samples)
+    bins = plan_bins(arrays, capacity)
+    assert sorted(index for b in bins for index in b.indices) == list(range(len(arrays)))
+    for b in bins:
+        assert b.tokens <= capacity
+        assert b.tokens <= sum(len(arrays[i]) for i in b.indices)
+    assert sum(b.tokens <= capacity / 2 for b in bins) <= 1
+
+
+def test_bins_by_hand():
+    group = _arrays([[1, 2, 3, 4, n, n] for n in range(4)])  # a prefix of 4, suffixes of 2: 12 tokens
+    (whole,) = plan_bins(group, 12, pair_cost=0.1)
+    # 4 tokens see 16 / 2, and each suffix (36 - 16) / 2
+    assert (whole.indices, whole.tokens, whole.cost) == ((0, 1, 2, 3), 12, pytest.approx(12 + 0.1 * 48))
+    split = plan_bins(group, 11)
+    assert sorted(b.tokens for b in split) == [6, 10]  # three with the prefix, one alone
+
+
 def test_a_sample_longer_than_a_bin_is_an_error():
     with pytest.raises(TransportError, match=r"Sample 1 .* 11 tokens.*seq_len = 10"):
-        pack([3, 11], 10)
+        plan_bins(_arrays([[1] * 3, [1] * 11]), 10)
 
 
 @given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 5))

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config
 
 from buckeye.trainer.learner import format_step
 from buckeye.trainer.model import load_policy
-from buckeye.trainer.perf import peak_flops, peak_memory_gib, training_flops
+from buckeye.trainer.packing import plan_bins
+from buckeye.trainer.perf import Work, peak_flops, peak_memory_gib, training_flops
 
 
-def test_flops_by_hand():
-    config = Qwen3Config(num_hidden_layers=2, num_attention_heads=4, head_dim=8, hidden_size=16)
-    # 10 matrix elements; samples of 3 and 5 tokens: 6 * 10 * 8 + 6 * 2 * 32 * (9 + 25)
-    assert training_flops(config, 10, [3, 5]) == pytest.approx(480 + 384 * 34)
+def test_flops_by_hand(tiny_model):
+    # 10 matrix elements; samples of 3 and 5 tokens, whose 9 + 25 pairs, half of them masked, cost 12 tokens
+    work = Work(tokens=3, cost=3.0) + Work(tokens=5, cost=5.0) + Work(cost=12.0)
+    assert training_flops(work, 10) == 6 * 10 * 20
+    assert training_flops(work, 10, frozen_elements=8) == 6 * 10 * 20 - 2 * 8 * 8
+    # of a model: 6 per token and matrix element, and 12 * layers * heads * head size per pair
+    policy = load_policy(str(tiny_model), torch.device("cpu"))
+    bins = plan_bins([np.arange(3), np.arange(10, 15)], 64, pair_cost=policy.pair_cost)
+    work = Work(tokens=8, cost=sum(b.cost for b in bins))
+    expected = 6 * policy.matrix_elements * 8 + 12 * 2 * 4 * 8 * (9 + 25) / 2
+    assert training_flops(work, policy.matrix_elements) == pytest.approx(expected)
 
 
 def test_matrix_elements(tiny_model, tiny_llama):

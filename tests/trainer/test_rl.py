@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import socket
@@ -22,67 +21,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from buckeye.checkpoint import list_checkpoints, read_orchestrator_state, resolve_checkpoint
 from buckeye.errors import CheckpointError, TransportError
-from buckeye.monitor.metrics import read_metrics
-from buckeye.process import RunIdentity
-from buckeye.trainer.head import token_logprobs
-from buckeye.trainer.model import load_policy
 from buckeye.trainer.rl import run_trainer
-from buckeye.transport.batches import Batch, Sample, write_batch
+from buckeye.transport.batches import Batch, Sample, end_batches, read_batch
 from buckeye.transport.weights import verify_weights
+from tests.trainer.rl_runs import ME, put, records
 from tests.trainer.trainer_config import trainer_config
-
-ME = RunIdentity(run_id="local", attempt=1)
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    monkeypatch.setenv("BUCKEYE_THREADS", "1")
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture(scope="module")
-def batches(tiny_model):
-    """Four batches whose log-probabilities are the model's, a little off."""
-    policy = load_policy(str(tiny_model), torch.device("cpu"))
-    rng = np.random.default_rng(0)
-
-    def sample(length: int) -> Sample:
-        ids = rng.integers(0, 256, length).astype(np.int32)
-        with torch.no_grad():
-            hidden = policy.hidden_states(torch.from_numpy(ids).long(), [length])[:-1]
-            targets = torch.from_numpy(ids[1:]).long()
-            exact, _ = token_logprobs(hidden, policy.head_weight, targets, torch.ones(length - 1))
-        mask = np.arange(length) >= length // 3
-        noisy = np.concatenate([[0.0], exact.numpy() + rng.normal(0, 0.1, length - 1)])
-        return Sample(
-            token_ids=ids,
-            loss_mask=mask,
-            logprobs=np.where(mask, noisy, 0).astype(np.float32),
-            versions=np.where(mask, 0, -1).astype(np.int32),
-            advantages=np.full(length, rng.normal(), np.float32),
-            temperature=1.0,
-        )
-
-    return [
-        Batch(
-            step=step,
-            samples=tuple(sample(int(n)) for n in rng.integers(3, 40, 9)),
-            orchestrator_state={"emitted": step},
-        )
-        for step in range(4)
-    ]
-
-
-def put(output_dir: Path, batches, identity=ME) -> None:
-    for batch in batches:
-        write_batch(output_dir / "batches", batch, identity=identity)
-
-
-def records(output_dir: Path):
-    return [r for r in read_metrics(output_dir / "metrics.jsonl") if r["process"] == "trainer"]
 
 
 def weights(output_dir: Path, step: int):
@@ -107,12 +50,16 @@ def test_a_run(tmp_path, tiny_model, batches, capsys):
     logged = records(tmp_path)
     assert [r["step"] for r in logged] == [0, 1, 2, 3]
     for record in logged:
-        expected = {"loss", "entropy", "mismatch_kl", "grad_norm", "lr", "tokens_per_second", "wait_seconds"}
+        expected = {"loss", "entropy", "mismatch_kl", "grad_norm", "lr", "tokens_per_second", "time/wait"}
         assert expected <= record.keys()
         assert "mfu" not in record
     assert logged[0]["tokens"] == sum(len(s.token_ids) for s in batches[0].samples)
     assert 0.004 < logged[0]["mismatch_kl"] < 0.006  # noise of variance 0.01: half of it
     assert logged[3]["staleness_max"] == 3
+    assert logged[3]["staleness_share_3"] == 1.0
+    assert 0.9 < logged[0]["ratio_min"] * logged[0]["ratio_max"] < 1.1 < logged[0]["ratio_max"]
+    assert 0.98 < logged[0]["effective_sample_size"] < 0.995  # about 1 / (1 + variance)
+    assert logged[0]["zero_advantage_share"] == 0.0
     lines = capsys.readouterr().out
     assert "SUCCESS Step 3 | Time: " in lines
     assert "MFU" not in lines
@@ -156,6 +103,14 @@ def test_resume_is_bit_exact(tmp_path, tiny_model, batches, optimizer, monkeypat
         for run in (straight, broken)
     ]
     assert_equal(*optimizers)
+
+
+def test_when_no_more_batches_come_the_run_is_finished(tmp_path, tiny_model, batches):
+    put(tmp_path, batches[:1])
+    end_batches(tmp_path / "batches", 1, identity=ME)
+    assert run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4))
+    assert [r["step"] for r in records(tmp_path)] == [0]
+    assert [info.step for info in list_checkpoints(tmp_path / "checkpoints")] == [1]
 
 
 def test_resuming_without_a_checkpoint_is_one_message(tmp_path, tiny_model):
@@ -224,6 +179,20 @@ def test_a_non_finite_batch_is_left_out_and_counted(tmp_path, tiny_model, batche
     assert all(t.isfinite().all() for t in weights(tmp_path, 2).values())
     progress = resolve_checkpoint(tmp_path / "checkpoints", 2).path / "trainer" / "progress.json"
     assert json.loads(progress.read_text())["skipped"] == 1
+    kept = read_batch(tmp_path / "skipped", 0, identity=ME)
+    assert np.isnan(getattr(kept.samples[0], field)).any()
+    assert f"Batch 0 is kept in {tmp_path / 'skipped' / 'step_0'}" in log
+    assert [path.name for path in (tmp_path / "skipped").iterdir()] == ["step_0"]
+
+
+def test_not_all_skipped_batches_are_kept(tmp_path, tiny_model, batches):
+    sample = batches[0].samples[0]
+    poisoned = replace(sample, advantages=np.full_like(sample.advantages, np.nan))
+    put(tmp_path, [replace(batches[0], step=step, samples=(poisoned,)) for step in range(11)])
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=11))
+    assert len(list((tmp_path / "skipped").iterdir())) == 10
+    assert "Batch 10 is not kept" in (tmp_path / "logs" / "run.log").read_text()
+    assert records(tmp_path)[-1]["skipped_steps"] == 11
 
 
 def test_a_batch_without_advantage_is_a_step_of_loss_zero(tmp_path, tiny_model, batches):
@@ -244,6 +213,8 @@ def test_samples_without_advantage_change_nothing_but_the_divisor(tmp_path, tiny
         run_trainer(trainer_config(tiny_model, tmp_path / name, max_steps=1, loss=loss))
         losses.append([records(tmp_path / name)[0][key] for key in ("loss", "grad_norm")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    shares = [records(tmp_path / name)[0]["zero_advantage_share"] for name in ("skipped", "forwarded")]
+    assert shares == pytest.approx([1 / 9] * 2)
 
 
 def test_the_loss_is_per_token_of_the_whole_batch(tmp_path, tiny_model, batches):
@@ -267,13 +238,6 @@ def test_the_loss_is_per_token_of_the_whole_batch(tmp_path, tiny_model, batches)
     assert [r["loss"] for r in found] == pytest.approx([total / tokens] * 2, rel=1e-4)
     assert found[0]["grad_norm"] == pytest.approx(found[1]["grad_norm"], rel=1e-4)
     assert found[0]["trained_tokens"] == tokens
-
-
-def test_sequence_ratio_runs(tmp_path, tiny_model, batches):
-    put(tmp_path, batches[:1])
-    loss = {"ratio_type": "sequence", "ratio_length_norm": True, "kl_tau": 0.01}
-    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=1, loss=loss))
-    assert math.isfinite(records(tmp_path)[0]["loss"])
 
 
 @pytest.mark.parametrize(

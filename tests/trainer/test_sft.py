@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from itertools import combinations
@@ -15,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from buckeye.checkpoint import list_checkpoints
-from buckeye.errors import UsageError
+from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import read_metrics
 from buckeye.trainer.sft import run_sft
 from tests.trainer.trainer_config import sft_config
@@ -48,8 +51,8 @@ def sft(model, output_dir, chat_file, **changes):
     run_sft(sft_config(model, output_dir, batch_size=3, data=data, **changes))
 
 
-def records(output_dir):
-    return [r for r in read_metrics(output_dir / "metrics.jsonl") if r["process"] == "sft"]
+def records(output_dir, process="sft"):
+    return [r for r in read_metrics(output_dir / "metrics.jsonl") if r["process"] == process]
 
 
 def test_it_learns_and_leaves_a_model(tmp_path, tiny_model, chat_file, capsys):
@@ -58,8 +61,10 @@ def test_it_learns_and_leaves_a_model(tmp_path, tiny_model, chat_file, capsys):
     logged = records(tmp_path)
     assert [r["step"] for r in logged] == list(range(40))
     assert logged[0]["loss"] > 4
-    assert [r["step"] for r in logged if "val_loss" in r] == [19, 39]
-    assert logged[39]["val_loss"] < 0.5
+    measured = {r["step"]: r["val_loss"] for r in records(tmp_path, "validation")}
+    assert list(measured) == [0, 20, 40]
+    assert measured[0] > 4
+    assert measured[40] < 0.5
     assert [info.step for info in list_checkpoints(tmp_path / "checkpoints")] == [20, 40]
     line = capsys.readouterr().out
     assert "SUCCESS Step 39 | Time: " in line
@@ -90,6 +95,24 @@ def test_resume_is_bit_exact(tmp_path, tiny_model, chat_file):
     assert all(torch.equal(one[name], other[name]) for name in one)
     tail = [(r["step"], r["loss"], r["grad_norm"], r["lr"]) for r in records(broken)][-2:]
     assert tail == [(r["step"], r["loss"], r["grad_norm"], r["lr"]) for r in records(straight)][2:]
+
+
+def test_other_data_is_noticed_on_resume(tmp_path, tiny_model, chat_file):
+    data = tmp_path / "data.jsonl"
+    data.write_text(chat_file.read_text())
+    sft(tiny_model, tmp_path, data, max_steps=1)
+    data.write_text(chat_file.read_text().replace("topa", "tópa"))
+    changed = r"sha256: \w+, now \w+\).*place in the data.*skip_dataloader"
+    with pytest.raises(CheckpointError, match=changed):
+        sft(tiny_model, tmp_path, data, max_steps=2, ckpt={"resume_step": -1})
+    with pytest.raises(CheckpointError, match="; seed: 0, now 1"):
+        sft(tiny_model, tmp_path, data, max_steps=2, ckpt={"resume_step": -1}, data={"seed": 1})
+    anew = {"resume_step": -1, "skip_dataloader": True}
+    sft(tiny_model, tmp_path, data, max_steps=2, ckpt=anew)
+    assert [(r["step"], r["epoch"]) for r in records(tmp_path)] == [(0, 0.0), (1, 0.0)]
+    data.write_text("\n".join(chat_file.read_text().splitlines()[:4]))
+    with pytest.raises(CheckpointError, match=r"conversations: 5, now 4\)"):
+        sft(tiny_model, tmp_path, data, max_steps=3, ckpt={"resume_step": -1})
 
 
 def _stop_when(path):
@@ -130,8 +153,96 @@ def test_long_samples_are_left_out_and_said(tmp_path, tiny_model, chat_file):
     path = tmp_path / "long.jsonl"
     path.write_text(chat_file.read_text() + "\n" + long)
     sft(tiny_model, tmp_path, path)
-    assert "1 of 3 samples are longer than seq_len = 64" in (tmp_path / "logs" / "run.log").read_text()
-    assert sum(r["samples"] for r in records(tmp_path)) == 5
+    log = (tmp_path / "logs" / "run.log").read_text()
+    assert re.search(r"5 conversations, 5 samples, \d+ tokens, \d+ of them trained; left out: 1 longer", log)
+    assert [r["samples"] for r in records(tmp_path)] == [3, 3]
     path.write_text(long)
     with pytest.raises(UsageError, match="longer than seq_len"):
         sft(tiny_model, tmp_path / "none", path)
+
+
+def test_the_best_checkpoint_is_known_and_kept(tmp_path, tiny_model, chat_file):
+    """With a learning rate that destroys the model, the first checkpoint remains the best."""
+    other = tmp_path / "val.jsonl"
+    other.write_text(chat_file.read_text().splitlines()[0])
+    wild = {"data": {"val_path": str(other), "val_interval": 1}, "optim": {"type": "sgd", "lr": 30.0}}
+    sft(tiny_model, tmp_path, chat_file, max_steps=6, ckpt={"interval": 2, "keep": 1}, **wild)
+    measured = {r["step"]: r["val_loss"] for r in records(tmp_path, "validation")}
+    assert list(measured) == [0, 1, 2, 3, 4, 5, 6]
+    best = min((2, 4, 6), key=measured.__getitem__)
+    assert best < 6, measured
+    assert [info.step for info in list_checkpoints(tmp_path / "checkpoints")] == [best, 6]
+    resume = {"interval": 2, "keep": 1, "resume_step": 6}
+    sft(tiny_model, tmp_path, chat_file, max_steps=8, ckpt=resume, **wild)
+    assert f"Best: {measured[best]:.4f} at step {best}" in (tmp_path / "logs" / "run.log").read_text()
+    measured |= {r["step"]: r["val_loss"] for r in records(tmp_path, "validation")}
+    kept = {8, min((2, 4, 6, 8), key=measured.__getitem__)}
+    assert {info.step for info in list_checkpoints(tmp_path / "checkpoints")} == kept
+
+
+@pytest.mark.slow
+def test_two_ranks_that_share_the_model_learn_the_same_as_one(tmp_path, tiny_model, chat_file):
+    """With fewer bins than ranks in the last step of an epoch, and in a validation of one conversation."""
+    single = tmp_path / "val.jsonl"
+    single.write_text(chat_file.read_text().splitlines()[0])
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    argv += [
+        "-m",
+        "buckeye",
+        "sft",
+        "--model.name",
+        tiny_model,
+        "--model.device",
+        "cpu",
+        "--model.sharding",
+        "full",
+    ]
+    argv += ["--data.path", chat_file, "--data.val-path", single, "--output-dir", tmp_path / "two"]
+    argv += ["--max-steps", 4, "--batch-size", 3, "--seq-len", 64, "--optim.lr", 0.01, "--ckpt.interval", 2]
+    done = subprocess.run([str(w) for w in argv], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sft(
+        tiny_model,
+        tmp_path / "one",
+        chat_file,
+        data={"val_path": str(single)},
+        max_steps=4,
+        ckpt={"interval": 2},
+    )
+    for process, name in (("sft", "loss"), ("sft", "grad_norm"), ("validation", "val_loss")):
+        one, two = ([r[name] for r in records(tmp_path / run, process)] for run in ("one", "two"))
+        assert two == pytest.approx(one, rel=1e-4), name
+    one, two = (load_file(tmp_path / r / "weights/step_4/model.safetensors") for r in ("one", "two"))
+    assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_resumed_is_bit_exact(tmp_path, tiny_model, chat_file):
+    """As a command, ended by SIGKILL in the middle of a step."""
+
+    def command(output_dir, *words):
+        argv = [sys.executable, "-m", "buckeye", "sft", "--model.name", tiny_model, "--model.device", "cpu"]
+        argv += ["--data.path", chat_file, "--data.val-path", chat_file, "--output-dir", output_dir]
+        argv += ["--max-steps", 12, "--batch-size", 3, "--seq-len", 64, "--ckpt.interval", 2, *words]
+        return subprocess.Popen(
+            [str(word) for word in argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    killed = command(broken)
+    while not (broken / "checkpoints" / "step_4").exists():
+        assert killed.poll() is None, killed.stdout.read()
+        time.sleep(0.001)
+    killed.kill()
+    killed.wait()
+    killed.stdout.close()
+    for run in (command(straight), command(broken, "--ckpt.resume-step", -1)):
+        printed, _ = run.communicate(timeout=120)
+        assert run.returncode == 0, printed
+    one, other = (load_file(run / "weights/step_12/model.safetensors") for run in (straight, broken))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+    def curve(run):
+        return {(r["process"], r["step"]): r.get("loss", r.get("val_loss")) for r in read_metrics(run)}
+
+    assert curve(broken / "metrics.jsonl") == curve(straight / "metrics.jsonl")

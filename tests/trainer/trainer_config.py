@@ -12,19 +12,19 @@ from buckeye.config.trainer import TrainerConfig
 _COMMON = {"optim": {"type": "adamw", "lr": 0.01}, "seq_len": 64, "dist_timeout_seconds": 60}
 
 
-def trainer_config(model: Path, output_dir: Path, **changes: Any) -> TrainerConfig:
-    """A trainer on the CPU with short deadlines."""
-    return TrainerConfig.model_validate(_settings(model, output_dir, {"batch_timeout": 60, **changes}))
+def trainer_config(name: Path, output_dir: Path, **changes: Any) -> TrainerConfig:
+    """A trainer of the model in the directory `name`, on the CPU, with short deadlines."""
+    return TrainerConfig.model_validate(_settings(name, output_dir, {"batch_timeout": 60, **changes}))
 
 
-def sft_config(model: Path, output_dir: Path, **changes: Any) -> SFTConfig:
+def sft_config(name: Path, output_dir: Path, **changes: Any) -> SFTConfig:
     """Fine-tuning on the CPU."""
-    return SFTConfig.model_validate(_settings(model, output_dir, changes))
+    return SFTConfig.model_validate(_settings(name, output_dir, changes))
 
 
-def _settings(model: Path, output_dir: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    common = {"model": {"name": str(model), "device": "cpu"}, "output_dir": output_dir}
-    merged = {**_COMMON, **common, **changes}
+def _settings(name: Path, output_dir: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    merged = {**_COMMON, "output_dir": output_dir, **changes}
+    merged["model"] = {"name": str(name), "device": "cpu", **changes.get("model", {})}
     merged["optim"] = {"lr": 0.01, **merged["optim"]}
     return merged
 

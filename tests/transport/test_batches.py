@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from buckeye import storage
 from buckeye.errors import TransportError
 from buckeye.process import RunIdentity
 from buckeye.transport.batches import Batch, Sample, read_batch, remove_batch, write_batch
@@ -68,6 +69,21 @@ def test_a_batch_not_there_or_of_another_attempt_is_none(tmp_path):
     write_batch(tmp_path, batch, identity=RunIdentity(run_id="run", attempt=2))
     assert read_batch(tmp_path, 0, identity=ME) is None
     write_batch(tmp_path, batch, identity=ME)
+    assert read_batch(tmp_path, 0, identity=ME) is not None
+
+
+def test_a_batch_that_appears_while_it_is_looked_for(tmp_path, monkeypatch):
+    read_json = storage.read_json
+
+    def too_early(path):
+        try:
+            return read_json(path)
+        except FileNotFoundError:
+            write_batch(tmp_path, Batch(step=0, samples=(make_sample(),), orchestrator_state={}), identity=ME)
+            raise
+
+    monkeypatch.setattr(storage, "read_json", too_early)
+    assert read_batch(tmp_path, 0, identity=ME) is None
     assert read_batch(tmp_path, 0, identity=ME) is not None
 
 

@@ -44,6 +44,12 @@ def test_publish_read_verify(tmp_path):
     assert (directory / "config.json").exists()
 
 
+def test_an_adapter_says_that_it_is_one(tmp_path):
+    model = publish_weights(tmp_path, 1, _model(1.0), identity=ME, dtype="float32")
+    adapter = publish_weights(tmp_path, 2, _model(1.0), identity=ME, dtype="float32", adapter=True)
+    assert [read_weights_manifest(directory).adapter for directory in (model, adapter)] == [False, True]
+
+
 def test_equal_weights_have_equal_checksums(tmp_path):
     one = publish_weights(tmp_path, 1, _model(1.0), identity=ME, dtype="float32")
     two = publish_weights(tmp_path, 2, _model(1.0), identity=ME, dtype="float32")

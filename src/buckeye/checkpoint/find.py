@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,11 @@ def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
     raise CheckpointError(f"There is no checkpoint of step {resume_step} in {root}. There are: {steps}.")
 
 
-def prune_checkpoints(root: Path, keep: int) -> list[int]:
-    """Delete all but the `keep` newest committed checkpoints; returns the steps that were deleted."""
+def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ()) -> list[int]:
+    """Delete all but the `keep` newest committed checkpoints and those of `protected` steps; returns the
+    steps that were deleted."""
     by_age = sorted(list_checkpoints(root), key=_age)
-    old = by_age[: max(0, len(by_age) - keep)]
+    old = [info for info in by_age[: max(0, len(by_age) - keep)] if info.step not in protected]
     for info in old:
         storage.remove_directory(info.path)
     return [info.step for info in old]

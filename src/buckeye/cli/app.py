@@ -10,6 +10,7 @@ import typer
 from buckeye import __version__
 from buckeye.cli.env import env_app
 from buckeye.cli.env_report import env_report
+from buckeye.cli.export import export
 from buckeye.cli.launch import COMMANDS
 from buckeye.cli.vllm import vllm_app
 
@@ -25,6 +26,7 @@ app.add_typer(model_app, name="model")
 app.add_typer(env_app, name="env")
 app.add_typer(vllm_app, name="vllm")
 env_app.command("report")(env_report)
+app.command()(export)
 
 
 def _show_version(value: bool) -> None:

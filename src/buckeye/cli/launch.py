@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def rl() -> None:
-    """Train a policy: starts inference, orchestrator and trainer."""
+    """Train a policy: starts inference, orchestrator and trainer. `rl list`, `status`, `stop` and more look
+    after runs."""
     run_command(lambda: _rl(take_debug_flag(sys.argv[1:])))
 
 
@@ -59,12 +60,19 @@ COMMANDS: dict[str, Callable[[], None]] = {
     "evals": evals,
 }
 
+RUN_COMMANDS = ("list", "status", "logs", "events", "stop", "resume", "clean", "fork")
+"""`rl COMMAND`: on runs that were started before."""
+
 
 def _rl(argv: list[str]) -> int:
     from buckeye.config.rl import RLConfig
 
     if argv[:1] == ["schema"]:
         return _schema(argv[1:])
+    if argv and argv[0] in RUN_COMMANDS:
+        from buckeye.cli.runs import run_command_on_runs
+
+        return run_command_on_runs(argv)
     config = _load(RLConfig, argv, "rl")
     command = [Path(sys.argv[0]).name, *argv] if sys.argv[0].endswith("rl") else ["buckeye", "rl", *argv]
     if config.dry_run:
@@ -110,14 +118,27 @@ def _inference(argv: list[str]) -> None:
 def _sft(argv: list[str]) -> int:
     from buckeye.config.sft import SFTConfig
 
-    config = _with_local_model(_load(SFTConfig, argv, "sft"))
+    given = _load(SFTConfig, argv, "sft")
+    config = _with_local_model(given)
+    from buckeye.config.dump import to_json
+    from buckeye.monitor.tracker import check_wandb, tracked
+    from buckeye.process import run_identity
     from buckeye.run.directory import claimed
+    from buckeye.storage import write_file
     from buckeye.trainer.sft import run_sft
 
+    first = os.environ.get("RANK", "0") == "0"
+    wandb = config.wandb if first else None
+    check_wandb(wandb)
     resumed = config.ckpt is not None and config.ckpt.resume_step is not None
     command = shlex.join(["sft", *argv, "--ckpt.resume-step", "-1"])
-    with claimed(config.output_dir, resumed=resumed, resume_command=command):
-        return 0 if run_sft(config) else INTERRUPTED
+    output_dir = config.output_dir
+    with claimed(output_dir, resumed=resumed, resume_command=command):
+        if first:
+            local = Path(given.model.name).exists()  # else it is a name on the hub, which others know too
+            write_file(output_dir / "configs" / "sft.json", to_json(config if local else given))
+        with tracked(wandb, output_dir=output_dir, run_id=run_identity().run_id, config=config):
+            return 0 if run_sft(config) else INTERRUPTED
 
 
 def _evals(argv: list[str]) -> int:
@@ -137,6 +158,8 @@ def _load(model: type[T], argv: list[str], program: str) -> T:
         from buckeye.config.load import help_text
 
         print(help_text(model, program))
+        if program == "rl":
+            print(f"\nOn runs there are, `rl COMMAND --help`: {', '.join(RUN_COMMANDS)}")
         sys.exit(0)
     from buckeye.config.load import load_with_warnings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from buckeye.config.problems import Problem
@@ -12,8 +13,12 @@ _INFERENCE_IDS: KeyPath = ("inference_gpu_ids",)
 _TRAINER_IDS: KeyPath = ("trainer_gpu_ids",)
 _DP: KeyPath = ("inference", "parallel", "dp")
 _TP: KeyPath = ("inference", "parallel", "tp")
+_TRAINER_TP: KeyPath = ("trainer", "model", "tp")
+_REPLICATE: KeyPath = ("trainer", "model", "dp_replicate")
 _WORKERS: KeyPath = ("orchestrator", "num_train_workers")
+_MEMORY: KeyPath = ("inference", "gpu_memory_utilization")
 _MOST_DEVICES = 1024
+_SHARED_GPU_MEMORY = 0.4
 
 
 def share_devices(settings: Settings) -> list[Problem]:
@@ -24,7 +29,10 @@ def share_devices(settings: Settings) -> list[Problem]:
     problems = []
     if isinstance(settings.get(("inference",)), dict):
         problems += _inference(settings)
-    return problems + _trainer(settings)
+    problems += _trainer(settings)
+    if isinstance(settings.get(("inference",)), dict):
+        _share_memory(settings)
+    return problems
 
 
 def _inference(settings: Settings) -> list[Problem]:
@@ -50,20 +58,37 @@ def _inference(settings: Settings) -> list[Problem]:
 def _trainer(settings: Settings) -> list[Problem]:
     ids = settings.get(_TRAINER_IDS)
     if ids is MISSING:
-        ids = _free_device(settings)
+        ids = _free_devices(settings)
         if ids != RLConfig.model_fields["trainer_gpu_ids"].default:
-            settings.put(_TRAINER_IDS, ids, _place(settings, _INFERENCE_IDS))
+            reasons = (_TRAINER_TP, _REPLICATE, _INFERENCE_IDS)
+            place = next((place for path in reasons if (place := settings.place(path))), None)
+            settings.put(_TRAINER_IDS, ids, place or _place(settings, _INFERENCE_IDS))
     if not _are_ids(ids) or not isinstance(settings.get(("orchestrator",)), dict):
         return []
     place = _place(settings, _TRAINER_IDS)
     return _agree(settings, _WORKERS, len(ids), place, f"{len(ids)} trainer devices (trainer_gpu_ids)")
 
 
-def _free_device(settings: Settings) -> list[int]:
-    """The trainer's device if none is given: not one of inference."""
-    default: list[int] = RLConfig.model_fields["trainer_gpu_ids"].default
+def _share_memory(settings: Settings) -> None:
+    """Leave the trainer room on a GPU that inference uses too: vLLM takes its part of the memory at once."""
+    ids = []
+    for path in (_INFERENCE_IDS, _TRAINER_IDS):
+        value = settings.get(path)
+        ids.append(RLConfig.model_fields[str(path[0])].default if value is MISSING else value)
+    if all(map(_are_ids, ids)) and set(ids[0]) & set(ids[1]) and settings.get(_MEMORY) is MISSING:
+        settings.put(_MEMORY, _SHARED_GPU_MEMORY, _place(settings, _TRAINER_IDS))
+
+
+def _free_devices(settings: Settings) -> list[int]:
+    """The trainer's devices if none are given: as few as its settings allow, none of inference's."""
+    asked = [settings.get(path) for path in (_TRAINER_TP, _REPLICATE)]
+    count = math.prod(value for value in asked if _is_count(value))
+    first: int = RLConfig.model_fields["trainer_gpu_ids"].default[0]
+    default = list(range(first, first + min(count, _MOST_DEVICES)))
     taken = settings.get(_INFERENCE_IDS)
-    return [max(taken) + 1] if _are_ids(taken) and set(default) & set(taken) else default
+    if not _are_ids(taken) or not set(default) & set(taken):
+        return default
+    return [device - first + max(taken) + 1 for device in default]
 
 
 def _agree(settings: Settings, path: KeyPath, value: int, place: Place, reason: str) -> list[Problem]:

@@ -9,6 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Tag, model_validator
 
 from buckeye.config.base import BaseConfig, conflict, variant
+from buckeye.config.rewards import (
+    AdvantageConfig,
+    GroupAdvantageConfig,
+    MaxRLAdvantageConfig,
+    RewardShapingConfig,
+)
 from buckeye.config.shared import (
     CheckpointConfig,
     ClientConfig,
@@ -170,19 +176,6 @@ class OrchestratorCheckpointConfig(CheckpointConfig):
     """Where an earlier run's buffer is."""
 
 
-class AdvantageConfig(BaseConfig):
-    """How rewards become advantages: the reward minus its group's mean."""
-
-    std_norm: Literal["local", "global"] | None = None
-    """Divide by the deviation of the group (local) or of the batch (global)."""
-    length_weighted_mean: bool = False
-    """Weigh the mean by the lengths of the replies."""
-    leave_one_out: bool = False
-    """The mean of the others instead."""
-    neg_clipped: bool = False
-    """Negative advantages become 0."""
-
-
 class SimpleBufferConfig(BaseConfig):
     """Groups are used in the order they finish."""
 
@@ -222,10 +215,6 @@ class DifficultyPoolBufferConfig(BaseConfig):
     hard_fraction: Share = 0.1
     """Share of hard tasks."""
 
-    @property
-    def online_difficulty_filtering(self) -> bool:
-        return False
-
 
 class OnlineDifficultyBufferConfig(BaseConfig):
     """Groups that are too easy or too hard are dropped."""
@@ -237,15 +226,11 @@ class OnlineDifficultyBufferConfig(BaseConfig):
     from_scratch: bool = True
     """Start with an empty buffer."""
     min_reward: Share = 0.01
-    """Groups with a smaller mean reward are dropped."""
+    """Groups with a smaller mean reward are too hard and dropped."""
     max_reward: Share = 0.99
-    """Groups with a larger mean reward are dropped."""
+    """Groups with a larger mean reward are too easy and dropped."""
     oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
     """How many more groups are kept in flight than a batch needs."""
-
-    @property
-    def online_difficulty_filtering(self) -> bool:
-        return True
 
 
 BufferConfig = Annotated[
@@ -283,6 +268,9 @@ class OrchestratorConfig(BaseConfig):
     """Ranks of the trainer."""
     zero_spread: Literal["keep", "drop"] = "keep"
     """What becomes of groups whose rewards are all equal."""
+    no_positive_resampling: Share | None = None
+    """Do not play a task again once its group had at least this mean reward; None does. Tasks of a curriculum
+    are dealt by their solve rates instead."""
     curriculum: bool = False
     """Deal the tasks of environments that offer cells of them by how often each cell was solved lately."""
     mask_env_responses: bool = True
@@ -311,7 +299,9 @@ class OrchestratorConfig(BaseConfig):
     """The environments."""
     env_mix: EnvMixConfig = EnvMixConfig()
     """How they are mixed."""
-    advantage: AdvantageConfig | None = AdvantageConfig()
+    reward_shaping: RewardShapingConfig | None = None
+    """Changes to the rewards of training rollouts."""
+    advantage: AdvantageConfig | None = GroupAdvantageConfig()
     """How rewards become advantages; None uses the rewards."""
     buffer: BufferConfig = SimpleBufferConfig()
     """Which groups make a batch."""
@@ -353,5 +343,40 @@ class OrchestratorConfig(BaseConfig):
                 f"sampling.min_tokens = {least} is more than sampling.max_tokens = {most}",
                 "sampling.min_tokens",
                 "sampling.max_tokens",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shaping_is_whole(self) -> OrchestratorConfig:
+        shaping = self.reward_shaping
+        if shaping is None:
+            return self
+        if self.zero_truncated_completions and (shaping.stop_reason_rewards or shaping.stop_reason_penalties):
+            raise conflict(
+                "zero_truncated_completions and reward_shaping both change rewards by stop reason: leave it "
+                "out and set length = 0.0 in reward_shaping.stop_reason_rewards",
+                "zero_truncated_completions",
+                "reward_shaping",
+            )
+        longest = shaping.max_length or self.sampling.max_tokens
+        if shaping.measures_length and longest is None:
+            raise conflict(
+                "a length penalty needs to know the longest rollout: set reward_shaping.max_length or "
+                "sampling.max_tokens",
+                "reward_shaping.max_length",
+                "sampling.max_tokens",
+            )
+        if longest is not None and (shaping.overlong_cache or 0) > longest:
+            raise conflict(
+                f"reward_shaping.overlong_cache = {shaping.overlong_cache} is more than the longest rollout, "
+                f"{longest} tokens",
+                "reward_shaping.overlong_cache",
+            )
+        if isinstance(self.advantage, MaxRLAdvantageConfig) and shaping.may_go_below_zero:
+            raise conflict(
+                "max_rl advantages are for rewards of 0 or more, and this reward_shaping can make them less: "
+                'leave its penalties out, or set advantage.type = "group"',
+                "advantage.type",
+                "reward_shaping",
             )
         return self

@@ -17,6 +17,7 @@ from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.problems import Problem
 from buckeye.config.rl import RunCheckpointConfig
 from buckeye.config.settings import MISSING, KeyPath, Layer, Place, Settings, dotted, flag_of
+from buckeye.config.trainer import LoRAConfig
 
 _ROLES = ("trainer", "orchestrator", "inference")
 _LEARNING_ROLES = ("trainer", "orchestrator")
@@ -50,8 +51,11 @@ _SHARED = (
     Shared("ckpt.interval", _each(_LEARNING_ROLES, "ckpt.interval")),
     Shared("ckpt.resume_step", _each(_LEARNING_ROLES, "ckpt.resume_step")),
     Shared("ckpt.keep", _each(_LEARNING_ROLES, "ckpt.keep")),
-    Shared("wandb.project", _each(_LEARNING_ROLES, "wandb.project")),
-    Shared("wandb.offline", _each(_LEARNING_ROLES, "wandb.offline")),
+    Shared("wandb.project", _each(_LEARNING_ROLES, "wandb.project"), resolve=True),
+    Shared("wandb.offline", _each(_LEARNING_ROLES, "wandb.offline"), resolve=True),
+    Shared("wandb.name", _each(_LEARNING_ROLES, "wandb.name"), resolve=True),
+    Shared("wandb.id", _each(_LEARNING_ROLES, "wandb.id"), resolve=True),
+    Shared("wandb.log_extras", _each(_LEARNING_ROLES, "wandb.log_extras"), resolve=True),
     Shared("weight_broadcast.type", _each(_ROLES, "weight_broadcast.type")),
     Shared("max_model_len", ("inference.model.max_model_len",)),
 )
@@ -67,8 +71,8 @@ def propagate(settings: Settings) -> list[Problem]:
         problems += _share(settings, shared)
     for key in ("log.level", "log.file"):
         _fill(settings, _entry(settings, _path(key)), [_path(name) for name in _each(_ROLES, key)])
-    _name_wandb_runs(settings)
     _bound_sequences(settings)
+    _make_room_for_adapters(settings)
     return problems + share_devices(settings)
 
 
@@ -102,6 +106,15 @@ def _share_resume(settings: Settings) -> Iterator[Problem]:
     if resume is None or resume.value is not True:
         return
     newest = _Entry(("ckpt", "resume_step"), -1, resume.place)
+    for path in ((role, "ckpt") for role in _LEARNING_ROLES):
+        off = _entry(settings, path)
+        if off is None or off.value is not None:
+            continue
+        if resume.place.layer > off.place.layer:
+            settings.copy(resume.path, path, {}, resume.place)
+        else:
+            yield Problem(message=f"{resume} needs checkpoints, and {off} turns them off")
+            return
     section = [("ckpt",)] if isinstance(settings.get(("ckpt",)), dict) else []
     owners = [*section, *((role, "ckpt") for role in _LEARNING_ROLES)]
     yield from _impose(settings, newest, [(*owner, "resume_step") for owner in owners])
@@ -196,20 +209,22 @@ def _disagreement(one: _Entry, other: _Entry, run: KeyPath) -> Problem:
     return Problem(message=f"{one} and {other} must be the same. Set it once, e.g. with {flag_of(run)}.")
 
 
-def _name_wandb_runs(settings: Settings) -> None:
-    name = _entry(settings, ("wandb", "name"))
-    if name is not None and isinstance(name.value, str):
-        for role in _LEARNING_ROLES:
-            own = _Entry(name.path, f"{name.value}-{role}", name.place)
-            _fill(settings, own, [(role, "wandb", "name")])
-
-
 def _bound_sequences(settings: Settings) -> None:
     """Engines need room for the longest rollout and no more."""
     path = ("orchestrator", "seq_len")
     default = OrchestratorConfig.model_fields["seq_len"].default
     longest = _entry(settings, path) or _Entry(path, default, Place("by default", Layer.VARIABLE))
     _fill(settings, longest, [("inference", "model", "max_model_len")])
+
+
+def _make_room_for_adapters(settings: Settings) -> None:
+    """Engines must take the adapters that the trainer trains."""
+    lora = _entry(settings, ("trainer", "model", "experimental", "lora"))
+    if lora is None or not isinstance(lora.value, dict):
+        return
+    default = _Entry(lora.path, LoRAConfig.model_fields["rank"].default, lora.place)
+    rank = _entry(settings, (*lora.path, "rank")) or default
+    _fill(settings, rank, [("inference", "max_lora_rank")])
 
 
 def _written(value: Any) -> str:

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from buckeye.config.base import BaseConfig, conflict
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.config.shared import CheckpointConfig, LogConfig, RunWandbConfig
+from buckeye.config.shared import CheckpointConfig, LogConfig, WandbConfig
 from buckeye.config.trainer import TrainerConfig
 
 DeviceIds = Annotated[list[NonNegativeInt], Field(min_length=1)]
@@ -68,8 +68,8 @@ class RLConfig(BaseConfig):
     """What is logged, unless a process says otherwise."""
     ckpt: RunCheckpointConfig | None = None
     """Checkpoints of trainer and orchestrator."""
-    wandb: RunWandbConfig | None = None
-    """Log trainer and orchestrator to Weights & Biases."""
+    wandb: WandbConfig | None = None
+    """Log the run to Weights & Biases."""
     model: RunModelConfig | None = None
     """The model of all processes."""
     max_steps: PositiveInt | None = None
@@ -110,6 +110,20 @@ class RLConfig(BaseConfig):
                 "inference_gpu_ids",
                 "inference.parallel.dp",
                 "inference.parallel.tp",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _trainer_devices_divide(self) -> RLConfig:
+        model, count = self.trainer.model, len(self.trainer_gpu_ids)
+        copies = model.dp_replicate * model.tp
+        if count % copies:
+            raise conflict(
+                f"{count} trainer devices cannot be divided into {model.dp_replicate} replicas "
+                f"(dp_replicate) of {model.tp} tensor-parallel ranks (tp); give a multiple of {copies}",
+                "trainer_gpu_ids",
+                "trainer.model.dp_replicate",
+                "trainer.model.tp",
             )
         return self
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import PositiveInt
 
 from buckeye.config.base import BaseConfig
-from buckeye.config.shared import LogConfig
+from buckeye.config.shared import LogConfig, WandbConfig
 from buckeye.config.trainer import (
     AdamWConfig,
     ConstantSchedulerConfig,
@@ -24,7 +24,9 @@ class ChatDataConfig(BaseConfig):
     path: Path
     """The file to train on."""
     val_path: Path | None = None
-    """A file to measure the loss on."""
+    """A file to measure the loss on: before the first step, at every checkpoint and at the end."""
+    val_interval: PositiveInt | None = None
+    """Steps between two further measurements."""
     seed: int = 0
     """Seed of the order."""
 
@@ -44,6 +46,8 @@ class SFTConfig(BaseConfig):
     """Checkpoints at an interval; None writes one at the end only."""
     log: LogConfig = LogConfig()
     """What is logged."""
+    wandb: WandbConfig | None = None
+    """Log to Weights & Biases."""
     output_dir: Path = Path("outputs")
     """Where everything is written."""
     max_steps: PositiveInt | None = None

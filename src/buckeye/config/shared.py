@@ -38,29 +38,24 @@ class WandbExtrasConfig(BaseConfig):
     """What goes to Weights & Biases besides numbers."""
 
     samples: bool = True
-    """Log sample rollouts."""
+    """Log a table of sample rollouts."""
     distributions: bool = True
-    """Log distributions, e.g. of rewards."""
+    """Log distributions of rewards and lengths."""
     interval: PositiveInt = 10
     """Steps between two such logs."""
 
 
-class RunWandbConfig(BaseConfig):
-    """Where in Weights & Biases a run is logged."""
+class WandbConfig(BaseConfig):
+    """Where a run is logged in Weights & Biases, and what. All processes are one run there."""
 
     project: str = "prime-rl"
     """The project."""
     name: str | None = None
-    """The run's name; the processes add `-trainer` and `-orchestrator`."""
+    """The run's name; None is that of the output directory."""
     offline: bool = False
-    """Write to disk only."""
-
-
-class WandbConfig(RunWandbConfig):
-    """Where in Weights & Biases a process is logged, and what."""
-
+    """Write to disk only; `wandb sync` sends it later."""
     id: str | None = None
-    """The run's id, to continue it."""
+    """The run's id; None is an id of the output directory, so that a resumed run continues."""
     log_extras: WandbExtrasConfig | None = WandbExtrasConfig()
     """What is logged besides numbers; None for numbers only."""
 

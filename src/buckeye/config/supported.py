@@ -51,52 +51,46 @@ def _is_not(*built: Any) -> Callable[[Any], bool]:
     return lambda value: value not in built
 
 
-_ONE_GPU_EACH = "every rank holds the whole model in this version (data parallel); set it to 1."
+_NO_EXPERTS = "there are no expert models in this version."
 _ALWAYS_SAFETENSORS = "weights are written as safetensors, never pickled; leave it out."
 _OWN_MODELS_ONLY = "no code that comes with a model is run; it must be of the Qwen3 or Llama family."
-_NO_LORA = "LoRA is not built in this version; leave it out to train all weights."
-_NO_WANDB = "nothing is sent to Weights & Biases in this version; all metrics are in metrics.jsonl."
 _NO_NCCL = "weights travel as files in this version, whatever is set here."
 _NO_BENCH = "there is no benchmark mode; benchmarks/ measures speed."
 _NO_SAMPLER = "the engine has no such sampling in this version; leave it out."
 _NO_POOLS = (
     "tasks are not drawn by difficulty from a buffer in this version; leave it out (the orchestrator's "
-    "`curriculum` and online_difficulty_filtering are built)."
+    "`curriculum` and no_positive_resampling are built)."
 )
+_TORCH_FLASH = "torch's own flash attention is used on a GPU, whichever version of it is named."
+_PINNED = "pinned memory is always used."
+_ONE_STREAM = "every copy is waited for, in the order of the layers; leave it out."
 _LOG_FILE = "the log file is always written."
 _NO_VF_LEVEL = "has no effect in this version."
 
 _TRAINER = (
-    Rule("model.fsdp_cpu_offload", _is_set, "warning", "not built in this version; the optimizer stays put."),
-    Rule("model.ac_offloading", _is_given, "warning", "not built in this version; model.ac saves memory."),
-    Rule("model.ac.freq", _more_than_one, "warning", "all layers are recomputed in this version."),
-    Rule("model.reshard_after_forward", _is_off, "warning", "parameters are not sharded in this version."),
+    Rule("model.attn", _is_not("flash_attention_2", "sdpa"), "warning", _TORCH_FLASH),
+    Rule("model.ac_offloading.pin_memory", _is_off, "warning", _PINNED),
+    Rule("model.ac_offloading.max_inflight_activations", _is_given, "warning", _ONE_STREAM),
     Rule("model.trust_remote_code", _is_set, "warning", _OWN_MODELS_ONLY),
-    Rule("model.dp_replicate", _more_than_one, "warning", _ONE_GPU_EACH),
-    Rule("model.ep", _more_than_one, "warning", _ONE_GPU_EACH),
-    Rule("model.tp", _more_than_one, "warning", _ONE_GPU_EACH),
+    Rule("model.ep", _more_than_one, "warning", _NO_EXPERTS),
     Rule("model.cp", _more_than_one, "error", "context parallelism is not available; set it to 1."),
     Rule("model.impl", _is_not("hf"), "warning", "the model of transformers is used in this version."),
-    Rule("model.load_using_meta", _is_set, "warning", "not built in this version."),
     Rule(
         "model.optimization_dtype",
         _is_not("float32"),
         "error",
         "weights are updated in float32; leave it out.",
     ),
-    Rule("model.reduce_dtype", _is_not("float32"), "error", "gradients are summed in float32; leave it out."),
-    Rule("model.moe_use_grouped_mm", _is_off, "warning", "there are no expert models in this version."),
+    Rule("model.moe_use_grouped_mm", _is_off, "warning", _NO_EXPERTS),
     Rule(
         "model.debug.num_layers", _is_given, "error", "`buckeye model tiny` makes small models; leave it out."
     ),
     Rule(
         "model.debug.random_init", _is_set, "error", "`buckeye model tiny` makes random ones; leave it out."
     ),
-    Rule("model.experimental.lora", _is_given, "error", _NO_LORA),
     Rule("data.fake", _is_given, "error", _NO_BENCH),
     Rule("bench", _is_set, "error", _NO_BENCH),
     Rule("ckpt.weights.save_format", _is_not("safetensors"), "error", _ALWAYS_SAFETENSORS),
-    Rule("ckpt.weights.save_adapter_separately", _is_set, "error", _NO_LORA),
     Rule(
         "weights.interval",
         _is_given,
@@ -106,7 +100,6 @@ _TRAINER = (
     Rule("weights.save_format", _is_not("safetensors"), "error", _ALWAYS_SAFETENSORS),
     Rule("weight_broadcast.save_format", _is_not("safetensors"), "error", _ALWAYS_SAFETENSORS),
     Rule("weight_broadcast.type", _is_not("filesystem"), "warning", _NO_NCCL),
-    Rule("wandb", _is_given, "warning", _NO_WANDB),
     Rule("log.vf_level", _is_not("warn", "warning"), "warning", _NO_VF_LEVEL),
     Rule("log.file", _is_off, "warning", _LOG_FILE),
     Rule(
@@ -156,12 +149,6 @@ _ORCHESTRATOR = (
     Rule("buffer.hard_threshold", _is_given, "error", _NO_POOLS),
     Rule("buffer.type", _is_not("simple", "online-difficulty"), "error", _NO_POOLS),
     Rule(
-        "buffer.min_reward", _is_not(0.01), "error", "groups with a mean of 0 or 1 are dropped; leave it out."
-    ),
-    Rule(
-        "buffer.max_reward", _is_not(0.99), "error", "groups with a mean of 0 or 1 are dropped; leave it out."
-    ),
-    Rule(
         "buffer.oversampling_factor",
         _is_not(1.0),
         "error",
@@ -184,7 +171,6 @@ _ORCHESTRATOR = (
         "ckpt.buffer_path", _is_given, "error", "the buffer is part of the checkpoint; use ckpt.resume_step."
     ),
     Rule("weight_broadcast.type", _is_not("filesystem"), "warning", _NO_NCCL),
-    Rule("wandb", _is_given, "warning", _NO_WANDB),
     Rule("log.vf_level", _is_not("warn", "warning"), "warning", _NO_VF_LEVEL),
     Rule("log.file", _is_off, "warning", _LOG_FILE),
     Rule(
@@ -210,13 +196,21 @@ _EMBEDDED_ENGINE = (
         "error",
         "the embedded engine uses one device: set tp to 1 and dp to the number of devices (or use vLLM).",
     ),
-    Rule("gpu_memory_utilization", _is_not(0.9), "warning", "set kv_cache_gb for the embedded engine."),
     Rule("model.trust_remote_code", _is_set, "warning", _OWN_MODELS_ONLY),
     Rule(
         "model.tool_call_parser",
         _is_given,
         "warning",
         "is vLLM's: the embedded engine reads tool calls as the model's chat template writes them.",
+    ),
+)
+
+_NEVER_VLLM = (
+    Rule(
+        "gpu_memory_utilization",
+        _is_not(0.9, 0.4),  # the latter is the default on a GPU that is shared
+        "warning",
+        "set kv_cache_gb for the embedded engine.",
     ),
 )
 
@@ -254,7 +248,7 @@ def check_supported(config: BaseConfig) -> list[Problem]:
 
 def _rules_for(config: BaseConfig) -> tuple[Rule, ...]:
     if isinstance(config, InferenceConfig) and config.backend != "vllm":
-        return (*_INFERENCE, *_EMBEDDED_ENGINE)
+        return (*_INFERENCE, *_EMBEDDED_ENGINE, *(_NEVER_VLLM if config.backend == "torch" else ()))
     return RULES[type(config)]
 
 
@@ -267,6 +261,27 @@ def _learns_nothing(config: OrchestratorConfig, prefix: KeyPath) -> Iterator[Pro
         yield Problem(path=(*prefix, "rollouts_per_example"), message=message, level="warning")
 
 
+def _adapters(config: TrainerConfig | SFTConfig, prefix: KeyPath) -> Iterator[Problem]:
+    weights = config.ckpt.weights if config.ckpt is not None else None
+    if config.model.experimental.lora is None:
+        if weights is not None and weights.save_adapter_separately:
+            message = "there is no adapter; set model.experimental.lora, or leave this out."
+            yield Problem(path=(*prefix, "ckpt", "weights", "save_adapter_separately"), message=message)
+    elif config.model.tp > 1:
+        message = "adapters are not divided by tensor parallelism; leave tp at 1."
+        yield Problem(path=(*prefix, "model", "tp"), message=message)
+
+
+def _small_moments(config: TrainerConfig | SFTConfig, prefix: KeyPath) -> Iterator[Problem]:
+    model = config.model
+    divided = model.sharding == "full" or model.dp_replicate > 1 or model.tp > 1
+    if config.optim.type == "adamw8bit" and divided:
+        message = (
+            "cannot update a model that is divided among ranks; use adamw, whose moments are divided too."
+        )
+        yield Problem(path=(*prefix, "optim", "type"), message=message)
+
+
 def _whole_run(config: RLConfig) -> Iterator[Problem]:
     if config.inference is None:
         urls = ", ".join(config.orchestrator.client.base_url)
@@ -274,6 +289,12 @@ def _whole_run(config: RLConfig) -> Iterator[Problem]:
             f"none is started; the orchestrator expects servers at {urls}. Add --inference to start them."
         )
         yield Problem(path=("inference",), message=message, level="warning")
+    elif config.inference.backend == "vllm":
+        lora = config.trainer.model.experimental.lora
+        if lora is not None and lora.modules_to_save:
+            path = ("trainer", "model", "experimental", "lora", "modules_to_save")
+            message = 'vLLM\'s adapters are low-rank only; leave it out, or set inference.backend = "torch".'
+            yield Problem(path=path, message=message)
 
 
 def _check(config: BaseConfig, prefix: KeyPath) -> Iterator[Problem]:
@@ -283,6 +304,9 @@ def _check(config: BaseConfig, prefix: KeyPath) -> Iterator[Problem]:
             yield Problem(path=prefix + path, message=rule.message, level=rule.level)
     if isinstance(config, OrchestratorConfig):
         yield from _learns_nothing(config, prefix)
+    elif isinstance(config, TrainerConfig | SFTConfig):
+        yield from _adapters(config, prefix)
+        yield from _small_moments(config, prefix)
 
 
 def _asked_for(config: Any, path: Sequence[str]) -> Iterator[Any]:

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Tag, model_validator
 
 from buckeye.config.base import BaseConfig, conflict, variant
+from buckeye.config.losses import LossConfig, MaskedRatioLossConfig
 from buckeye.config.shared import (
     CheckpointConfig,
     FilesystemBroadcastConfig,
@@ -37,7 +38,7 @@ class ActivationCheckpointConfig(BaseConfig):
 
 
 class ActivationOffloadConfig(BaseConfig):
-    """Keep activations in main memory."""
+    """Keep what recomputed layers start from in main memory, on a GPU; implies `ac`."""
 
     pin_memory: bool = True
     """Use pinned memory."""
@@ -46,14 +47,14 @@ class ActivationOffloadConfig(BaseConfig):
 
 
 class LoRAConfig(BaseConfig):
-    """Train low-rank adapters instead of all weights."""
+    """Train low-rank adapters instead of all weights; they want about ten times the learning rate."""
 
     rank: PositiveInt = 16
     """Rank of the adapters."""
     alpha: NonNegativeFloat = 16.0
-    """Their scale."""
-    dropout: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Dropout before them."""
+    """What they add is scaled by alpha / rank."""
+    dropout: Fraction = 0.0
+    """Dropout before them, in training only."""
     target_modules: list[str] = [
         "q_proj",
         "k_proj",
@@ -63,9 +64,9 @@ class LoRAConfig(BaseConfig):
         "up_proj",
         "down_proj",
     ]
-    """Which modules get one."""
+    """Which modules get one: names, or the ends of names."""
     modules_to_save: list[str] = []
-    """Which modules are trained in full."""
+    """Which modules are trained in full, and are part of the adapter."""
 
 
 class ExperimentalConfig(BaseConfig):
@@ -91,6 +92,9 @@ class ModelConfig(BaseConfig):
     """A model directory, or a name on the Hugging Face hub."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where it is trained; auto takes a GPU if there is one."""
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the layers compute in; the weights stay float32. auto is bfloat16 on a GPU, and float32 on a CPU
+    up to 5 million parameters (above that bfloat16 where the processor has instructions for it)."""
     attn: Literal["flash_attention_2", "flash_attention_3", "fa3", "sdpa"] = "flash_attention_2"
     """The attention kernel on a GPU; a CPU uses sdpa."""
     compile: CompileConfig | None = None
@@ -98,35 +102,63 @@ class ModelConfig(BaseConfig):
     ac: ActivationCheckpointConfig | None = None
     """Trade time for memory: recompute activations."""
     ac_offloading: ActivationOffloadConfig | None = None
-    """Trade time for memory: move activations to main memory."""
+    """Trade time for memory: recompute activations, and move what remains of them to main memory."""
+    sharding: Literal["auto", "full", "none"] = "auto"
+    """Whether ranks divide the model among them (full) or each hold all of it (none); auto divides it on
+    several GPUs, and wherever dp_replicate or tp is set."""
     fsdp_cpu_offload: bool = False
-    """Keep the optimizer in main memory."""
+    """Keep the shards, their gradients and the optimizer in main memory; on GPUs only."""
     reshard_after_forward: bool = True
-    """Free gathered parameters after the forward pass."""
+    """Free a layer's gathered parameters after its forward pass, and gather them again for the backward
+    pass."""
     trust_remote_code: bool = False
     """Run code that comes with the model."""
     dp_replicate: PositiveInt = 1
-    """Replicas of the sharded model."""
+    """Replicas of the sharded model: each is divided among 1/dp_replicate of the ranks."""
     ep: PositiveInt = 1
     """Expert-parallel ranks."""
     tp: PositiveInt = 1
-    """Tensor-parallel ranks."""
+    """Tensor-parallel ranks: so many divide the heads and inner units of every layer."""
     cp: PositiveInt = 1
     """Context-parallel ranks."""
     impl: Literal["hf", "liger_kernel", "custom"] = "hf"
     """The implementation of the model."""
     load_using_meta: bool = False
-    """Load without a second copy in memory."""
+    """Of a sharded model every rank reads its own shards only, not the whole model first."""
     optimization_dtype: Dtype = "float32"
     """Type of the weights that the optimizer updates."""
     reduce_dtype: Dtype = "float32"
-    """Type in which gradients are summed over ranks."""
+    """Type in which gradients are summed over ranks, a step's or, of a sharded model, a row's."""
     moe_use_grouped_mm: bool = True
     """Grouped matrix products for experts."""
     debug: ModelDebugConfig = ModelDebugConfig()
     """For developers."""
     experimental: ExperimentalConfig = ExperimentalConfig()
     """What may change."""
+
+    @model_validator(mode="after")
+    def _shards_are_wanted(self) -> ModelConfig:
+        if self.sharding == "none" and (self.dp_replicate > 1 or self.fsdp_cpu_offload):
+            asks = "dp_replicate" if self.dp_replicate > 1 else "fsdp_cpu_offload"
+            raise conflict(f'sharding = "none" and {asks} asks for shards', "sharding", asks)
+        if self.load_using_meta and self.experimental.lora is not None:
+            raise conflict(
+                "adapters are put on a model that is loaded whole: leave load_using_meta out",
+                "load_using_meta",
+                "experimental.lora",
+            )
+        return self
+
+
+class ParameterGroupConfig(BaseConfig):
+    """Settings for some of the parameters; the first group that matches a parameter counts."""
+
+    names: list[str]
+    """Which: patterns of parameter names, "*" for any text; one that matches nothing is an error."""
+    lr_multiplier: NonNegativeFloat = 1.0
+    """Their learning rate as a multiple of lr."""
+    weight_decay: NonNegativeFloat | None = None
+    """Their decay, vectors included; None decays their matrices like all others."""
 
 
 class BaseOptimizerConfig(BaseConfig):
@@ -138,6 +170,8 @@ class BaseOptimizerConfig(BaseConfig):
     """Decay of matrices."""
     max_norm: PositiveFloat | None = 1.0
     """Gradients longer than this are cut to it; None does not."""
+    groups: list[ParameterGroupConfig] = []
+    """Parameters with a learning rate or decay of their own."""
 
 
 class AdamWConfig(BaseOptimizerConfig):
@@ -145,6 +179,17 @@ class AdamWConfig(BaseOptimizerConfig):
 
     type: Literal["adamw"] = "adamw"
     """The optimizer."""
+    betas1: Fraction = 0.9
+    """Decay of the mean of gradients."""
+    betas2: Fraction = 0.999
+    """Decay of the mean of their squares."""
+
+
+class AdamW8bitConfig(BaseOptimizerConfig):
+    """AdamW with 8 bits per element of its two moments (a quarter of AdamW's memory)."""
+
+    type: Literal["adamw8bit"] = "adamw8bit"
+    """The optimizer; needs the extra `optim8bit` and a model that is not sharded."""
     betas1: Fraction = 0.9
     """Decay of the mean of gradients."""
     betas2: Fraction = 0.999
@@ -175,6 +220,7 @@ class SGDConfig(BaseOptimizerConfig):
 
 OptimizerConfig = Annotated[
     Annotated[AdamWConfig, Tag("adamw")]
+    | Annotated[AdamW8bitConfig, Tag("adamw8bit")]
     | Annotated[SGDConfig, Tag("sgd")]
     | Annotated[MuonConfig, Tag("muon")],
     variant("adamw"),
@@ -220,36 +266,6 @@ SchedulerConfig = Annotated[
 ]
 
 
-class LossConfig(BaseConfig):
-    """The policy-gradient loss."""
-
-    ratio_type: Literal["token", "sequence"] = "token"
-    """Importance ratios of single tokens, or of whole sequences."""
-    ratio_length_norm: bool = False
-    """Divide a sequence's log-ratio by its length."""
-    mask_ratio_high: PositiveFloat = 8.0
-    """Tokens with a larger ratio give no gradient."""
-    mask_ratio_low: NonNegativeFloat = 0.125
-    """Tokens with a smaller ratio give no gradient."""
-    sequence_mask_ratio_low: NonNegativeFloat = 0.0
-    """Sequences with any ratio below this give no gradient; 0 is off."""
-    kl_tau: NonNegativeFloat = 0.0
-    """Weight of the KL term."""
-    kl_mask_type: Literal["all", "masked", "unmasked"] = "all"
-    """Which tokens the KL term sees."""
-
-    @model_validator(mode="after")
-    def _some_tokens_pass(self) -> LossConfig:
-        if self.mask_ratio_low >= self.mask_ratio_high:
-            raise conflict(
-                f"mask_ratio_low = {self.mask_ratio_low:g} is not below mask_ratio_high = "
-                f"{self.mask_ratio_high:g}: no token would give a gradient",
-                "mask_ratio_low",
-                "mask_ratio_high",
-            )
-        return self
-
-
 class FakeDataConfig(BaseConfig):
     """Random data, to measure speed."""
 
@@ -287,7 +303,7 @@ class CheckpointWeightsConfig(BaseConfig):
     save_format: SaveFormat = "safetensors"
     """The format of the files."""
     save_adapter_separately: bool = False
-    """Write the adapter of LoRA by itself."""
+    """With LoRA a checkpoint always holds the adapter by itself; without LoRA this is refused."""
 
 
 class TrainerCheckpointConfig(CheckpointConfig):
@@ -314,7 +330,7 @@ class TrainerConfig(BaseConfig):
     """The optimizer."""
     scheduler: SchedulerConfig = ConstantSchedulerConfig()
     """The shape of the learning rate."""
-    loss: LossConfig = LossConfig()
+    loss: LossConfig = MaskedRatioLossConfig()
     """The policy-gradient loss."""
     data: TrainerDataConfig = TrainerDataConfig()
     """Where batches come from."""

@@ -74,13 +74,19 @@ def max_steps(name: str) -> int:
 
 def run_stages(paths: DemoPaths, *, seed: int) -> None:
     """Base model, demonstrations, warm start, evaluation, reinforcement learning, evaluation."""
+    start = warm_started_model(paths, seed=seed)
+    _evaluate(paths, "before", start, seed)
+    _reinforce(paths, seed)
+    _evaluate(paths, "after", weights(paths.rl, "train.toml"), seed)
+
+
+def warm_started_model(paths: DemoPaths, *, seed: int) -> Path:
+    """The model that reinforcement learning starts from; made if it is not there."""
     paths.root.mkdir(parents=True, exist_ok=True)
     _make_base_model(paths, seed)
     _write_demonstrations(paths, seed)
     _warm_start(paths, seed)
-    _evaluate(paths, "before", weights(paths.sft, "sft.toml"), seed)
-    _reinforce(paths, seed)
-    _evaluate(paths, "after", weights(paths.rl, "train.toml"), seed)
+    return weights(paths.sft, "sft.toml")
 
 
 def weights(run: Path, config: str) -> Path:

@@ -6,6 +6,7 @@ records token ids, log-probs, masks and policy versions behind the author's back
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -49,17 +50,25 @@ class Outcome:
     """The end of one rollout.
 
     `reward` is None exactly when `error` is set: an errored rollout has no reward and is never scored 0.
-    `components` are logged and never paid. `stop_reason` is free text such as "answered" or "truncated".
+    `components` are logged and never paid. `stop_reason` is a short text such as "answered" or "truncated".
+    `turn_rewards`, which is optional, says what each turn was paid, one entry for each call of `Policy.chat`;
+    they add up to `reward`.
     """
 
     reward: float | None
     components: Mapping[str, float] = field(default_factory=dict)
     stop_reason: str = "done"
     error: str | None = None
+    turn_rewards: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.error is not None):
             raise ValueError("an Outcome has either a reward or an error")
+        if self.reward is None or self.turn_rewards is None:
+            return
+        paid = math.fsum(self.turn_rewards)
+        if not math.isclose(paid, self.reward, rel_tol=1e-6, abs_tol=1e-6):
+            raise ValueError(f"turn_rewards add up to {paid:g} and reward is {self.reward:g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

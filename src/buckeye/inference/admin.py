@@ -9,25 +9,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from buckeye.errors import UsageError
+from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.adapters import AdaptedCheckpoint
 from buckeye.inference.architecture import read_spec
 from buckeye.inference.engine import PauseMode
 from buckeye.inference.protocol import (
     AbortRequest,
-    AdapterRequest,
     FinishUpdateRequest,
     InitTransferRequest,
+    LoadAdapterRequest,
     RpcRequest,
+    UnloadAdapterRequest,
     UpdateRequest,
     WeightVersionRequest,
     parse,
 )
 from buckeye.inference.responses import json_response
 from buckeye.inference.service import Service
-from buckeye.inference.weights import Checkpoint
+from buckeye.inference.weights import Checkpoint, ModelWeights
 from buckeye.transport.weights import WeightsManifest, verify_weights
 
 PAUSE_QUERY = {
@@ -47,16 +50,18 @@ async def health(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """The one model, in OpenAI's form."""
+    """The model, and the adapter in it if there is one, in OpenAI's form."""
     service: Service = request.app.state.service
-    return json_response({"object": "list", "data": [_model(service)]})
+    names = [service.model_name, *([service.adapter] if service.adapter else [])]
+    return json_response({"object": "list", "data": [_model(service, name) for name in names]})
 
 
 async def model(request: Request) -> Response:
     """The model of the name in the path."""
     service: Service = request.app.state.service
-    service.check_model(request.path_params["model"])
-    return json_response(_model(service))
+    name = request.path_params["model"]
+    service.check_model(name)
+    return json_response(_model(service, name))
 
 
 async def metrics(request: Request) -> Response:
@@ -115,11 +120,12 @@ async def is_paused(request: Request) -> Response:
 
 
 class WeightUpdate:
-    """The steps of a weight update. `update` checks the new weights and opens them; only `finish` touches the
-    engine, in one go, so a bad directory or a client that dies half-way changes nothing."""
+    """The steps of a weight update. `update` checks the new weights and prepares them beside those in use;
+    only `finish` touches the engine, in one go, so a bad directory or a client that dies half-way changes
+    nothing."""
 
     def __init__(self) -> None:
-        self._checked: tuple[Checkpoint, WeightsManifest] | None = None
+        self._checked: tuple[ModelWeights, WeightsManifest] | None = None
 
     async def start(self, request: Request) -> Response:
         """Begin an update; what an earlier, unfinished one had prepared is forgotten."""
@@ -127,7 +133,7 @@ class WeightUpdate:
         return json_response({"status": "started"})
 
     async def update(self, request: Request) -> Response:
-        """Check a weights directory (manifest, checksums, architecture, shapes) and open it."""
+        """Check a weights directory (manifest, checksums, architecture, shapes) and read it."""
         service: Service = request.app.state.service
         body = parse(await request.body(), UpdateRequest)
         self._checked = await asyncio.to_thread(_open_weights, service, Path(body.update_info.path))
@@ -142,10 +148,10 @@ class WeightUpdate:
             raise UsageError(
                 "No weights have been given since /start_weight_update: POST /update_weights first."
             )
-        checkpoint, manifest = self._checked
+        weights, manifest = self._checked
         version = _version(body.weight_version, manifest.step, "weight_version")
-        await asyncio.wrap_future(service.engine.install_weights(checkpoint, version))
-        service.checksum = manifest.checksum
+        await asyncio.wrap_future(service.engine.install_weights(weights, version))
+        service.checksum, service.adapter = manifest.checksum, None
         self._checked = None
         return json_response({"status": "finished", "weight_version": str(version)})
 
@@ -190,13 +196,63 @@ async def update_weight_version(request: Request) -> Response:
     return json_response({"success": True, "new_version": str(version)})
 
 
-async def adapters(request: Request) -> Response:
-    """Refused: this engine has no LoRA adapters."""
-    parse(await request.body(), AdapterRequest)
-    raise UsageError(
-        "The embedded engine is not built for LoRA adapters: publish weights with the adapter merged and "
-        "POST /update_weights, or serve with vLLM."
-    )
+class Adapters:
+    """A LoRA adapter at a time, merged into the model that the server was started with. Either name, the
+    model's and the adapter's, then stands for the merged weights. Their version stays what it was until
+    /update_weight_version."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def load(self, request: Request) -> Response:
+        """Merge an adapter into the weights, between two decode steps. One that was published with a manifest
+        is checked against it."""
+        service: Service = request.app.state.service
+        body = parse(await request.body(), LoadAdapterRequest)
+        async with self._lock:
+            _check_adapter_name(service, body)
+            checkpoint = await asyncio.to_thread(_open_adapter, service, Path(body.lora_path))
+            await _install(service, checkpoint)
+            service.checksum, service.adapter = checkpoint.checksum, body.lora_name
+        return json_response({"status": "loaded", "checksum": checkpoint.checksum})
+
+    async def unload(self, request: Request) -> Response:
+        """Go back to the weights that the server was started with."""
+        service: Service = request.app.state.service
+        name = parse(await request.body(), UnloadAdapterRequest).lora_name
+        async with self._lock:
+            if name != service.adapter:
+                raise HTTPException(404, f"There is no LoRA adapter `{name}` here.")
+            await _install(service, Checkpoint(service.directory))
+            service.checksum, service.adapter = None, None
+        return json_response({"status": "unloaded"})
+
+
+def _check_adapter_name(service: Service, body: LoadAdapterRequest) -> None:
+    name, loaded = body.lora_name, service.adapter
+    if name == service.model_name:
+        raise UsageError(f"`lora_name` = {name!r} is the name of the model that is served; choose another.")
+    if loaded is not None and loaded != name:
+        raise UsageError(
+            f"The adapter {loaded!r} is merged into the weights, and one at a time can be: POST "
+            "/v1/unload_lora_adapter first."
+        )
+    if loaded is not None and not body.load_inplace:
+        raise UsageError(f"The adapter {loaded!r} is loaded already; `load_inplace`: true replaces it.")
+
+
+def _open_adapter(service: Service, directory: Path) -> AdaptedCheckpoint:
+    try:
+        return AdaptedCheckpoint(service.directory, directory)
+    except InferenceError as error:
+        raise UsageError(str(error)) from error
+
+
+async def _install(service: Service, checkpoint: Checkpoint) -> None:
+    """Replace the engine's weights and keep their version."""
+    weights = service.engine.decoder.weights
+    prepared = await asyncio.to_thread(weights.prepare, checkpoint)
+    await asyncio.wrap_future(service.engine.install_weights(prepared, service.engine.version))
 
 
 async def init_weight_transfer(request: Request) -> Response:
@@ -222,14 +278,15 @@ async def abort_requests(request: Request) -> Response:
     return json_response({"aborted": known})
 
 
-def _open_weights(service: Service, directory: Path) -> tuple[Checkpoint, WeightsManifest]:
+def _open_weights(service: Service, directory: Path) -> tuple[ModelWeights, WeightsManifest]:
     manifest = verify_weights(directory)
     spec = replace(read_spec(directory), eos_token_ids=service.spec.eos_token_ids)
     if spec != service.spec:
         raise UsageError(f"{directory} holds another architecture than the model that is served.")
     checkpoint = Checkpoint(directory)
-    service.engine.decoder.weights.check(checkpoint)
-    return checkpoint, manifest
+    weights = service.engine.decoder.weights
+    weights.check(checkpoint)
+    return weights.prepare(checkpoint), manifest
 
 
 def _version(asked: str | int | None, default: int, field: str) -> int:
@@ -242,11 +299,12 @@ def _version(asked: str | int | None, default: int, field: str) -> int:
     return version
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: Service, name: str) -> dict[str, Any]:
     return {
-        "id": service.model_name,
+        "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "buckeye",
+        "parent": None if name == service.model_name else service.model_name,
         "max_model_len": service.max_len,
     }

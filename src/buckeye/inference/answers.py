@@ -9,9 +9,12 @@ from itertools import accumulate
 from typing import Any
 
 from buckeye.errors import InferenceError
+from buckeye.inference.messages import ToolChoice
 from buckeye.inference.protocol import ChatRequest, TextRequest
 from buckeye.inference.render import Conversation
+from buckeye.inference.render.forcing import Opening
 from buckeye.inference.reply import GrowingReply, Part
+from buckeye.inference.responses import least
 from buckeye.inference.sequences import Sequence
 from buckeye.inference.service import Service
 from buckeye.inference.text import GrowingText
@@ -59,6 +62,10 @@ class Choice:
         """Their log-probs."""
         return self.sequence.logprobs[: self._seen]
 
+    def top_logprobs(self, start: int, end: int) -> Seq[Seq[tuple[int, float]]]:
+        """The most likely tokens at the positions start..end, as many as were asked for."""
+        return self.sequence.top_logprobs[start:end] or [()] * (end - start)
+
     def raise_error(self) -> None:
         """Raise `InferenceError` if the engine failed this sequence."""
         if self.sequence.error is not None:
@@ -81,12 +88,13 @@ class Answer(ABC):
     part_name: str
 
     def __init__(
-        self, service: Service, body: TextRequest, prompts: list[list[int]], *, with_logprobs: bool
+        self, service: Service, body: TextRequest, prompts: list[list[int]], *, top_logprobs: int | None
     ) -> None:
+        self.top_logprobs = top_logprobs
+        """How many log-probs are told beside each token's own; None for none at all."""
         self._service = service
         self._body = body
-        self._prompts = prompts
-        self._with_logprobs = with_logprobs
+        self.prompts = prompts
 
     def begin(self, request_id: str, choices: list[Choice]) -> None:
         """Fix what all parts have in common."""
@@ -110,7 +118,7 @@ class Answer(ABC):
         """One event: new text, and the tokens start..end that were taken in for it. None if there is nothing
         to tell yet."""
         content, told = self._part_content(choice)
-        with_tokens = end > start and (self._with_logprobs or bool(self._body.return_token_ids))
+        with_tokens = end > start and (self.top_logprobs is not None or bool(self._body.return_token_ids))
         if not (told or with_tokens or choice.finish_reason is not None):
             return None
         content |= {"index": choice.index, "finish_reason": self._finish_reason(choice)}
@@ -143,7 +151,7 @@ class Answer(ABC):
         return content
 
     def _usage(self, choices: list[Choice]) -> dict[str, int]:
-        prompt_tokens = sum(map(len, self._prompts))
+        prompt_tokens = sum(map(len, self.prompts))
         completion_tokens = sum(len(choice.token_ids) for choice in choices)
         return {
             "prompt_tokens": prompt_tokens,
@@ -184,17 +192,23 @@ class CompletionAnswer(Answer):
         return {"text": text}, bool(text)
 
     def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
-        if not self._with_logprobs:
+        if self.top_logprobs is None:
             return None
         texts = [self._service.token_text(token) for token in choice.token_ids[start:end]]
+        logprobs = choice.logprobs[start:end]
         offsets = list(accumulate(map(len, texts), initial=choice.text_offset))
         choice.text_offset = offsets.pop()
+        own = zip(texts, logprobs, choice.top_logprobs(start, end), strict=True)
         return {
             "tokens": texts,
-            "token_logprobs": choice.logprobs[start:end],
-            "top_logprobs": None,
+            "token_logprobs": logprobs,
+            "top_logprobs": [self._most_likely(*one) for one in own] if self.top_logprobs else None,
             "text_offset": offsets,
         }
+
+    def _most_likely(self, text: str, logprob: float, best: Seq[tuple[int, float]]) -> dict[str, float]:
+        """The most likely tokens by their texts, and the sampled one, which need not be among them."""
+        return {self._service.token_text(token): least(value) for token, value in best} | {text: logprob}
 
 
 class ChatAnswer(Answer):
@@ -202,19 +216,30 @@ class ChatAnswer(Answer):
 
     id_prefix, object_name, part_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, service: Service, body: ChatRequest, conversation: Conversation) -> None:
-        super().__init__(service, body, [conversation.ids], with_logprobs=bool(body.logprobs))
+    def __init__(
+        self, service: Service, body: ChatRequest, conversation: Conversation, opening: Opening
+    ) -> None:
+        top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        prompt = [*conversation.ids, *opening.ids]
+        super().__init__(service, body, [prompt], top_logprobs=top_logprobs)
         self._conversation = conversation
-        self._first_call_only = body.parallel_tool_calls is False
+        self._opening = opening
+        self._named = isinstance(body.tool_choice, ToolChoice)
+        self._first_call_only = body.parallel_tool_calls is False or self._named
         self._calling: set[int] = set()
         """The choices that end in tool calls."""
 
     def begin(self, request_id: str, choices: list[Choice]) -> None:
         """Also make ready to read the replies."""
         super().begin(request_id, choices)
-        renderer = self._service.renderer
         self._replies = [
-            GrowingReply(renderer, self._conversation, first_call_only=self._first_call_only) for _ in choices
+            GrowingReply(
+                self._service.renderer,
+                self._conversation,
+                opening=self._opening,
+                first_call_only=self._first_call_only,
+            )
+            for _ in choices
         ]
 
     def opening(self, choice: Choice) -> dict[str, Any]:
@@ -223,10 +248,11 @@ class ChatAnswer(Answer):
         return self._event([{"index": choice.index, "delta": delta, "finish_reason": None, "logprobs": None}])
 
     def _top(self) -> dict[str, Any]:
-        return {"prompt_token_ids": self._prompts[0]} if self._body.return_token_ids else {}
+        return {"prompt_token_ids": self.prompts[0]} if self._body.return_token_ids else {}
 
     def _finish_reason(self, choice: Choice) -> str | None:
-        called = choice.finish_reason == "stop" and choice.index in self._calling
+        # to a named function everything is a call, so OpenAI's API does not say so
+        called = choice.finish_reason == "stop" and choice.index in self._calling and not self._named
         return "tool_calls" if called else choice.finish_reason
 
     def _content(self, choice: Choice) -> dict[str, Any]:
@@ -256,15 +282,24 @@ class ChatAnswer(Answer):
         return part
 
     def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
-        if not self._with_logprobs:
+        if self.top_logprobs is None:
             return None
-        pairs = zip(choice.token_ids[start:end], choice.logprobs[start:end], strict=True)
+        sampled = zip(
+            choice.token_ids[start:end],
+            choice.logprobs[start:end],
+            choice.top_logprobs(start, end),
+            strict=True,
+        )
         return {
             "content": [
-                {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-                for text, logprob in ((self._service.token_text(token), logprob) for token, logprob in pairs)
+                self._token(token, logprob) | {"top_logprobs": [self._token(*pair) for pair in best]}
+                for token, logprob, best in sampled
             ]
         }
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self._service.token_text(token_id)
+        return {"token": text, "logprob": least(logprob), "bytes": list(text.encode())}
 
 
 def _reasoning(text: str) -> dict[str, str]:

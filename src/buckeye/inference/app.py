@@ -14,19 +14,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from buckeye.errors import BuckeyeError, TransportError, UsageError
-from buckeye.inference import admin, completions, tokens
+from buckeye.inference import admin, completions, generate, tokens
 from buckeye.inference.openapi import Endpoint, OpenApi
 from buckeye.inference.protocol import (
     AbortRequest,
-    AdapterRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     FinishUpdateRequest,
     GenerateRequest,
     InitTransferRequest,
+    LoadAdapterRequest,
     RpcRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
     UpdateRequest,
     WeightVersionRequest,
 )
@@ -61,7 +62,7 @@ def create_app(service: Service, *, api_key: str | None) -> ASGIApp:
 
 
 def _endpoints() -> list[Endpoint]:
-    weights = admin.WeightUpdate()
+    weights, adapters = admin.WeightUpdate(), admin.Adapters()
     return [
         Endpoint("GET", "/health", admin.health),
         Endpoint("GET", "/metrics", admin.metrics),
@@ -69,7 +70,7 @@ def _endpoints() -> list[Endpoint]:
         Endpoint("GET", "/v1/models/{model}", admin.model),
         Endpoint("POST", "/v1/chat/completions", completions.chat_completions, ChatRequest),
         Endpoint("POST", "/v1/completions", completions.completions, CompletionRequest),
-        Endpoint("POST", "/inference/v1/generate", completions.generate, GenerateRequest),
+        Endpoint("POST", "/inference/v1/generate", generate.generate, GenerateRequest),
         Endpoint("POST", "/tokenize", tokens.tokenize, TokenizeRequest),
         Endpoint("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
         Endpoint("GET", "/is_paused", admin.is_paused),
@@ -84,10 +85,8 @@ def _endpoints() -> list[Endpoint]:
         Endpoint("POST", "/update_weights", weights.update, UpdateRequest),
         Endpoint("POST", "/finish_weight_update", weights.finish, FinishUpdateRequest),
         Endpoint("POST", "/collective_rpc", weights.rpc, RpcRequest),
-        Endpoint("POST", "/load_lora_adapter", admin.adapters, AdapterRequest),
-        Endpoint("POST", "/v1/load_lora_adapter", admin.adapters, AdapterRequest),
-        Endpoint("POST", "/unload_lora_adapter", admin.adapters, AdapterRequest),
-        Endpoint("POST", "/v1/unload_lora_adapter", admin.adapters, AdapterRequest),
+        Endpoint("POST", "/v1/load_lora_adapter", adapters.load, LoadAdapterRequest),
+        Endpoint("POST", "/v1/unload_lora_adapter", adapters.unload, UnloadAdapterRequest),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The routes that sample: /inference/v1/generate, /v1/completions, /v1/chat/completions."""
+"""The routes that answer in text: /v1/completions, /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -10,50 +10,15 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.answers import Answer, ChatAnswer, Choice, CompletionAnswer
-from buckeye.inference.protocol import ChatRequest, CompletionRequest, GenerateRequest, TextRequest, parse
+from buckeye.inference.protocol import ChatRequest, CompletionRequest, TextRequest, parse
+from buckeye.inference.render.forcing import NO_OPENING, call_opening
 from buckeye.inference.responses import EventStream, json_response
-from buckeye.inference.service import Service, Submission
+from buckeye.inference.service import DEFAULT_MAX_TOKENS, Service, Submission
 
-_DEFAULT_MAX_TOKENS = 16
 _LONG_BODY = 2**20
 
 T = TypeVar("T")
-
-
-async def generate(request: Request) -> Response:
-    """Token ids in, token ids and log-probs out."""
-    service: Service = request.app.state.service
-    body = parse(await request.body(), GenerateRequest)
-    service.check_model(body.model)
-    sampling = body.sampling_params
-    if sampling.logprobs != 1:  # what clients of vLLM's route send for the sampled token's own
-        _check_logprobs(sampling.logprobs)
-    if body.stream:
-        raise UsageError("`stream` is not supported on this route; /v1/completions streams token ids too.")
-    max_tokens = sampling.max_tokens or _DEFAULT_MAX_TOKENS
-    sequences = service.sequences([body.token_ids], sampling, max_tokens=max_tokens, streamed=False)
-    request_id = body.request_id or f"generate-{uuid.uuid4().hex}"
-    async with Submission(service, request_id, sequences, request) as submission:
-        await submission.finished()
-    choices = []
-    for index, sequence in enumerate(sequences):
-        if sequence.error is not None:
-            raise InferenceError(sequence.error)
-        pairs = zip(sequence.token_ids, sequence.logprobs, strict=True)
-        content = [{"token": f"token_id:{token}", "logprob": logprob} for token, logprob in pairs]
-        spans = sequence.version_spans()
-        choices.append(
-            {
-                "index": index,
-                "token_ids": sequence.token_ids,
-                "logprobs": None if sampling.logprobs is None else {"content": content},
-                "finish_reason": sequence.finish_reason,
-                "weight_versions": [{"version": str(v), "start": s, "end": e} for v, s, e in spans],
-            }
-        )
-    return json_response({"request_id": request_id, "choices": choices})
 
 
 async def completions(request: Request) -> Response:
@@ -62,10 +27,9 @@ async def completions(request: Request) -> Response:
     raw = await request.body()
     body = parse(raw, CompletionRequest)
     service.check_model(body.model)
-    _check_logprobs(body.logprobs)
     prompts = await _prepared(len(raw), service.prompts, body.prompt)
-    max_tokens = body.max_tokens or _DEFAULT_MAX_TOKENS
-    answer = CompletionAnswer(service, body, prompts, with_logprobs=body.logprobs is not None)
+    max_tokens = body.max_tokens or DEFAULT_MAX_TOKENS
+    answer = CompletionAnswer(service, body, prompts, top_logprobs=body.logprobs)
     return await _answer(request, service, body, prompts, max_tokens, answer)
 
 
@@ -75,11 +39,13 @@ async def chat_completions(request: Request) -> Response:
     raw = await request.body()
     body = parse(raw, ChatRequest)
     service.check_model(body.model)
-    _check_logprobs(body.top_logprobs)
     conversation = await _prepared(len(raw), service.conversation, body.messages, body.offered_tools())
     max_tokens = body.max_completion_tokens or body.max_tokens or service.max_len
-    answer = ChatAnswer(service, body, conversation)
-    return await _answer(request, service, body, [conversation.ids], max_tokens, answer)
+    opening = NO_OPENING
+    if body.forces_a_call:
+        opening = call_opening(service.renderer, conversation, body.forced_tool())
+    answer = ChatAnswer(service, body, conversation, opening)
+    return await _answer(request, service, body, answer.prompts, max_tokens, answer)
 
 
 async def _prepared(size: int, prepare: Callable[..., T], *arguments: Any) -> T:
@@ -100,7 +66,13 @@ async def _answer(
     stops = body.stop_strings()
     if stops:
         service.require_text()  # without text no stop string would ever be found
-    sequences = service.sequences(prompts, body, max_tokens=max_tokens, streamed=body.stream or bool(stops))
+    sequences = service.sequences(
+        prompts,
+        body,
+        max_tokens=max_tokens,
+        streamed=body.stream or bool(stops),
+        top_logprobs=answer.top_logprobs,
+    )
     choices = [Choice(service, index, sequence, stops) for index, sequence in enumerate(sequences)]
     request_id = body.request_id or f"{answer.id_prefix}-{uuid.uuid4().hex}"
     answer.begin(request_id, choices)
@@ -135,11 +107,3 @@ async def _stream(
             going_on = [choice for choice in going_on if choice.finish_reason is None]
     if body.stream_options is not None and body.stream_options.include_usage:
         yield answer.usage_part(choices)
-
-
-def _check_logprobs(count: int | None) -> None:
-    if count:
-        raise UsageError(
-            "This server returns the log-prob of the sampled token only: ask for 0 top log-probs, not "
-            f"{count}. (`logprobs: 0` of a completion, `logprobs: true` of a chat.)"
-        )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 from buckeye.inference.architecture import ModelSpec
 from buckeye.inference.cache import KVCache
@@ -28,6 +30,14 @@ class Chunk(NamedTuple):
     def end(self) -> int:
         """The position after the last."""
         return self.start + len(self.token_ids)
+
+
+class _LayerCache(NamedTuple):
+    """The cache of one layer, and its keys and values that a decode step reads, [B, K, T, D] each."""
+
+    kv: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
 
 
 def batches(chunks: Iterable[Chunk], tokens: int) -> Iterator[list[Chunk]]:
@@ -58,7 +68,9 @@ class Decoder:
             spec.rope, spec.head_dim, cache.max_len, dtype=kv.dtype, device=kv.device
         )
         self._positions = torch.arange(cache.max_len, device=kv.device)
-        self._layers = list(zip(weights.layers, kv.unbind(0), strict=True))
+        self._caches = kv.unbind(0)
+        self._root_eps = torch.tensor(math.sqrt(spec.rms_eps), device=kv.device)
+        self._views: tuple[tuple[int, int], list[_LayerCache]] = ((0, 0), [])
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int) -> torch.Tensor:
         """Feed tokens [B] at positions [B] to the slots 0..B-1; returns logits, float32 [B, vocab].
@@ -72,15 +84,14 @@ class Decoder:
         mask = torch.zeros(count, length, dtype=self.cache.kv.dtype, device=self.device)
         mask = mask.masked_fill_(hidden_positions, float("-inf"))[:, None, None]
         x, cos, sin = self._embed(tokens, positions)
-        for layer, kv in self._layers:
+        for layer, (kv, keys, values) in zip(self.weights.layers, self._seen(count, length), strict=True):
             qkv = self._project(x, layer, cos, sin)
             kv[rows, :, positions] = qkv[:, spec.num_heads :]
-            keys, values = kv[:count, :, :length].chunk(2, 1)
             # The queries of a group as "positions" of their one key head: the kernel reads K and V once.
             query = qkv[:, : spec.num_heads].view(count, spec.num_kv_heads, -1, spec.head_dim)  # [B, K, G, D]
             attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
             x = self._finish_layer(x, attended.reshape(count, -1), layer)
-        return F.linear(self._norm(x, self.weights.final_norm), self.weights.head).float()
+        return self.weights.head(self._norm(x, self.weights.final_norm)).float()
 
     def prefill(self, chunks: Sequence[Chunk]) -> None:
         """Write the keys and values of each chunk into its slot. The chunks are packed: nothing is padded."""
@@ -89,7 +100,7 @@ class Decoder:
         tokens = torch.cat([chunk.token_ids for chunk in chunks]).to(self.device)
         positions = torch.cat([self._positions[chunk.start : chunk.end] for chunk in chunks])
         x, cos, sin = self._embed(tokens, positions)
-        for layer, kv in self._layers:
+        for layer, kv in zip(self.weights.layers, self._caches, strict=True):
             qkv = self._project(x, layer, cos, sin)
             heads = [part.transpose(0, 1) for part in qkv.split(lengths)]  # [H + 2K, T, D] each
             for chunk, part in zip(chunks, heads, strict=True):
@@ -106,21 +117,33 @@ class Decoder:
         x = F.embedding(tokens, self.weights.embed)
         return x, self._cos[positions][:, None], self._sin[positions][:, None]
 
+    def _seen(self, count: int, length: int) -> list[_LayerCache]:
+        """The first `length` positions of the slots 0..count-1: mostly the same as in the last step."""
+        if self._views[0] != (count, length):
+            views = [_LayerCache(kv, *kv[:count, :, :length].chunk(2, 1)) for kv in self._caches]
+            self._views = ((count, length), views)
+        return self._views[1]
+
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.rms_eps)
+        """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4), over the last dimension."""
+        if x.is_cuda:
+            return F.rms_norm(x, (x.shape[-1],), None, self.spec.rms_eps) * weight
+        # On a CPU PyTorch puts its own together from twice as many operations.
+        root_mean = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        root_mean = root_mean.mul_(x.shape[-1] ** -0.5).hypot_(self._root_eps)
+        return (x / root_mean).mul_(weight).to(x.dtype)
 
     def _project(
         self, x: torch.Tensor, layer: LayerWeights, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
         """Queries, keys and values of one layer, [N, H + 2K, D], the former two normalised and rotated."""
         spec = self.spec
-        qkv = F.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
+        qkv = layer.qkv(self._norm(x, layer.input_norm))
         qkv = qkv.view(x.shape[0], -1, spec.head_dim)
         qk = qkv[:, : spec.qk_heads]
         if layer.qk_norm is not None:
-            qk = F.rms_norm(qk, (spec.head_dim,), None, spec.rms_eps) * layer.qk_norm
-        first, second = qk.chunk(2, -1)
-        swapped = torch.cat([second, first], -1)
+            qk = self._norm(qk, layer.qk_norm)
+        swapped = qk.roll(spec.head_dim // 2, -1)
         torch.addcmul(qk * cos, swapped, sin, out=qkv[:, : spec.qk_heads])
         return qkv
 
@@ -129,8 +152,7 @@ class Decoder:
         spec = self.spec
         mask = None
         if chunk.start:
-            count = heads.shape[1]
-            mask = torch.ones(count, chunk.end, dtype=torch.bool, device=self.device).tril_(chunk.start)
+            mask = causal_lower_right(heads.shape[1], chunk.end)  # for which CUDA has a fast kernel
             query, keys_values = heads[: spec.num_heads], kv[chunk.slot, :, : chunk.end]
         else:
             query, keys_values = heads.split([spec.num_heads, 2 * spec.num_kv_heads])
@@ -141,6 +163,6 @@ class Decoder:
         return attended[0].transpose(0, 1).flatten(1)
 
     def _finish_layer(self, x: torch.Tensor, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        x = x + F.linear(attended, layer.out, layer.out_bias)
-        gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        return x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+        x = x + layer.out(attended)
+        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, -1)
+        return x + layer.down(F.silu(gate) * up)

@@ -21,10 +21,11 @@ import torch
 from buckeye.inference.commands import CommandQueue
 from buckeye.inference.decoder import Chunk, Decoder, batches
 from buckeye.inference.prefixes import Kept, KeptPrefixes, RunningPrompts
+from buckeye.inference.ranking import Ranking
 from buckeye.inference.sampling import SamplingBatch, sample, sampling_batch, uniforms
 from buckeye.inference.sequences import RunningSequences, Sequence
 from buckeye.inference.types import FinishReason
-from buckeye.inference.weights import Checkpoint
+from buckeye.inference.weights import Checkpoint, ModelWeights
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Engine:
         self._begun: Kept | None = None
         self._batch: SamplingBatch | None = None
         self._streams: dict[Sequence, None] = {}
+        self._ranking = Ranking()
         self._news: list[Sequence] = []
         self._stopped = False
         self._window_tokens, self._window_seconds = 0, 0.0
@@ -92,10 +94,11 @@ class Engine:
         """Go on after a pause."""
         return self._inbox.call(self._resume)
 
-    def install_weights(self, checkpoint: Checkpoint, version: int) -> Future[None]:
-        """Replace the weights between two decode steps; `checkpoint` has been checked. Tokens sampled from
-        then on carry `version`, and no cached prefix of other weights is used for a new sequence."""
-        return self._inbox.call(partial(self._install_weights, checkpoint, version))
+    def install_weights(self, new: ModelWeights | Checkpoint, version: int) -> Future[None]:
+        """Replace the weights between two decode steps: at once if they have been prepared; a checkpoint (one
+        that has been checked) is read first. Tokens sampled from then on carry `version`, and no cached
+        prefix of other weights is used for a new sequence."""
+        return self._inbox.call(partial(self._install_weights, new, version))
 
     def name_version(self, version: int) -> Future[None]:
         """Call the weights in use `version`: tokens sampled from then on carry it."""
@@ -210,6 +213,7 @@ class Engine:
         sequence.version_starts = [(self.version, 0)]
         if sequence.streamed:
             self._streams[sequence] = None
+        self._ranking.add(sequence)
         self.counters["prompt_tokens"] += len(sequence.prompt_ids)
         self._batch = None
 
@@ -264,6 +268,7 @@ class Engine:
         if len(rows):
             logits[torch.from_numpy(rows).to(device), torch.from_numpy(forbidden).to(device)] = float("-inf")
         random = torch.from_numpy(uniforms(running.stream[:count], positions)).to(device)
+        self._ranking.tell(logits, self._batch)
         tokens, logprobs = sample(logits, self._batch, random)
         ended = running.record(tokens.cpu().numpy(), logprobs.cpu().numpy())
         self.counters["generation_tokens"] += count
@@ -303,6 +308,7 @@ class Engine:
         if not sequence.streamed:
             sequence.token_ids, sequence.logprobs = running.results(slot)
         self._streams.pop(sequence, None)
+        self._ranking.discard(sequence)
         self._prefixes.remove(sequence)
         if error is None and not self._stale_cache and sequence not in self._of_mixed_weights:
             self._keep(sequence)
@@ -377,13 +383,13 @@ class Engine:
         self._state = "running"
         self._clear_cache = True
 
-    def _install_weights(self, checkpoint: Checkpoint, version: int) -> None:
+    def _install_weights(self, new: ModelWeights | Checkpoint, version: int) -> None:
         self._forget_prefixes()
         if self._clear_cache:
             self._stale_cache = True
         else:
             self._of_mixed_weights.update(self.running.sequences)
-        self.decoder.weights.load(checkpoint)
+        self.decoder.weights.load(new)
         self._name_version(version)
 
     def _name_version(self, version: int) -> None:

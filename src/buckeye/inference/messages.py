@@ -90,6 +90,19 @@ class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("a tool needs a name")
 
 
+class NamedFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool by its name."""
+
+    name: str
+
+
+class ToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class _Tools(msgspec.Struct):
     tools: list[Tool]
 

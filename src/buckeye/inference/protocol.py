@@ -7,13 +7,13 @@ unknown field is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from buckeye.errors import UsageError
-from buckeye.inference.messages import ChatMessage, tools_problem
+from buckeye.inference.messages import ChatMessage, ToolChoice, tools_problem
 
 TokenIds = list[Annotated[int, Meta(ge=0)]]
 Count = Annotated[int, Meta(ge=1, le=1024)]
@@ -23,6 +23,7 @@ TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1)]
 MaxTokens = Annotated[int, Meta(ge=1)]
 MinTokens = Annotated[int, Meta(ge=0)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Stops = Annotated[list[str], Meta(max_length=64)]
 StopTokenIds = Annotated[TokenIds, Meta(max_length=256)]
 Tools = Annotated[
@@ -83,9 +84,18 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GenerateSampling(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """`sampling_params` of /inference/v1/generate."""
+    """`sampling_params` of /inference/v1/generate. `logprobs` is how many are told beside each token's own,
+    None for none at all."""
 
-    logprobs: int | None = None
+    logprobs: TopLogprobs | None = None
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`stream_options` of a streaming request."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    """Accepted and ignored: nothing is obfuscated."""
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -96,14 +106,10 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     request_id: str | None = None
     stream: bool = False
+    stream_options: StreamOptions | None = None
 
-
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`stream_options` of a streaming request."""
-
-    include_usage: bool = False
-    include_obfuscation: bool = False
-    """Accepted and ignored: nothing is obfuscated."""
+    def __post_init__(self) -> None:
+        _check_stream_options(self)
 
 
 class TextRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
@@ -118,8 +124,7 @@ class TextRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     return_weight_versions: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("`stream_options` is for requests with `stream`: true")
+        _check_stream_options(self)
 
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings, empty ones left out."""
@@ -131,7 +136,7 @@ class CompletionRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/completions. A prompt is a text or token ids; a list of them is one wave."""
 
     prompt: str | list[Any]
-    logprobs: int | None = None
+    logprobs: TopLogprobs | None = None
 
 
 class ChatRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
@@ -139,26 +144,38 @@ class ChatRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
 
     messages: list[ChatMessage]
     tools: Tools | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_conversation(self.messages, self.tools)
-        if self.tool_choice not in (None, "auto", "none"):
-            raise ValueError(
-                "`tool_choice` may be auto or none: this server cannot force a call, because it does not "
-                "constrain what is sampled"
-            )
+        names = [tool["function"]["name"] for tool in self.tools or ()]
+        if self.tool_choice == "required" and not names:
+            raise ValueError("`tool_choice` is required and there are no `tools`")
+        if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
+            raise ValueError(f"`tool_choice` is {self.tool_choice.function.name!r}, which is none of `tools`")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("`top_logprobs` is for requests with `logprobs`: true")
 
     def offered_tools(self) -> list[dict[str, Any]]:
         """The tools that the model is shown: none where `tool_choice` is none, so it cannot call any."""
         return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def forces_a_call(self) -> bool:
+        """Whether the reply must be a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, ToolChoice)
+
+    def forced_tool(self) -> str | None:
+        """The tool that a forced call is of; None if the model may choose one."""
+        if isinstance(self.tool_choice, ToolChoice):
+            return self.tool_choice.function.name
+        names = [str(tool["function"]["name"]) for tool in self.tools or ()]
+        return names[0] if len(names) == 1 else None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -234,8 +251,17 @@ class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     request_ids: list[str] | None = None
 
 
-class AdapterRequest(msgspec.Struct, kw_only=True):
-    """POST /load_lora_adapter and /unload_lora_adapter."""
+class LoadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/load_lora_adapter: a directory in peft's format, and the name that requests give as their
+    model. `load_inplace` lets it take the place of one of the same name."""
+
+    lora_name: Annotated[str, Meta(min_length=1)]
+    lora_path: Annotated[str, Meta(min_length=1)]
+    load_inplace: bool = False
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/unload_lora_adapter."""
 
     lora_name: str
 
@@ -254,6 +280,11 @@ def parse(body: bytes, kind: type[RequestT]) -> RequestT:
         raise UsageError(f"Bad request: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"The body is not valid JSON: {error}") from error
+
+
+def _check_stream_options(request: GenerateRequest | TextRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise ValueError("`stream_options` is for requests with `stream`: true")
 
 
 def _check_conversation(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None) -> None:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from buckeye.inference.render import ChatRenderer, Conversation
+from buckeye.inference.render.forcing import NO_OPENING, WRITTEN_AS_TEXT, Opening
 from buckeye.inference.render.template import opens_thinking
 
 _THINK, _END_THINK, _CALL = "<think>", "</think>", "<tool_call>"
-_WRITTEN_AS_TEXT = (None, "qwen3", "prime-qwen3", "llama-3")
-"""Families whose reasoning and calls stand in the text; of others nothing is told before the end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,15 +28,23 @@ class Part:
 class GrowingReply:
     """Feed it a reply's text, in pieces of any size; the parts, put together, do not depend on the sizes.
 
-    Where tools were offered, text is held back from the point on where a call may begin.
+    Where tools were offered, text is held back from the point on where a call may begin. Where reasoning and
+    calls are no text, nothing is told before the end. The reply has begun with `opening`.
     """
 
-    def __init__(self, renderer: ChatRenderer, conversation: Conversation, *, first_call_only: bool) -> None:
+    def __init__(
+        self,
+        renderer: ChatRenderer,
+        conversation: Conversation,
+        *,
+        opening: Opening = NO_OPENING,
+        first_call_only: bool,
+    ) -> None:
         family, template = renderer.family, renderer.template
         self._renderer = renderer
         self._conversation = conversation
         self._first_call_only = first_call_only
-        self._as_text = (family.name if family else None) in _WRITTEN_AS_TEXT
+        self._as_text = (family.name if family else None) in WRITTEN_AS_TEXT
         self._opened = opens_thinking(conversation.text)
         self._calls = template.call_format if conversation.tools else None
         self._state: Literal["start", "reasoning", "content", "held"] = (
@@ -49,6 +56,8 @@ class GrowingReply:
         self._after_reasoning = False
         self._shown = ""
         """The content told so far."""
+        self._opening = opening
+        self.feed(opening.text)
 
     def feed(self, text: str) -> Part:
         """Take in text; returns what is certain now."""
@@ -75,9 +84,9 @@ class GrowingReply:
 
     def _rest(self, sampled_ids: Sequence[int], cut: str | None) -> Part:
         if cut is None:
-            message = self._renderer.parse(self._conversation, sampled_ids)
+            message = self._renderer.parse(self._conversation, [*self._opening.ids, *sampled_ids])
         else:
-            message = self._renderer.parse_text(self._conversation, cut)
+            message = self._renderer.parse_text(self._conversation, self._opening.text + cut)
         calls = tuple(message.get("tool_calls", ()))[: 1 if self._first_call_only else None]
         if not self._as_text:
             reasoning = message.get("reasoning_content") or ""

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from buckeye.errors import InferenceError
 
+_LEAST_LOGPROB = -9999.0
 _ERROR_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -25,6 +26,11 @@ _ERROR_TYPES = {
 def json_response(content: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON response."""
     return Response(msgspec.json.encode(content), status_code, headers, "application/json")
+
+
+def least(logprob: float) -> float:
+    """A log-prob as JSON can have it: OpenAI's stand-in for minus infinity is -9999."""
+    return max(logprob, _LEAST_LOGPROB)
 
 
 def error_content(message: str, status_code: int) -> dict[str, Any]:

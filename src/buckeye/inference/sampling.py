@@ -82,7 +82,7 @@ def sample(
     greedy_tokens = logits.argmax(-1) if batch.greedy is not None else None
     weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
     if batch.top_k is not None and batch.top_p is not None:
-        weights = _truncate(weights, batch.top_k, batch.top_p)
+        weights = truncate(weights, batch.top_k, batch.top_p)
     tokens, totals = _draw(weights, random)
     if batch.greedy is not None and greedy_tokens is not None:
         tokens = torch.where(batch.greedy, greedy_tokens, tokens)
@@ -90,7 +90,7 @@ def sample(
     return tokens, chosen.log() - totals.log()
 
 
-def _truncate(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+def truncate(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Keep the `top_k` heaviest tokens, and of these the fewest that hold the share `top_p`; equal weights
     are ranked by token id."""
     ranked, order = weights.sort(dim=-1, descending=True, stable=True)

@@ -29,6 +29,8 @@ class Sequence:
     on_news: Callable[[], None] = _ignore_news
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    """For each token sampled so far, if asked for: the most likely ones and their log-probs, best first."""
     version_starts: list[tuple[int, int]] = field(default_factory=list)
     """(policy version, index of the first sampled token that it produced), in order."""
     finish_reason: FinishReason | None = None

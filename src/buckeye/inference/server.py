@@ -68,6 +68,7 @@ def run_inference(config: InferenceConfig) -> None:
         model_name=config.model.name,
         dtype=str(engine.decoder.cache.kv.dtype).removeprefix("torch."),
         checksum=None,
+        directory=directory,
         renderer=_load_renderer(directory),
         seed=config.seed,
     )

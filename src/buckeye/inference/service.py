@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Sequence as Seq
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +24,8 @@ from buckeye.inference.render import ChatRenderer, Conversation
 from buckeye.inference.sequences import Sequence
 from buckeye.inference.types import SamplingParams
 
+DEFAULT_MAX_TOKENS = 16
+"""Of completions and token ids that say nothing, as in OpenAI's API."""
 _COOLEST = 0.01
 _MAX_SEQUENCES = 16384
 _MAX_WAITING = 16384
@@ -41,6 +44,7 @@ class Service:
         model_name: str,
         dtype: str,
         checksum: str | None,
+        directory: Path,
         renderer: ChatRenderer | None,
         seed: int | None,
     ) -> None:
@@ -48,6 +52,10 @@ class Service:
         self.model_name = model_name
         self.dtype = dtype
         self.checksum = checksum
+        self.directory = directory
+        """Of the model that the server was started with: what adapters are applied to."""
+        self.adapter: str | None = None
+        """The name of the LoRA adapter that is merged into the weights in use."""
         self.spec = engine.decoder.spec
         self.max_len = engine.decoder.cache.max_len
         self.created = int(time.time())
@@ -150,7 +158,13 @@ class Service:
             raise UsageError(f"A request with `request_id` = {request_id!r} is running already.")
 
     def sequences(
-        self, prompts: Seq[Seq[int]], sampling: Sampling, *, max_tokens: int, streamed: bool
+        self,
+        prompts: Seq[Seq[int]],
+        sampling: Sampling,
+        *,
+        max_tokens: int,
+        streamed: bool,
+        top_logprobs: int | None,
     ) -> list[Sequence]:
         """`n` sequences for each prompt, seeded one after the other. Raises `UsageError` for what cannot
         be."""
@@ -176,13 +190,14 @@ class Service:
                     seed=seed + index * count + member,
                     min_tokens=sampling.min_tokens,
                     stop_token_ids=stop_token_ids,
+                    top_logprobs=top_logprobs or 0,
                 )
                 made.append(Sequence(ids, params, streamed=streamed))
         return made
 
     def check_model(self, name: str | None) -> None:
-        """404 if a request names another model than the one that is served."""
-        if name is not None and name != self.model_name:
+        """404 if a request names another model than the one that is served, or the adapter in it."""
+        if name not in (None, self.model_name, self.adapter):
             message = f"The model `{name}` does not exist here; this server serves `{self.model_name}`."
             raise HTTPException(404, message)
 

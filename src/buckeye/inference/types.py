@@ -15,7 +15,7 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_p` 1 and `top_k` -1 keep the whole vocabulary. Until `min_tokens` are
     sampled, no stop token can be. The sampled tokens depend on `seed`, the position and the distribution, on
-    nothing else.
+    nothing else. At every position the `top_logprobs` most likely tokens are told too.
     """
 
     max_tokens: int
@@ -25,6 +25,7 @@ class SamplingParams:
     seed: int = 0
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,12 +1,13 @@
 """A model's weights in the form the decoder computes with: projections of the same input fused into one
-matrix.
+matrix, and matrices laid out for the processor.
 
-The storages are made once. Loading, the first time and every time after, copies a checkpoint into them.
+An update makes a whole new set beside the one in use, and then puts it in its place.
 """
 
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,33 +17,46 @@ from safetensors import SafetensorError, safe_open
 
 from buckeye.errors import InferenceError
 from buckeye.inference.architecture import ModelSpec
+from buckeye.inference.dtype import auto_compute_dtype
+from buckeye.inference.projection import Projection
 from buckeye.storage import read_json
 
-_BFLOAT16_PARAMETERS = 5_000_000
+_EMBED, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_INPUT_NORM, _MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
+_QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+_FINAL_NORM = "model.norm.weight"
+
+
+class _Matrix(NamedTuple):
+    """A projection: the modules whose weights are its blocks of rows, with their numbers of rows."""
+
+    modules: dict[str, int]
+    columns: int
+    bias: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerWeights:
-    """One layer. Matrices are [out, in]. `qk_norm` is [query heads + key heads, head_dim]."""
+    """One layer. The norms are [hidden]; `qk_norm` is [query heads + key heads, head_dim]."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Projection
     qk_norm: torch.Tensor | None
-    out: torch.Tensor
-    out_bias: torch.Tensor | None
+    out: Projection
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
+    gate_up: Projection
+    down: Projection
 
 
-class _Place(NamedTuple):
-    """Where a tensor of a checkpoint goes, and the shape it must have there (it may be broadcast)."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelWeights:
+    """All weights of a model, ready to compute with. `embed` is [vocab, hidden], `final_norm` [hidden], and
+    `head` projects to the vocabulary."""
 
-    storage: torch.Tensor
-    shape: tuple[int, ...]
+    embed: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor
+    head: Projection
 
 
 class Checkpoint:
@@ -73,38 +87,28 @@ class Checkpoint:
 
 
 def auto_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """What to compute in where nothing is asked for: bfloat16 on a GPU; on a CPU float32, which agrees with
-    the trainer to the last digits, unless the model is large and the processor multiplies in bfloat16."""
-    if device.type != "cpu":
-        return torch.bfloat16
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    large = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names) >= _BFLOAT16_PARAMETERS
-    return torch.bfloat16 if fast and large else torch.float32
+    """What to compute a checkpoint in where nothing is asked for."""
+    return auto_compute_dtype(sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names), device)
 
 
 class Weights:
-    """The fused weights of a decoder: `embed` and `head` are [vocab, hidden], one storage where they are
-    tied."""
+    """The weights that a decoder computes with, once there was a `load`: what `ModelWeights` has."""
+
+    embed: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor
+    head: Projection
 
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         self._spec = spec
         self._dtype = dtype
         self._device = device
-        self._places: dict[str, _Place] = {}
-        self.embed = self._storage(spec.vocab_size, spec.hidden_size)
-        self._put("model.embed_tokens.weight", self.embed)
-        self.head = self.embed
-        if not spec.tied_head:
-            self.head = self._storage(spec.vocab_size, spec.hidden_size)
-            self._put("lm_head.weight", self.head)
-        self.final_norm = self._storage(spec.hidden_size)
-        self._put("model.norm.weight", self.final_norm)
-        self.layers = [self._layer(f"model.layers.{index}.") for index in range(spec.num_layers)]
+        self._shapes = _shapes(spec)
 
     @property
     def num_parameters(self) -> int:
         """The number of parameters of the model as published (a tied head counts once)."""
-        return sum(math.prod(place.shape) for place in self._places.values())
+        return sum(map(math.prod, self._shapes.values()))
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise `InferenceError` unless the checkpoint has exactly this model's tensors, each in its
@@ -112,12 +116,12 @@ class Weights:
         ignored = {n for n in checkpoint.names if n.endswith("rotary_emb.inv_freq")}
         if self._spec.tied_head:
             ignored.add("lm_head.weight")
-        missing = sorted(self._places.keys() - checkpoint.names)
-        unknown = sorted(checkpoint.names - self._places.keys() - ignored)
+        missing = sorted(self._shapes.keys() - checkpoint.names)
+        unknown = sorted(checkpoint.names - self._shapes.keys() - ignored)
         wrong = [
-            f"{name} is {list(checkpoint.shape(name))}, not {list(place.shape)}"
-            for name, place in self._places.items()
-            if name not in missing and checkpoint.shape(name) != place.shape
+            f"{name} is {list(checkpoint.shape(name))}, not {list(shape)}"
+            for name, shape in self._shapes.items()
+            if name not in missing and checkpoint.shape(name) != shape
         ]
         for kind, names in (
             ("lacks", missing),
@@ -128,69 +132,97 @@ class Weights:
                 shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
                 raise InferenceError(f"The checkpoint {checkpoint.directory} {kind} {shown}.")
 
-    def load(self, checkpoint: Checkpoint) -> None:
-        """Copy a checkpoint that has passed `check` into the storages, converting the dtype."""
-        for name, place in self._places.items():
-            place.storage.copy_(checkpoint.tensor(name))
+    def prepare(self, checkpoint: Checkpoint) -> ModelWeights:
+        """Read a checkpoint that has passed `check`, convert the dtype and lay it out for `load`: nearly all
+        the work of an update, which may be done while the old weights are in use. Until then there are two
+        models in memory."""
+        # In a thread that ends: PyTorch keeps a pool of compute threads for every thread that has computed,
+        # and beside a second pool the engine's own no longer waits for work awake.
+        with ThreadPoolExecutor(1, "weights") as worker:
+            return worker.submit(_Reader(self._spec, checkpoint, self._dtype, self._device).model).result()
 
-    def _storage(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+    def load(self, new: ModelWeights | Checkpoint) -> None:
+        """Compute with other weights from now on: prepared ones, or a checkpoint that has passed `check`."""
+        model = self.prepare(new) if isinstance(new, Checkpoint) else new
+        self.embed, self.layers = model.embed, model.layers
+        self.final_norm, self.head = model.final_norm, model.head
 
-    def _put(self, name: str, storage: torch.Tensor, shape: tuple[int, ...] | None = None) -> None:
-        self._places[name] = _Place(storage, shape or tuple(storage.shape))
 
-    def _fused(self, names: list[str], rows: list[int], columns: int) -> torch.Tensor:
-        """One matrix [sum(rows), columns] whose row blocks are the tensors `names`; a vector if `columns` is
-        0."""
-        fused = self._storage(sum(rows), columns) if columns else self._storage(sum(rows))
-        for name, block in zip(names, fused.split(rows), strict=True):
-            self._put(name, block)
-        return fused
+class _Reader:
+    """Builds a model's weights from a checkpoint."""
 
-    def _linear(
-        self, prefix: str, names: list[str], rows: list[int], columns: int, *, bias: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        weight = self._fused([f"{prefix}{name}.weight" for name in names], rows, columns)
-        return weight, self._fused([f"{prefix}{n}.bias" for n in names], rows, 0) if bias else None
+    def __init__(
+        self, spec: ModelSpec, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._spec = spec
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._device = device
+
+    def model(self) -> ModelWeights:
+        """All of them. A tied head is the embedding in another layout."""
+        embed = self._tensor(_EMBED)
+        return ModelWeights(
+            embed=embed,
+            layers=tuple(self._layer(f"model.layers.{index}.") for index in range(self._spec.num_layers)),
+            final_norm=self._tensor(_FINAL_NORM),
+            head=Projection(embed if self._spec.tied_head else self._tensor(_HEAD)),
+        )
 
     def _layer(self, prefix: str) -> LayerWeights:
-        spec = self._spec
-        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-        q_rows, kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        qkv, qkv_bias = self._linear(
-            attention,
-            ["q_proj", "k_proj", "v_proj"],
-            [q_rows, kv_rows, kv_rows],
-            spec.hidden_size,
-            bias=spec.qkv_bias,
-        )
-        out, out_bias = self._linear(attention, ["o_proj"], [spec.hidden_size], q_rows, bias=spec.out_bias)
-        gate_up, gate_up_bias = self._linear(
-            mlp, ["gate_proj", "up_proj"], [spec.mlp_size] * 2, spec.hidden_size, bias=spec.mlp_bias
-        )
-        down, down_bias = self._linear(
-            mlp, ["down_proj"], [spec.hidden_size], spec.mlp_size, bias=spec.mlp_bias
-        )
+        matrices = _matrices(self._spec)
         return LayerWeights(
-            input_norm=self._fused([f"{prefix}input_layernorm.weight"], [spec.hidden_size], 0),
-            qkv=qkv,
-            qkv_bias=qkv_bias,
-            qk_norm=self._qk_norm(attention) if spec.qk_norm else None,
-            out=out,
-            out_bias=out_bias,
-            mlp_norm=self._fused([f"{prefix}post_attention_layernorm.weight"], [spec.hidden_size], 0),
-            gate_up=gate_up,
-            gate_up_bias=gate_up_bias,
-            down=down,
-            down_bias=down_bias,
+            input_norm=self._tensor(f"{prefix}{_INPUT_NORM}"),
+            qk_norm=self._qk_norm(prefix) if self._spec.qk_norm else None,
+            mlp_norm=self._tensor(f"{prefix}{_MLP_NORM}"),
+            **{name: self._projection(prefix, matrix) for name, matrix in matrices.items()},
         )
 
+    def _projection(self, prefix: str, matrix: _Matrix) -> Projection:
+        weight = torch.cat([self._tensor(f"{prefix}{module}.weight") for module in matrix.modules])
+        biases = [self._tensor(f"{prefix}{module}.bias") for module in matrix.modules if matrix.bias]
+        return Projection(weight, torch.cat(biases) if biases else None)
+
     def _qk_norm(self, prefix: str) -> torch.Tensor:
-        spec = self._spec
-        norm = self._storage(spec.qk_heads, spec.head_dim)
-        self._put(f"{prefix}q_norm.weight", norm[: spec.num_heads], (spec.head_dim,))
-        self._put(f"{prefix}k_norm.weight", norm[spec.num_heads :], (spec.head_dim,))
-        return norm
+        query, key = (self._tensor(f"{prefix}{name}") for name in _QK_NORMS)
+        return torch.cat([query.expand(self._spec.num_heads, -1), key.expand(self._spec.num_kv_heads, -1)])
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        # a copy: the file, which is mapped, may change or go away
+        return self._checkpoint.tensor(name).to(self._device, self._dtype, copy=True)
+
+
+def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The tensors that a checkpoint of the model has, by name."""
+    shapes: dict[str, tuple[int, ...]] = {_EMBED: (spec.vocab_size, spec.hidden_size)}
+    shapes[_FINAL_NORM] = (spec.hidden_size,)
+    if not spec.tied_head:
+        shapes[_HEAD] = shapes[_EMBED]
+    for index in range(spec.num_layers):
+        prefix = f"model.layers.{index}."
+        for matrix in _matrices(spec).values():
+            for module, rows in matrix.modules.items():
+                shapes[f"{prefix}{module}.weight"] = (rows, matrix.columns)
+                if matrix.bias:
+                    shapes[f"{prefix}{module}.bias"] = (rows,)
+        shapes |= dict.fromkeys((f"{prefix}{_INPUT_NORM}", f"{prefix}{_MLP_NORM}"), (spec.hidden_size,))
+        if spec.qk_norm:
+            shapes |= dict.fromkeys((f"{prefix}{name}" for name in _QK_NORMS), (spec.head_dim,))
+    return shapes
+
+
+def _matrices(spec: ModelSpec) -> dict[str, _Matrix]:
+    """The projections of a layer, by their names in `LayerWeights`."""
+    hidden = spec.hidden_size
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    qkv = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    gate_up = {"mlp.gate_proj": spec.mlp_size, "mlp.up_proj": spec.mlp_size}
+    return {
+        "qkv": _Matrix(qkv, hidden, spec.qkv_bias),
+        "out": _Matrix({"self_attn.o_proj": hidden}, queries, spec.out_bias),
+        "gate_up": _Matrix(gate_up, hidden, spec.mlp_bias),
+        "down": _Matrix({"mlp.down_proj": hidden}, spec.mlp_size, spec.mlp_bias),
+    }
 
 
 def _safetensors_files(directory: Path) -> list[Path]:

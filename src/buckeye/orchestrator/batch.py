@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.orchestrator.advantages import batch_advantages, has_spread
+from buckeye.orchestrator.advantages import batch_advantages, group_has_spread
 from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.storage import write_file
 from buckeye.transport.batches import Batch, Sample
@@ -21,21 +21,20 @@ from buckeye.transport.batches import Batch, Sample
 def make_batch(
     step: int, groups: Sequence[Group], config: OrchestratorConfig, *, state: Mapping[str, Any]
 ) -> Batch:
-    """Turn groups into training samples: every segment of a rollout carries the rollout's advantage."""
-    advantages = batch_advantages(
-        [(g.rewards, [r.completion_tokens for r in g.scored]) for g in groups], config.advantage
-    )
+    """Turn groups into training samples: every sampled token carries the advantage of its turn."""
+    advantages = batch_advantages([[r.as_scored() for r in g.scored] for g in groups], config.advantage)
     samples = [
         sample
         for group, group_advantages in zip(groups, advantages, strict=True)
-        for rollout, advantage in zip(group.scored, group_advantages, strict=True)
-        for sample in _samples(rollout, advantage, config)
+        for rollout, by_turn in zip(group.scored, group_advantages, strict=True)
+        for sample in _samples(rollout, by_turn, config)
     ]
     return Batch(step=step, samples=tuple(samples), orchestrator_state=state)
 
 
-def _samples(rollout: Rollout, advantage: float, config: OrchestratorConfig) -> Iterable[Sample]:
+def _samples(rollout: Rollout, by_turn: Sequence[float], config: OrchestratorConfig) -> Iterable[Sample]:
     masked = config.mask_truncated_completions and rollout.truncated
+    advantages = np.array([*by_turn, 0.0], dtype=np.float32)  # the last for turn -1: not sampled
     for segment in rollout.segments:
         mask = np.array(segment.loss_mask, dtype=bool)
         if masked:
@@ -45,13 +44,14 @@ def _samples(rollout: Rollout, advantage: float, config: OrchestratorConfig) -> 
             loss_mask=mask,
             logprobs=np.where(mask, np.array(segment.logprobs, dtype=np.float32), np.float32(0.0)),
             versions=np.where(mask, np.array(segment.versions, dtype=np.int32), np.int32(-1)),
-            advantages=np.where(mask, np.float32(advantage), np.float32(0.0)),
+            advantages=np.where(mask, advantages[np.array(segment.turns, dtype=np.int64)], np.float32(0.0)),
             temperature=config.sampling.temperature,
         )
 
 
-def batch_metrics(step: int, groups: Sequence[Group]) -> dict[str, float]:
-    """The numbers of one batch: reward, lengths, truncation, spread, age."""
+def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig) -> dict[str, float]:
+    """The numbers of one batch: reward, shaping, stop reasons, lengths, truncation, spread, age. All rewards
+    are the environment's, but for `shaped_reward/...`."""
     rollouts = [r for g in groups for r in g.scored]
     rewards = [r for g in groups for r in g.rewards]
     ages = [step - g.oldest_version for g in groups if g.oldest_version is not None]
@@ -63,7 +63,9 @@ def batch_metrics(step: int, groups: Sequence[Group]) -> dict[str, float]:
         "is_truncated/mean": statistics.fmean(float(r.truncated) for r in rollouts),
         "batch/solve_none": _share(groups, lambda g: max(g.rewards) <= 0.0),
         "batch/solve_all": _share(groups, lambda g: min(g.rewards) >= 1.0),
-        "batch/with_spread": _share(groups, lambda g: has_spread(g.rewards)),
+        "batch/with_spread": _share(
+            groups, lambda g: group_has_spread([r.as_scored() for r in g.scored], config.advantage)
+        ),
         "batch/off_policy_level/max": max(ages, default=0),
         "batch/off_policy_level/mean": statistics.fmean(ages) if ages else 0.0,
         "batch/segments_per_rollout": statistics.fmean(len(r.segments) for r in rollouts),
@@ -81,6 +83,26 @@ def batch_metrics(step: int, groups: Sequence[Group]) -> dict[str, float]:
             components[name].append(value)
     metrics |= {f"reward/{name}": statistics.fmean(values) for name, values in by_env.items()}
     metrics |= {f"metrics/{name}": statistics.fmean(values) for name, values in components.items()}
+    stops = Counter(rollout.outcome.stop_reason for rollout in rollouts)
+    metrics |= {f"stop_reason/{reason}": count / len(rollouts) for reason, count in stops.items()}
+    return metrics | _shaping_metrics(rollouts)
+
+
+def _shaping_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The shaped reward and, for each cause that is set, the mean of what it adds and the share of rollouts
+    that it touches; nothing without shaping."""
+    causes = dict.fromkeys(cause for rollout in rollouts for cause in rollout.shaping)
+    if not causes:
+        return {}
+    rewards = [r.shaped_reward for r in rollouts if r.shaped_reward is not None]
+    metrics = {
+        "shaped_reward/mean": statistics.fmean(rewards),
+        "shaped_reward/std": statistics.pstdev(rewards),
+    }
+    for cause in causes:
+        amounts = [rollout.shaping[cause] for rollout in rollouts]
+        metrics[f"reward_shaping/{cause}/mean"] = statistics.fmean(amounts)
+        metrics[f"reward_shaping/{cause}/share"] = sum(amount != 0.0 for amount in amounts) / len(amounts)
     return metrics
 
 
@@ -101,6 +123,9 @@ def write_rollouts(path: Path, groups: Iterable[Group], decode: Any) -> None:
                 "env": rollout.env_name,
                 "task_id": rollout.task.id,
                 "reward": rollout.reward,
+                "shaped_reward": rollout.shaped_reward,
+                "shaping": dict(rollout.shaping),
+                "turn_rewards": list(rollout.outcome.turn_rewards or []),
                 "components": dict(rollout.outcome.components),
                 "stop_reason": rollout.outcome.stop_reason,
                 "error": rollout.outcome.error,

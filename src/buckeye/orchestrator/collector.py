@@ -11,9 +11,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buckeye.errors import RunError
-from buckeye.orchestrator.advantages import has_spread
+from buckeye.orchestrator.filters import GroupFilter
 from buckeye.orchestrator.rollout import Group, RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
+
+_ADVICE = {
+    "errored": "Most rollouts fail: `buckeye env check` plays the environment by itself",
+    "stale": "Rollouts take longer than max_async_level steps of training: raise it",
+    "off_policy": "The weights change faster than rollouts end: raise max_off_policy_steps",
+    "too_easy": "The model solves nearly all of these tasks: it needs harder ones",
+    "too_hard": "The model solves nearly none of these tasks: it needs easier ones, or fine-tuning first",
+    "no_spread": "The rollouts of a task all get the same reward: raise rollouts_per_example or choose tasks "
+    "that are solved now and then",
+}
+"""What to do about groups that are dropped, by reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +36,7 @@ class CollectorSettings:
     first token was sampled.
     `max_steps`: no group is started for a batch that will not be trained.
     `weights_timeout`: seconds to wait for a new policy version when nothing else is going on.
-    `drop_group(rewards)` says whether a scored group is not worth training on.
+    `filter_group` says why a scored group is not worth training on.
     """
 
     groups_per_batch: int
@@ -36,13 +47,14 @@ class CollectorSettings:
     max_empty_batches: int
     max_steps: int | None
     weights_timeout: float
-    drop_group: Callable[[list[float]], bool]
+    filter_group: GroupFilter
 
 
 @dataclass(slots=True)
 class Collected:
     """The groups of one batch and what was dropped while gathering them, by reason. `played_rewards` are
-    those of the dropped groups too, so that a filter does not flatter or hide the policy."""
+    those of the dropped groups too, so that a filter does not flatter or hide the policy. With `all_solved`
+    it is not full: every task is solved for good, and no later batch will be."""
 
     groups: list[Group]
     dropped: Counter[str] = field(default_factory=Counter)
@@ -50,6 +62,7 @@ class Collected:
     last_error: str | None = None
     played_rewards: list[float] = field(default_factory=list)
     waited_seconds: float = 0.0
+    all_solved: bool = False
 
 
 class GroupCollector:
@@ -104,7 +117,8 @@ class GroupCollector:
     async def collect(self, step: int, on_wait: Callable[[int], None]) -> Collected:
         """Gather the batch of `step`. `on_wait(version)` is called when nothing goes on before that version.
 
-        Raises RunError when `max_empty_batches` batches' worth of groups in a row was dropped.
+        Groups that are dropped are replaced until the batch is full, or no task is left to play. Raises
+        RunError when `max_empty_batches` batches' worth of groups in a row was dropped.
         """
         settings, collected = self._settings, Collected(groups=[])
         dropped_in_a_row = 0
@@ -117,6 +131,9 @@ class GroupCollector:
             if dropped_in_a_row >= settings.max_empty_batches * settings.groups_per_batch:
                 raise RunError(self._all_dropped_message(collected))
             self._start_groups(step, len(collected.groups))
+            if not self._playing and not self._finished and self._sampler.exhausted:
+                collected.all_solved = True
+                return collected
             if self._playing:
                 await self._wait_for_news(None)
             else:
@@ -135,7 +152,9 @@ class GroupCollector:
         if settings.max_async_level == 0 and self._playing:
             return  # synchronous: whole waves only, so that every run makes the same ones
         for _ in range(capacity - accepted - len(self._playing) - len(self._finished)):
-            index = self._again.popleft() if self._again else self._next_group
+            if not self._again and self._sampler.exhausted:
+                return
+            index = self._again.popleft() if self._again else self._sampler.first_unsolved(self._next_group)
             self._next_group = max(self._next_group, index + 1)
             playing = self._player.start_group(self._sampler[index], settings.group_size)
             self._playing[playing] = index
@@ -174,8 +193,8 @@ class GroupCollector:
             reason = self._reason_to_drop(group, step)
             if reason in ("stale", "off_policy"):
                 self._again.append(group.index)
-            else:
-                self._sampler.settle(group.index, group.rewards)
+            else:  # of a group that has errored, the rollouts that are left say nothing about the task
+                self._sampler.settle(group.index, [] if reason == "errored" else group.rewards)
             if reason is None:
                 collected.groups.append(group)
                 dropped_in_a_row = 0
@@ -193,17 +212,16 @@ class GroupCollector:
             return "stale"
         if oldest is not None and self.version - oldest > settings.max_off_policy_steps:
             return "off_policy"
-        if settings.drop_group(group.rewards):
-            return "no_spread"
-        return None
+        return settings.filter_group(group)
 
     def _all_dropped_message(self, collected: Collected) -> str:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in collected.dropped.items())
+        reasons = ", ".join(f"{count} {reason}" for reason, count in collected.dropped.most_common())
+        advice = _ADVICE[collected.dropped.most_common(1)[0][0]]
         return (
             f"{self._settings.max_empty_batches} batches' worth of groups in a row gave nothing to train on "
             f"({reasons}; {collected.errored_rollouts} rollouts errored"
             + (f", the last with: {collected.last_error}" if collected.last_error else "")
-            + "). Raise orchestrator.max_empty_batches to try for longer"
+            + f"). {advice}. Raise orchestrator.max_empty_batches to try for longer"
         )
 
     async def close(self) -> None:
@@ -211,16 +229,3 @@ class GroupCollector:
         for playing in list(self._playing):
             playing.cancel()
         await asyncio.gather(*self._playing, return_exceptions=True)
-
-
-def group_filter(*, drop_zero_spread: bool, drop_solved_and_unsolved: bool) -> Callable[[list[float]], bool]:
-    """The `drop_group` of the settings: groups without spread, and (online difficulty filtering) groups whose
-    mean reward is exactly 0 or 1."""
-
-    def drop(rewards: list[float]) -> bool:
-        mean = sum(rewards) / len(rewards)
-        if drop_solved_and_unsolved and (mean <= 0.0 or mean >= 1.0):
-            return True
-        return drop_zero_spread and not has_spread(rewards)
-
-    return drop

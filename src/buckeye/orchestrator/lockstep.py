@@ -3,12 +3,15 @@
 Floating-point sums depend on what else is in a batch, and what is in a batch depends on arrival times. So in
 synchronous mode no request is sent until every rollout that is playing has asked for its next turn; then all
 of them go as one wave, in a fixed order. The result is reproducible to the bit, whatever the timing.
+
+A wave has one `max_tokens` for all. Where rollouts have different room left (prompts differ in length), those
+with about the same room share a wave of the least of it, and the replies that this cut off go on in another.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -31,6 +34,29 @@ class _Request:
     prompt_ids: Sequence[int]
     params: SamplingParams
     answer: asyncio.Future[Generation]
+    begun: Generation | None = None
+
+    def whole(self, end: Generation) -> Generation:
+        """What was sampled before, and then `end`."""
+        if self.begun is None:
+            return end
+        return Generation(
+            token_ids=[*self.begun.token_ids, *end.token_ids],
+            logprobs=[*self.begun.logprobs, *end.logprobs],
+            versions=[*self.begun.versions, *end.versions],
+            finish_reason=end.finish_reason,
+        )
+
+    def after(self, cut_off: Generation) -> _Request:
+        """The request for what comes after a reply that a wave's limit cut off."""
+        done = len(cut_off.token_ids)
+        params = replace(
+            self.params,
+            max_tokens=self.params.max_tokens - done,
+            min_tokens=max(0, self.params.min_tokens - done),
+        )
+        prompt_ids = [*self.prompt_ids, *cut_off.token_ids]
+        return _Request(self.order, prompt_ids, params, self.answer, self.whole(cut_off))
 
 
 class Lockstep:
@@ -65,7 +91,11 @@ class Lockstep:
         answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._requests.append(_Request(order, prompt_ids, params, answer))
         self._send_if_complete()
-        return await answer
+        try:
+            return await answer
+        except asyncio.CancelledError:  # a rollout that has run out of time: it may ask anew, or leave
+            self._requests = [request for request in self._requests if request.answer is not answer]
+            raise
 
     def _send_if_complete(self) -> None:
         if self._requests and len(self._requests) == self._live:
@@ -75,25 +105,42 @@ class Lockstep:
             task.add_done_callback(self._sending.discard)
 
     async def _send(self, requests: list[_Request]) -> None:
-        by_params: dict[SamplingParams, list[_Request]] = defaultdict(list)
-        for request in requests:  # one seed for the wave: its sequence i draws from seed + i
-            by_params[replace(request.params, seed=0)].append(request)
-        for part, (params, members) in enumerate(by_params.items()):
-            seeded = replace(params, seed=derive_seed(self._seed, self._wave, part))
-            await self._send_part(seeded, members)
+        together: dict[SamplingParams, list[_Request]] = defaultdict(list)
+        for request in requests:
+            rounded = _round_down(request.params.max_tokens)
+            together[replace(request.params, max_tokens=rounded, seed=0)].append(request)
+        waiting = deque(together.values())
+        part = 0
+        while waiting:
+            seed = derive_seed(self._seed, self._wave, part)  # the wave's sequence i draws from seed + i
+            waiting.extend(await self._send_part(waiting.popleft(), seed))
+            part += 1
         self._wave += 1
 
-    async def _send_part(self, params: SamplingParams, members: list[_Request]) -> None:
+    async def _send_part(self, members: list[_Request], seed: int) -> list[list[_Request]]:
+        """Sample as much for all as the one with the least room may; what is to go on, by room left."""
+        params = min((m.params for m in members), key=lambda params: params.max_tokens)
         try:
-            generations = await self._client.generate_wave([m.prompt_ids for m in members], params)
+            generations = await self._client.generate_wave(
+                [m.prompt_ids for m in members], replace(params, seed=seed)
+            )
         except Exception as error:
             for member in members:
                 if not member.answer.done():
                     member.answer.set_exception(error)
-            return
+            return []
+        unfinished: dict[int, list[_Request]] = defaultdict(list)
         for member, generation in zip(members, generations, strict=True):
-            if not member.answer.done():
-                member.answer.set_result(generation)
+            left = member.params.max_tokens - params.max_tokens
+            if (
+                left
+                and len(generation.token_ids) == params.max_tokens
+                and generation.finish_reason == "length"
+            ):
+                unfinished[left].append(member.after(generation))
+            elif not member.answer.done():
+                member.answer.set_result(member.whole(generation))
+        return list(unfinished.values())
 
 
 class LockstepSeat:
@@ -110,3 +157,9 @@ class LockstepSeat:
     def leave(self) -> None:
         """The rollout is over; waves no longer wait for it."""
         self._lockstep._leave()
+
+
+def _round_down(count: int) -> int:
+    """A number to its first three binary digits: at most a fifth less."""
+    digits = max(0, count.bit_length() - 3)
+    return count >> digits << digits

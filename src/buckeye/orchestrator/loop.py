@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import statistics
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
@@ -22,19 +20,21 @@ from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.batch import batch_metrics, make_batch, write_rollouts
-from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector, group_filter
-from buckeye.orchestrator.curriculum import load_curricula
+from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector
 from buckeye.orchestrator.environments import load_environments, tasks_of
 from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
 from buckeye.orchestrator.evaluation_files import evaluate_and_write, sampling_record
+from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import RolloutPlayer
-from buckeye.orchestrator.task_sampler import TaskSampler
+from buckeye.orchestrator.shaping import RewardShaping, reward_shaping
+from buckeye.orchestrator.task_sampler import task_sampler
+from buckeye.orchestrator.timing import LoopTimes, Throughput
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 from buckeye.process import die_with_parent, run_identity
 from buckeye.storage import step_directory
-from buckeye.transport.batches import write_batch
+from buckeye.transport.batches import end_batches, write_batch
 from buckeye.transport.restarts import request_restart
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,8 @@ _STARTUP_TIMEOUT = 1800.0
 
 
 def run_orchestrator(config: OrchestratorConfig) -> bool:
-    """Run until `max_steps` batches are written, or until SIGTERM / SIGINT. True if all are."""
+    """Run until `max_steps` batches are written, until every task is solved for good, or until SIGTERM /
+    SIGINT. True unless it was stopped."""
     die_with_parent()
     setup_logging(config.log.level, "orchestrator", run_log(config.output_dir) if config.log.file else None)
     return asyncio.run(_until_stopped(Orchestrator(config)))
@@ -89,12 +90,13 @@ class Orchestrator:
         )
         self.state = self._initial_state()
         self.start_step = int(self.state["step"])
+        self.last_step = config.max_steps
         self.seed = config.seed if config.sampling.seed is None else config.sampling.seed
         self.lockstep = Lockstep(self.client) if config.max_async_level == 0 else None
-        self.throughput = _Throughput()
+        self.throughput = Throughput()
+        self.times = LoopTimes(self.client)
         self.environments = load_environments(config.env)
-        curricula = load_curricula(self.environments, config.seed, self.state) if config.curriculum else {}
-        self.sampler = TaskSampler(self.environments, seed=config.seed, curricula=curricula)
+        self.sampler = task_sampler(config, self.environments, self.state)
         self.eval_environments = load_environments(config.eval.env) if config.eval is not None else []
         self.evaluated = evaluated_versions(config.output_dir / "metrics.jsonl", self.start_step)
 
@@ -158,16 +160,9 @@ class Orchestrator:
             max_empty_batches=config.max_empty_batches,
             max_steps=config.max_steps,
             weights_timeout=config.weights_timeout,
-            drop_group=group_filter(
-                drop_zero_spread=config.zero_spread == "drop",
-                drop_solved_and_unsolved=config.buffer.online_difficulty_filtering,
-            ),
+            filter_group=group_filter(config),
         )
-        player = self._player(
-            derive_seed(self.seed, "rollouts"),
-            self._params(),
-            zero_truncated=config.zero_truncated_completions,
-        )
+        player = self._player(derive_seed(self.seed, "rollouts"), self._params(), reward_shaping(config))
         return GroupCollector(self.sampler, player, settings, state=self.state)
 
     def _params(self) -> SamplingParams:
@@ -180,7 +175,9 @@ class Orchestrator:
             min_tokens=sampling.min_tokens,
         )
 
-    def _player(self, seed: int, params: SamplingParams, *, zero_truncated: bool = False) -> RolloutPlayer:
+    def _player(
+        self, seed: int, params: SamplingParams, shaping: RewardShaping | None = None
+    ) -> RolloutPlayer:
         config = self.config
         return RolloutPlayer(
             sampler=self.lockstep or self.client,
@@ -191,7 +188,7 @@ class Orchestrator:
             timeout=config.rollout_timeout,
             retries=config.max_rollout_retries,
             max_concurrent=config.max_concurrent,
-            zero_truncated=zero_truncated,
+            shaping=shaping,
         )
 
     async def _steps(self, collector: GroupCollector, watcher: WeightsWatcher) -> None:
@@ -201,15 +198,31 @@ class Orchestrator:
         await watcher.reach(step, config.weights_timeout)
         while config.max_steps is None or step < config.max_steps:
             log.info("Starting orchestrator step %d", step)
-            await self._evaluate_if_due(step, watcher)
-            val_reward = await self._validate_if_due(step, watcher)
+            with self.times.stopwatch.of("evaluate"):
+                await self._evaluate_if_due(step, watcher)
+                val_reward = await self._validate_if_due(step, watcher)
             started = time.monotonic()
             self._begin_waves("step", step)
-            collected = await collector.collect(step, _log_once_per_step())
-            self._hand_over(step, collected, collector)
-            self._report(step, collected, collector, time.monotonic() - started, val_reward)
+            with self.times.stopwatch.of("collect"):
+                collected = await collector.collect(step, _log_once_per_step())
+            if collected.all_solved:
+                self._end_early(step, collected)
+                break
+            with self.times.stopwatch.of("write_batch"):
+                self._hand_over(step, collected, collector)
+            times = {"time/step": time.monotonic() - started, **self.times.record(collected, watcher)}
+            self._report(step, collected, collector, times, val_reward)
             step += 1
         await self._final_evaluation(step, watcher)
+
+    def _end_early(self, step: int, collected: Collected) -> None:
+        """Say that there are no more batches, to the trainer and to the user."""
+        self.last_step = step
+        end_batches(self.config.output_dir / "batches", step, identity=self.identity)
+        why = "All training tasks are solved for good (orchestrator.no_positive_resampling)"
+        log.log(SUCCESS, "%s: the run ends after %d steps", why, step)
+        if collected.groups:
+            log.warning("%d groups are too few for a batch and not trained on", len(collected.groups))
 
     def _begin_waves(self, purpose: str, number: int) -> None:
         if self.lockstep is not None:
@@ -235,15 +248,14 @@ class Orchestrator:
         step: int,
         collected: Collected,
         collector: GroupCollector,
-        seconds: float,
+        times: Mapping[str, float],
         val_reward: float | None,
     ) -> None:
-        metrics = batch_metrics(step, collected.groups)
+        metrics = batch_metrics(step, collected.groups, self.config)
         tokens = sum(r.total_tokens for g in collected.groups for r in g.scored)
         metrics |= {
-            "perf/throughput": self.throughput.add(tokens, seconds),
-            "time/step": seconds,
-            "time/wait_for_weights": collected.waited_seconds,
+            "perf/throughput": self.throughput.add(tokens, times["time/step"]),
+            **times,
             "progress/total_tokens": self.state["tokens"],
             "progress/total_samples": self.state["samples"],
             "progress/total_problems": self.state["problems"],
@@ -266,16 +278,19 @@ class Orchestrator:
             "Step %d | Time: %.2fs | Reward: %.4f%s | Throughput: %.1f tokens/s"
             " | Seq. Length: %.1f tokens/sample",
             step,
-            seconds,
+            times["time/step"],
             metrics["reward/mean"],
             val,
             metrics["perf/throughput"],
             metrics["seq_len/mean"],
         )
         if collected.dropped or collected.errored_rollouts:
-            reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(collected.dropped.items())) or "none"
-            log.warning(
-                "Step %d: groups dropped: %s; rollouts errored: %d", step, reasons, collected.errored_rollouts
+            log.log(
+                logging.WARNING if collected.errored_rollouts else logging.INFO,
+                "Step %d: groups dropped: %s; rollouts errored: %d",
+                step,
+                ", ".join(f"{n} {reason}" for reason, n in sorted(collected.dropped.items())) or "none",
+                collected.errored_rollouts,
             )
 
     async def _evaluate_if_due(self, step: int, watcher: WeightsWatcher) -> None:
@@ -313,9 +328,9 @@ class Orchestrator:
     def _measuring(self, watcher: WeightsWatcher, step: int) -> AbstractAsyncContextManager[int]:
         """Hold the policy version that an evaluation at `step` measures: the final one at the end, else one
         that is no older than the rollouts of that step may be."""
-        final = step == self.config.max_steps
+        final = step == self.last_step
         oldest = step if final else max(self.start_step, step - self.config.max_async_level)
-        return _fixed_version(watcher, oldest, self.config.weights_timeout)
+        return watcher.fixed(oldest, self.config.weights_timeout)
 
     def _eval_params(self, settings: EvalConfig) -> SamplingParams:
         base, sampling = self._params(), settings.sampling
@@ -347,25 +362,6 @@ class Orchestrator:
             ]
         rewards = [reward for result in results for reward in result.rewards]
         return statistics.fmean(rewards) if rewards else None
-
-
-class _Throughput:
-    """Tokens per second over the last steps: rollouts of one step are often played during the one before."""
-
-    def __init__(self, steps: int = 10) -> None:
-        self._recent: deque[tuple[int, float]] = deque(maxlen=steps)
-
-    def add(self, tokens: int, seconds: float) -> float:
-        self._recent.append((tokens, seconds))
-        return sum(t for t, _ in self._recent) / max(sum(s for _, s in self._recent), 1e-9)
-
-
-@contextlib.asynccontextmanager
-async def _fixed_version(watcher: WeightsWatcher, at_least: int, timeout: float) -> AsyncIterator[int]:
-    """Wait for a policy version, then keep the engines at it (or a newer one) for the length of the block."""
-    await watcher.reach(at_least, timeout)
-    async with watcher.held:
-        yield watcher.version
 
 
 def _log_once_per_step() -> Callable[[int], None]:

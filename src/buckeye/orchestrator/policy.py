@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -21,13 +22,15 @@ class Sampler(Protocol):
 
 @dataclass(slots=True)
 class Segment:
-    """One training sample in the making: aligned lists, one entry a token. `versions` is -1 and `logprobs` is
-    0.0 where `loss_mask` is False (prompt and environment tokens)."""
+    """One training sample in the making: aligned lists, one entry a token. `turns` counts the rollout's turns
+    from 0. `versions` and `turns` are -1 and `logprobs` is 0.0 where `loss_mask` is False (prompt and
+    environment tokens)."""
 
     token_ids: list[int] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
 
     def add_context(self, ids: Sequence[int]) -> None:
         """Append tokens that the policy did not sample."""
@@ -35,13 +38,15 @@ class Segment:
         self.loss_mask += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)
         self.versions += [-1] * len(ids)
+        self.turns += [-1] * len(ids)
 
-    def add_sampled(self, generation: Generation) -> None:
+    def add_sampled(self, generation: Generation, turn: int) -> None:
         """Append sampled tokens verbatim, with the log-probs and versions they were sampled under."""
         self.token_ids += generation.token_ids
         self.loss_mask += [True] * len(generation.token_ids)
         self.logprobs += generation.logprobs
         self.versions += generation.versions
+        self.turns += [turn] * len(generation.token_ids)
 
 
 def derive_seed(*parts: object) -> int:
@@ -73,6 +78,10 @@ class RecordingPolicy:
         self._sampling = False
         self.segments: list[Segment] = []
         self.turns = 0
+        self.sampling_seconds = 0.0
+        """How long it has waited for the engines."""
+        self.turns_without_room = 0
+        """Turns that got an empty reply because seq_len was full; not among `turns`."""
         self.extended = 0
         """Turns after the first that continue the tokens before them."""
         self.finish_reason: FinishReason = "stop"
@@ -96,17 +105,21 @@ class RecordingPolicy:
         room = self._seq_len - len(conversation.ids)
         if room <= 0:
             return self._out_of_room(len(conversation.ids))
+        most = min(self._params.max_tokens, room)
         params = replace(
             self._params,
-            max_tokens=min(self._params.max_tokens, room),
+            max_tokens=most,
+            min_tokens=min(self._params.min_tokens, most),
             seed=derive_seed(self._seed, self.turns),
             stop_token_ids=self._renderer.stop_token_ids,
         )
         self._sampling = True
+        asked = time.monotonic()
         try:
             generation = await self._sampler.generate(conversation.ids, params)
         finally:
             self._sampling = False
+            self.sampling_seconds += time.monotonic() - asked
         if generation.finish_reason == "abort":
             raise InferenceError("the engine aborted the reply")
         if extended is None:  # recorded only now: a turn that failed leaves no trace
@@ -114,7 +127,7 @@ class RecordingPolicy:
         else:
             self.extended += 1
         self.segments[-1].add_context(conversation.ids[len(self.segments[-1].token_ids) :])
-        self.segments[-1].add_sampled(generation)
+        self.segments[-1].add_sampled(generation, self.turns)
         self._conversation, self._last = conversation, generation
         self.turns += 1
         return self._reply(conversation, generation)
@@ -133,6 +146,7 @@ class RecordingPolicy:
                 "raise orchestrator.seq_len"
             )
         self.finish_reason = "length"
+        self.turns_without_room += 1
         return Reply(text="", finish_reason="length", message={"role": "assistant", "content": ""})
 
     def _reply(self, conversation: Conversation, generation: Generation) -> Reply:

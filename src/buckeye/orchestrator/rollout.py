@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
+from buckeye.orchestrator.advantages import Scored
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.policy import RecordingPolicy, Sampler, Segment, derive_seed
+from buckeye.orchestrator.shaping import RewardShaping
 from buckeye.orchestrator.task_sampler import GroupTask
 
 log = logging.getLogger(__name__)
@@ -23,7 +27,9 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
     """One played rollout. `reward` is None exactly when `outcome.error` is set. Of the turns after the first,
-    `extended` continued the tokens before them and `branched` began a new segment."""
+    `extended` continued the tokens before them and `branched` began a new segment. `sampling_seconds` of the
+    `seconds` it waited for sampled tokens; it `ended` then on the monotonic clock. `shaping` is what each
+    cause adds to the reward before training on it."""
 
     env_name: str
     task: Task
@@ -32,12 +38,43 @@ class Rollout:
     truncated: bool
     turns: int
     seconds: float
+    sampling_seconds: float = 0.0
+    ended: float = 0.0
     extended: int = 0
     branched: int = 0
+    shaping: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def reward(self) -> float | None:
+        """What the environment paid."""
         return self.outcome.reward
+
+    @property
+    def shaped_reward(self) -> float | None:
+        """What is trained on."""
+        return None if self.reward is None else self.reward + sum(self.shaping.values())
+
+    def as_scored(self) -> Scored:
+        """What its advantage is made of; only for a rollout that has a reward. Shaping, and the reward of an
+        environment that gives none by turn, are paid at the last turn."""
+        assert self.reward is not None
+        added = sum(self.shaping.values())
+        lengths: Counter[int] = Counter()
+        for segment in self.segments:
+            lengths.update(segment.turns)
+        return Scored(
+            reward=self.reward + added,
+            turn_rewards=self._turn_rewards(self.reward, added),
+            turn_lengths=[lengths[turn] for turn in range(self.turns)],
+        )
+
+    def _turn_rewards(self, reward: float, shaping: float) -> list[float]:
+        if not self.turns:
+            return []
+        given = self.outcome.turn_rewards
+        paid = [0.0] * (self.turns - 1) + [reward] if given is None else list(given)
+        before, last = paid[: self.turns - 1], paid[self.turns - 1 :]  # last: and turns without room
+        return [*before, sum(last) + shaping]
 
     @property
     def completion_tokens(self) -> int:
@@ -99,7 +136,7 @@ class RolloutPlayer:
         timeout: float,
         retries: int,
         max_concurrent: int | None = None,
-        zero_truncated: bool = False,
+        shaping: RewardShaping | None = None,
     ) -> None:
         self._sampler = sampler
         self._renderer = renderer
@@ -108,7 +145,7 @@ class RolloutPlayer:
         self._seed = seed
         self._timeout = timeout
         self._retries = retries
-        self._zero_truncated = zero_truncated
+        self._shaping = shaping
         self._slots = asyncio.Semaphore(max_concurrent) if max_concurrent else contextlib.nullcontext()
 
     def start_group(self, group: GroupTask, size: int) -> asyncio.Task[Group]:
@@ -147,21 +184,21 @@ class RolloutPlayer:
             sampler=sampler, renderer=self._renderer, params=self._params, seq_len=self._seq_len, seed=seed
         )
         started = time.monotonic()
-        outcome = await self._outcome(lambda: env.environment.rollout(task, policy))
-        truncated = policy.finish_reason == "length"
-        if truncated and self._zero_truncated and outcome.error is None:
-            outcome = replace(outcome, reward=0.0)
-        return Rollout(
+        outcome = _checked(await self._outcome(lambda: env.environment.rollout(task, policy)), policy)
+        rollout = Rollout(
             env_name=env.name,
             task=task,
             outcome=outcome,
             segments=tuple(policy.segments),
-            truncated=truncated,
+            truncated=policy.finish_reason == "length",
             turns=policy.turns,
             seconds=time.monotonic() - started,
+            sampling_seconds=policy.sampling_seconds,
+            ended=time.monotonic(),
             extended=policy.extended,
             branched=policy.branched,
         )
+        return rollout if self._shaping is None else shaped(rollout, self._shaping)
 
     async def _outcome(self, rollout: Callable[[], Awaitable[Outcome]]) -> Outcome:
         try:
@@ -183,6 +220,31 @@ class RolloutPlayer:
                 error=f"rollout() returned {type(outcome).__name__}, not an Outcome",
             )
         return outcome
+
+
+def shaped(rollout: Rollout, shaping: RewardShaping) -> Rollout:
+    """The rollout with what `shaping` adds to its reward; an errored one as it is."""
+    if rollout.reward is None:
+        return rollout
+    amounts = shaping.amounts(
+        rollout.reward,
+        stop_reason=rollout.outcome.stop_reason,
+        truncated=rollout.truncated,
+        completion_tokens=rollout.completion_tokens,
+    )
+    return replace(rollout, shaping=amounts)
+
+
+def _checked(outcome: Outcome, policy: RecordingPolicy) -> Outcome:
+    """The outcome, or what is wrong with its rewards."""
+    wrong = None
+    if outcome.reward is not None and not math.isfinite(outcome.reward):
+        wrong = f"the reward is {outcome.reward}"
+    if outcome.turn_rewards is not None:
+        given, most = len(outcome.turn_rewards), policy.turns + policy.turns_without_room
+        if not policy.turns <= given <= most:
+            wrong = f"turn_rewards has {given} entries; there were {most} turns"
+    return outcome if wrong is None else Outcome(reward=None, stop_reason="error", error=wrong)
 
 
 async def _gather_group(index: int, members: Sequence[asyncio.Task[Rollout]]) -> Group:

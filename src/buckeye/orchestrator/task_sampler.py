@@ -1,16 +1,19 @@
-"""Which task is played next. A resumed run goes on exactly: without a curriculum it is a pure function of
-(seed, group index), with one it depends on the statistics too, which are part of the state."""
+"""Which task is played next. A resumed run goes on exactly: without a curriculum the task is a pure function
+of (seed, group index), with one it depends on the statistics too, which are part of the state. So is which
+tasks are solved for good: their groups are passed over."""
 
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Task
-from buckeye.orchestrator.curriculum import Curriculum
+from buckeye.orchestrator.curriculum import Curriculum, load_curricula
 from buckeye.orchestrator.environments import NamedEnvironment, tasks_of
 
 
@@ -28,7 +31,10 @@ class TaskSampler:
     environment's entry in `curricula` if it has one.
 
     Environments are interleaved by largest deficit, so any stretch of groups is as close to the ratios as
-    whole numbers allow. Every task of an epoch is dealt once before any is dealt again.
+    whole numbers allow. Every task of an epoch is dealt once before any is dealt again. With
+    `no_positive_resampling`, a task whose group had at least that mean reward is solved for good (Khatri et
+    al. 2025, ScaleRL, arXiv 2510.13786): `first_unsolved` passes over its groups, and what is
+    left gets their place. Tasks of a curriculum are never solved for good.
     """
 
     def __init__(
@@ -38,6 +44,8 @@ class TaskSampler:
         seed: int,
         split: str = "train",
         curricula: Mapping[str, Curriculum] | None = None,
+        no_positive_resampling: float | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         if not environments:
             raise ValueError("a TaskSampler needs at least one environment")
@@ -47,6 +55,10 @@ class TaskSampler:
             e.name: tasks_of(e, split) for e in environments if e.name not in self._curricula
         }
         self._seed = seed
+        self._solved_from = no_positive_resampling
+        solved = (state or {}).get("solved", {})
+        self._solved = {name: set(solved.get(name, ())) for name in self._tasks}
+        self._passed_over = int((state or {}).get("passed_over", 0))
         self._dealt: list[int] = []  # group index -> position in self._environments
         self._counts = [0] * len(environments)
         self._nth: list[int] = []  # group index -> how many groups its environment had before it
@@ -56,25 +68,53 @@ class TaskSampler:
         env = self._environment_of(index)
         if env.name in self._curricula:
             return GroupTask(index=index, env=env, task=self._curricula[env.name].deal(index))
-        tasks = self._tasks[env.name]
-        epoch, position = divmod(self._nth[index], len(tasks))
-        order = _epoch_order(f"{self._seed}/{env.name}/{epoch}", len(tasks))
-        return GroupTask(index=index, env=env, task=tasks[order[position]])
+        return GroupTask(index=index, env=env, task=self._tasks[env.name][self._position(index, env.name)])
+
+    def first_unsolved(self, index: int) -> int:
+        """The first group from `index` on whose task is not solved for good; only while not `exhausted`."""
+        while True:
+            env = self._environment_of(index)
+            if env.name in self._curricula or self._position(index, env.name) not in self._solved[env.name]:
+                return index
+            self._passed_over += 1
+            index += 1
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every task is solved for good."""
+        return not self._curricula and all(len(self._solved[n]) == len(t) for n, t in self._tasks.items())
 
     def settle(self, index: int, rewards: Sequence[float]) -> None:
         """Group `index` got these rewards and will not be played again."""
         env = self._environment_of(index)
         if env.name in self._curricula:
             self._curricula[env.name].settle(index, rewards)
+        elif self._solved_from is not None and rewards and statistics.fmean(rewards) >= self._solved_from:
+            self._solved[env.name].add(self._position(index, env.name))
 
     def state(self) -> dict[str, Any]:
-        """What `load_curricula` restores, under the key `curriculum`; nothing without a curriculum."""
+        """What `load_curricula` restores, under `curriculum`; the positions of the tasks that are solved for
+        good, under `solved`; and how many groups were `passed_over`. Only what is in use."""
         states = {name: curriculum.state() for name, curriculum in self._curricula.items()}
-        return {"curriculum": states} if states else {}
+        state: dict[str, Any] = {"curriculum": states} if states else {}
+        if self._solved_from is not None:
+            state["solved"] = {name: sorted(positions) for name, positions in self._solved.items()}
+            state["passed_over"] = self._passed_over
+        return state
 
     def metrics(self) -> dict[str, float]:
-        """The numbers of all curricula."""
-        return {key: value for c in self._curricula.values() for key, value in c.metrics().items()}
+        """The numbers of all curricula, and of the tasks that are solved for good."""
+        metrics = {key: value for c in self._curricula.values() for key, value in c.metrics().items()}
+        if self._solved_from is not None:
+            metrics["tasks/solved_for_good"] = sum(map(len, self._solved.values()))
+            metrics["tasks/passed_over"] = self._passed_over
+        return metrics
+
+    def _position(self, index: int, name: str) -> int:
+        """Where the task of group `index` stands among those of its environment."""
+        size = len(self._tasks[name])
+        epoch, nth = divmod(self._nth[index], size)
+        return _epoch_order(f"{self._seed}/{name}/{epoch}", size)[nth]
 
     def _environment_of(self, index: int) -> NamedEnvironment:
         while len(self._dealt) <= index:
@@ -91,6 +131,19 @@ class TaskSampler:
         self._dealt.append(chosen)
         self._nth.append(self._counts[chosen])
         self._counts[chosen] += 1
+
+
+def task_sampler(
+    config: OrchestratorConfig, environments: Sequence[NamedEnvironment], state: Mapping[str, Any]
+) -> TaskSampler:
+    """The sampler that the settings ask for, going on from `state`."""
+    return TaskSampler(
+        environments,
+        seed=config.seed,
+        curricula=load_curricula(environments, config.seed, state) if config.curriculum else {},
+        no_positive_resampling=config.no_positive_resampling,
+        state=state,
+    )
 
 
 @lru_cache(maxsize=64)

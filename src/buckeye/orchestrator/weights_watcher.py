@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from buckeye.errors import RunError
@@ -41,6 +42,8 @@ class WeightsWatcher:
         self._newest_possible = newest_possible
         self._on_update = on_update
         self.version = first_version - 1  # nothing of this attempt is loaded yet
+        self.update_seconds = 0.0
+        """How long all updates took."""
         self.held = asyncio.Lock()
 
     async def run(self) -> None:
@@ -65,6 +68,14 @@ class WeightsWatcher:
                 )
             await asyncio.sleep(_POLL_SECONDS)
 
+    @asynccontextmanager
+    async def fixed(self, at_least: int, timeout: float) -> AsyncIterator[int]:
+        """Wait as `reach` does, then keep the engines at that version for the length of the block, which gets
+        its number."""
+        await self.reach(at_least, timeout)
+        async with self.held:
+            yield self.version
+
     async def _update(self, version: int, path: Path) -> None:
         if version > self._newest_possible():
             raise RunError(
@@ -72,7 +83,11 @@ class WeightsWatcher:
                 "Start in a new directory, or resume that run"
             )
         log.info("Updating weights to weight checkpoint %d", version)
+        started = time.monotonic()
         manifest = read_weights_manifest(path)
-        await self._client.update_weights(path, version, manifest.checksum, canary=manifest.canary)
+        await self._client.update_weights(
+            path, version, manifest.checksum, canary=manifest.canary, adapter=manifest.adapter
+        )
+        self.update_seconds += time.monotonic() - started
         self.version = version
         self._on_update(version)

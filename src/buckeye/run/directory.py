@@ -11,22 +11,32 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from buckeye.errors import CheckpointError, UsageError
+from buckeye.monitor.tracker import WANDB_FOLDER
 from buckeye.process import RunIdentity
+from buckeye.run.journal import EVENTS_FILE
+from buckeye.run.record import STATUS_FILE
 from buckeye.storage import read_json, step_directories, write_file
 from buckeye.transport.restarts import RESTART_FOLDER
 
 RUN_FILE = "run.json"
+LOG_FOLDER = "logs"
 _OURS = (
     "batches",
     "checkpoints",
     "configs",
-    "logs",
+    EVENTS_FILE,
+    "exports",
+    LOG_FOLDER,
     "metrics.jsonl",
     RESTART_FOLDER,
     "rollouts",
     RUN_FILE,
+    "skipped",
+    STATUS_FILE,
+    WANDB_FOLDER,
     "weights",
 )
 
@@ -40,12 +50,23 @@ def files_of_a_run(output_dir: Path) -> list[Path]:
 
 def refuse_used(output_dir: Path, *, resume_command: str) -> None:
     """Raise UsageError if another run has written here, saying how to go on with it."""
-    if not files_of_a_run(output_dir):
-        return
+    if files_of_a_run(output_dir):
+        _refuse(output_dir, resume_command, "choose another --output-dir, or add --clean to delete that run")
+
+
+def _refuse_trained(output_dir: Path, resume_command: str) -> None:
+    """As `refuse_used`, for commands without --clean: what they left before the first step is no obstacle."""
+    metrics = output_dir / "metrics.jsonl"
+    trained = any((output_dir / name).exists() for name in ("checkpoints", STATUS_FILE, "weights"))
+    if trained or (metrics.exists() and metrics.stat().st_size > 0):
+        _refuse(output_dir, resume_command, "choose another --output-dir, or delete this one")
+
+
+def _refuse(output_dir: Path, resume_command: str, afresh: str) -> NoReturn:
     raise UsageError(
         f"{output_dir} already holds a run. Nothing was touched. Either\n"
         f"  resume it:        {resume_command}\n"
-        f"  or start afresh:  choose another --output-dir, or add --clean to delete that run"
+        f"  or start afresh:  {afresh}"
     )
 
 
@@ -76,7 +97,8 @@ def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
 
 
 def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
-    """Record that the run is started (again) and return its identity."""
+    """Record that the run is started (again) and return its identity. What processes of the attempt before
+    have printed is put away first: whoever is killed in between leaves no logs under the wrong number."""
     path = output_dir / RUN_FILE
     try:
         record = read_json(path)
@@ -88,10 +110,25 @@ def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
         raise CheckpointError(
             f"{path} cannot be read ({error}). Restore it, or start in a new directory."
         ) from None
+    _put_logs_away(output_dir, identity.attempt - 1)
     attempts.append({"attempt": identity.attempt, "started": time.time(), "resumed_step": resumed_step})
     record = {"run_id": identity.run_id, "attempt": identity.attempt, "attempts": attempts}
     write_file(path, json.dumps(record, indent=1))
     return identity
+
+
+def _put_logs_away(output_dir: Path, attempt: int) -> None:
+    """Move what the processes of an attempt that is over have printed to `logs/attempt_N/`, so that the files
+    at their usual places are those of the next attempt."""
+    folder = attempt_logs(output_dir, attempt)
+    for path in (output_dir / LOG_FOLDER).glob("*.stdout"):
+        folder.mkdir(exist_ok=True)
+        path.replace(folder / path.name)
+
+
+def attempt_logs(output_dir: Path, attempt: int) -> Path:
+    """Where the logs of an attempt that is over are."""
+    return output_dir / LOG_FOLDER / f"attempt_{attempt}"
 
 
 @contextmanager
@@ -103,7 +140,7 @@ def claimed(output_dir: Path, *, resumed: bool, resume_command: str) -> Iterator
         return
     with locked(output_dir):
         if not resumed:
-            refuse_used(output_dir, resume_command=resume_command)
+            _refuse_trained(output_dir, resume_command)
         identity = begin_attempt(output_dir, resumed_step=None)
         os.environ["BUCKEYE_RUN_ID"], os.environ["BUCKEYE_ATTEMPT"] = identity.run_id, str(identity.attempt)
         yield

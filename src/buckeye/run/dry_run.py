@@ -14,6 +14,7 @@ from buckeye.config.dump import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.envs.registry import load_environment
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye.monitor.tracker import check_wandb
 from buckeye.orchestrator.curriculum import load_curricula
 from buckeye.orchestrator.environments import load_environments
 from buckeye.run.directory import refuse_used
@@ -21,7 +22,8 @@ from buckeye.run.disk import human_bytes
 from buckeye.run.machine import Machine, free_disk_bytes, this_machine
 from buckeye.run.model_files import find_model
 from buckeye.run.plan import RolePlan, make_plan
-from buckeye.run.rl import resume_command
+from buckeye.run.rl import resume_command, wandb_settings
+from buckeye.run.trainer_checks import trainer_warnings
 
 
 def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
@@ -29,9 +31,11 @@ def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
     model_path = find_model(config.trainer.model.name)
     plan, warnings = _plan(config, model_path)
     warnings += _model_warnings(config, model_path)
+    warnings += trainer_warnings(config, model_path, on_gpu=plan.on_gpu)
     warnings += _environment_warnings(config)
     warnings += _directory_warnings(config, command)
     warnings += _disk_warnings(config, plan)
+    warnings += _wandb_warnings(config)
     return f"{to_json(config)}\n\n{plan_table(plan, config.output_dir)}", warnings
 
 
@@ -44,6 +48,14 @@ def _plan(config: RLConfig, model_path: Path | None) -> tuple[RolePlan, list[str
         asked = tuple(sorted({*inference_ids, *config.trainer_gpu_ids}))
         pretended: Machine = replace(machine, gpus=asked)
         return make_plan(config, pretended, model_path=model_path), [str(error)]
+
+
+def _wandb_warnings(config: RLConfig) -> list[str]:
+    try:
+        check_wandb(wandb_settings(config))
+    except UsageError as error:
+        return [str(error)]
+    return []
 
 
 def plan_table(plan: RolePlan, output_dir: Path) -> str:

@@ -31,6 +31,8 @@ def this_machine() -> Machine:
 
 def _visible_gpus() -> tuple[int, ...]:
     if shutil.which("nvidia-smi") is None:
+        if list(Path("/dev").glob("nvidia[0-9]*")):
+            log.warning("There is a GPU, but no nvidia-smi in PATH to ask about it: going on without a GPU")
         return ()
     try:
         listing = subprocess.run(

@@ -29,6 +29,11 @@ def fetch_model(name: str) -> Path:
     found = find_model(name)
     if found is not None:
         return found
+    if (Path(name) / "adapter_config.json").is_file():
+        raise UsageError(
+            f"model.name: {name} is an adapter and no complete model; `buckeye export RUN --merge-lora` "
+            "writes the model of a run that trained one."
+        )
     if Path(name).exists() or name.startswith((".", "/", "~")):
         raise UsageError(f"model.name: {name} is not a model directory (it has no config.json).")
     try:

@@ -135,6 +135,7 @@ def _trainer_roles(
 def _device_env(devices: Sequence[int], *, on_gpu: bool, threads: int) -> dict[str, str]:
     visible = ",".join(map(str, devices)) if on_gpu else ""
     return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, whom the ids are from
         "CUDA_VISIBLE_DEVICES": visible,
         "BUCKEYE_THREADS": str(threads),
         "OMP_NUM_THREADS": str(threads),

@@ -48,8 +48,8 @@ class Processes:
         self.children: list[Child] = []
 
     def start(self, role: Role) -> Child:
-        """Start one process; its stdout and stderr go to `logs/<log_name>.stdout`, appended after a
-        resume."""
+        """Start one process; its stdout and stderr go to `logs/<log_name>.stdout`, appended if it is
+        started again."""
         stdout = self._output_dir / "logs" / f"{role.log_name}.stdout"
         stdout.parent.mkdir(parents=True, exist_ok=True)
         with stdout.open("ab") as output:

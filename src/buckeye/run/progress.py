@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -11,23 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-
-class MetricsTail:
-    """Follows `metrics.jsonl` from where it ended at creation; `new` returns whole new records."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = path.stat().st_size if path.exists() else 0
-
-    def new(self) -> list[dict[str, Any]]:
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            data = file.read()
-        complete = data.rfind(b"\n") + 1
-        self._position += complete
-        return [json.loads(line) for line in data[:complete].splitlines()]
+from buckeye.monitor.metrics import MetricsTail
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 from buckeye.errors import RunError, UsageError
@@ -22,14 +23,21 @@ _FIRST_DELAY_SECONDS = 1.0
 class Restarts:
     """Starts the inference servers of a run anew: those that have ended, and those that the orchestrator asks
     for. The delays are `first_delay` seconds, twice that, and so on; the fourth end of a server within ten
-    minutes ends the run, and so does one that refuses its settings."""
+    minutes ends the run, and so does one that refuses its settings. `note` is told which server, and how it
+    ended."""
 
     def __init__(
-        self, processes: Processes, output_dir: Path, *, first_delay: float = _FIRST_DELAY_SECONDS
+        self,
+        processes: Processes,
+        output_dir: Path,
+        *,
+        first_delay: float = _FIRST_DELAY_SECONDS,
+        note: Callable[[str, str], None] = lambda title, cause: None,
     ) -> None:
         self._processes = processes
         self._output_dir = output_dir
         self._first_delay = first_delay
+        self._note = note
         self._ended: dict[int, list[float]] = defaultdict(list)
         self._due: list[tuple[float, Role]] = []
         take_restart_requests(output_dir)  # those of an earlier attempt are not for these servers
@@ -71,6 +79,7 @@ class Restarts:
             _MOST,
             _WINDOW_SECONDS / 60,
         )
+        self._note(child.role.title, how_it_ended(child, code))
         self._ended[child.role.index] = [*recent, now]
         self._due.append((now + delay, child.role))
         self._processes.forget(child)

@@ -13,9 +13,12 @@ from pathlib import Path
 from buckeye.checkpoint import list_checkpoints, resolve_checkpoint
 from buckeye.config.dump import to_json
 from buckeye.config.rl import RLConfig
+from buckeye.config.shared import WandbConfig
 from buckeye.errors import RunError
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
+from buckeye.monitor.tracker import check_wandb, tracked
 from buckeye.process import INTERRUPTED, RunIdentity, StopFlag
+from buckeye.run.changes import RECORDED_CONFIG, as_recorded, changed_settings
 from buckeye.run.directory import begin_attempt, clean, locked, refuse_used
 from buckeye.run.disk import human_bytes
 from buckeye.run.machine import free_disk_bytes, this_machine
@@ -23,6 +26,8 @@ from buckeye.run.model_files import fetch_model
 from buckeye.run.plan import Role, RolePlan, make_plan
 from buckeye.run.processes import Processes
 from buckeye.run.progress import Progress, human_duration
+from buckeye.run.recorder import Recorder
+from buckeye.run.registry import register
 from buckeye.run.restarts import Restarts
 from buckeye.storage import write_file
 
@@ -38,6 +43,8 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     Raises UsageError before anything was started, RunError if a process failed.
     """
     output_dir = config.output_dir
+    wandb = wandb_settings(config)
+    check_wandb(wandb)
     with locked(output_dir):
         resume_step = find_resume_step(config)
         if resume_step is None and not config.clean:
@@ -49,8 +56,18 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
         identity = begin_attempt(output_dir, resumed_step=resume_step)
         setup_logging(config.log.level, "rl", run_log(output_dir) if config.log.file else None)
         _warn_about_disk(plan, output_dir)
+        if resume_step is not None:
+            _tell_changes(config)
         write_role_configs(config, plan, model_path=model_path, resume_step=resume_step)
-        return _run(config, plan, identity, command)
+        recorder = Recorder(config, identity, arguments_of(command), resume_step)
+        register(output_dir, identity.run_id)
+        with tracked(wandb, output_dir=output_dir, run_id=identity.run_id, config=config):
+            return _run_recorded(config, plan, identity, command, recorder)
+
+
+def wandb_settings(config: RLConfig) -> WandbConfig | None:
+    """Where the run is logged in Weights & Biases; None if it is not. A process's section counts for all."""
+    return config.wandb or config.trainer.wandb
 
 
 def find_resume_step(config: RLConfig) -> int | None:
@@ -63,14 +80,24 @@ def find_resume_step(config: RLConfig) -> int | None:
 
 def resume_command(command: Sequence[str]) -> str:
     """The command that continues the run which `command` started, from its newest checkpoint."""
-    words: list[str] = []
+    return shlex.join(to_resume(command))
+
+
+def to_resume(words: Sequence[str]) -> list[str]:
+    """The words of a command, or of its flags, changed so that they continue the run."""
+    kept: list[str] = []
     skip_value = False
-    for word in command:
+    for word in words:
         resume_step = word.replace("_", "-").partition("=")[0].endswith("ckpt.resume-step")
         if not (skip_value or resume_step or word in ("--clean", "--resume", "--dry-run")):
-            words.append(word)
+            kept.append(word)
         skip_value = resume_step and "=" not in word
-    return shlex.join([*words, "--resume"])
+    return [*kept, "--resume"]
+
+
+def arguments_of(command: Sequence[str]) -> list[str]:
+    """The words after `rl`, or after `buckeye rl`."""
+    return list(command[2:] if command[0] == "buckeye" else command[1:])
 
 
 def write_role_configs(
@@ -80,7 +107,7 @@ def write_role_configs(
     `configs/rl.json`."""
     directory = config.output_dir / "configs"
     directory.mkdir(parents=True, exist_ok=True)
-    write_file(directory / "rl.json", to_json(config))
+    write_file(config.output_dir / RECORDED_CONFIG, to_json(as_recorded(config)))
     for role in plan.roles:
         write_file(directory / role.config_name, _role_config(config, role, plan, model_path, resume_step))
 
@@ -103,6 +130,11 @@ def _role_config(
     return to_json(section.model_copy(update=changes))
 
 
+def _tell_changes(config: RLConfig) -> None:
+    for line in changed_settings(config.output_dir, config):
+        log.warning("Changed since the run was last started: %s", line)
+
+
 def _warn_about_disk(plan: RolePlan, output_dir: Path) -> None:
     free = free_disk_bytes(output_dir)
     if plan.disk.total is not None and plan.disk.total > free:
@@ -114,18 +146,33 @@ def _warn_about_disk(plan: RolePlan, output_dir: Path) -> None:
         )
 
 
-def _run(config: RLConfig, plan: RolePlan, identity: RunIdentity, command: Sequence[str]) -> int:
+def _run_recorded(
+    config: RLConfig, plan: RolePlan, identity: RunIdentity, command: Sequence[str], recorder: Recorder
+) -> int:
+    try:
+        code = _run(config, plan, identity, command, recorder)
+    except BaseException as error:
+        recorder.ended("failed", str(error) or type(error).__name__)
+        raise
+    recorder.ended("stopped" if code == INTERRUPTED else "finished")
+    return code
+
+
+def _run(
+    config: RLConfig, plan: RolePlan, identity: RunIdentity, command: Sequence[str], recorder: Recorder
+) -> int:
     stop = StopFlag().install()
     started = time.monotonic()
     log.info("Starting RL run %s (attempt %d) in %s", identity.run_id, identity.attempt, config.output_dir)
     processes = Processes(config.output_dir, _run_environment(identity))
     progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
-    restarts = Restarts(processes, config.output_dir)
+    restarts = Restarts(processes, config.output_dir, note=recorder.restarting)
     try:
         start_all(processes, plan)
         while not stop.requested:
             processes.check("orchestrator", "trainer")
             restarts.tend()
+            recorder.observe(processes)
             if processes.finished():
                 progress.update("")
                 break
@@ -133,22 +180,25 @@ def _run(config: RLConfig, plan: RolePlan, identity: RunIdentity, command: Seque
             time.sleep(_POLL_SECONDS)
         progress.clear()
         if stop.requested:
+            recorder.stopping()
             return _stop_early(config, processes, stop, command)
     except RunError:
         progress.clear()
-        log.error("Terminating all processes...")
+        log.warning("Terminating all processes...")
         processes.stop(processes.of_kind("trainer"), grace=_LAST_CHECKPOINT_SECONDS)
         raise
     finally:
         processes.stop_all()
     log.log(SUCCESS, "RL training finished!")
-    log.info(
-        "%s | model: %s | talk to it: buckeye chat %s",
-        human_duration(time.monotonic() - started),
-        final_weights(config),
-        final_weights(config),
-    )
+    log.info("%s | %s", human_duration(time.monotonic() - started), _what_is_there(config))
     return 0
+
+
+def _what_is_there(config: RLConfig) -> str:
+    weights = final_weights(config)
+    if config.trainer.model.experimental.lora is None:
+        return f"model: {weights} | talk to it: buckeye chat {weights}"
+    return f"adapter: {weights} | a model of it: buckeye export {config.output_dir} --merge-lora"
 
 
 def start_all(processes: Processes, plan: RolePlan) -> None:

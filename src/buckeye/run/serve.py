@@ -24,6 +24,7 @@ from buckeye.run.plan import Role
 from buckeye.run.processes import Processes
 
 _START_SECONDS = 300.0
+_WATCH_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +51,12 @@ class ServedModel:
             "max_tokens": max_tokens,
         }
         headers = {"Authorization": f"Bearer {self.api_key}"}
-        async with httpx.AsyncClient(timeout=timeout) as client:
-            answer = await client.post(f"{self.base_url}/chat/completions", json=body, headers=headers)
+        try:
+            async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
+                answer = await client.post(f"{self.base_url}/chat/completions", json=body, headers=headers)
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise InferenceError(f"{self.base_url} did not answer: {reason}") from error
         if answer.status_code != 200:
             raise InferenceError(f"{self.base_url} answered {answer.status_code}: {answer.text}")
         content: Any = answer.json()["choices"][0]["message"]["content"]
@@ -60,7 +65,8 @@ class ServedModel:
 
 @asynccontextmanager
 async def served_model(path: Path, *, config: InferenceConfig | None = None) -> AsyncIterator[ServedModel]:
-    """Start an engine for the model at `path` on a free loopback port; end it afterwards."""
+    """Start an engine for the model at `path` on a free loopback port; end it afterwards. If it ends by
+    itself, the block is cancelled and RunError says how."""
     port, key = free_ports(1)[0], secrets.token_urlsafe(24)
     with tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
         directory = Path(scratch)
@@ -92,13 +98,32 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
             processes.start(role)
             base_url = f"http://127.0.0.1:{port}/v1"
             await _ready(processes, base_url, key, str(path))
-            yield ServedModel(base_url=base_url, api_key=key, model=str(path))
+            async with _as_long_as_it_runs(processes):
+                yield ServedModel(base_url=base_url, api_key=key, model=str(path))
         finally:
             processes.stop_all()
 
 
 def _all_cores() -> str:
     return str(this_machine().cores)
+
+
+@asynccontextmanager
+async def _as_long_as_it_runs(processes: Processes) -> AsyncIterator[None]:
+    try:
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(_watch(processes))
+            yield
+            watching.cancel()
+    except BaseExceptionGroup as group:
+        processes.check()  # that the server has ended explains what went wrong in the block
+        raise group.exceptions[0] from None
+
+
+async def _watch(processes: Processes) -> None:
+    while True:
+        processes.check()
+        await asyncio.sleep(_WATCH_SECONDS)
 
 
 async def _ready(processes: Processes, base_url: str, key: str, model: str) -> None:

@@ -1,16 +1,14 @@
-"""Attention over packed samples, registered with transformers as `buckeye_packed`.
+"""Attention over a row of samples, registered with transformers as `buckeye_packed`.
 
-A bin is one row of tokens in which several samples lie end to end. No token sees another sample's, and no
-work is spent on the squares between them: neighbouring samples of similar length are padded to a small
-[samples, length] batch for one causal `scaled_dot_product_attention` call each; on CUDA the whole row is one
-variable-length flash-attention call.
+On CUDA the whole row is one variable-length flash-attention call. Elsewhere each block of the layout is a
+padded batch: `scaled_dot_product_attention`, or matrix products of whole batches where a CPU computes in
+bfloat16 and the segments are short, for which torch's own kernel has no fast backward pass.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,76 +16,34 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from buckeye.trainer.layout import SHORT_KEYS, Block, Layout
+from buckeye.trainer.short_attention import short_attention
+
 PACKED_ATTENTION = "buckeye_packed"
 
-_SHORTEST = 0.75  # of the longest in a group: at most 1 / 0.75^2 = 1.8 times the useful work
+
+def _varlen_arguments() -> frozenset[str]:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """Neighbouring samples of similar length: tokens `start` to `end` of the row as [samples, length].
-
-    `gather` i64[samples * length] names for each padded place a token of the slice (padding repeats the last
-    sample's end, which no real token sees); `scatter` i64[end - start] is the way back. Both are None if all
-    samples are equally long.
-    """
-
-    start: int
-    end: int
-    samples: int
-    length: int
-    gather: Tensor | None
-    scatter: Tensor | None
+# Older versions of torch have no such function, or one without windows; some take groups of query heads
+# without being told.
+_VARLEN = _varlen_arguments()
+_GROUPS = {"enable_gqa": True} if "enable_gqa" in _VARLEN else {}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    """Where the samples of a row lie. `position_ids` i64[1, tokens]; `boundaries` i32[samples + 1]."""
-
-    groups: tuple[Group, ...]
-    position_ids: Tensor
-    boundaries: Tensor
-    longest: int
-    flash: bool
-
-
-def make_layout(lengths: Sequence[int], device: torch.device, *, flash: bool = False) -> Layout:
-    """The layout of a row of samples of these lengths. `flash` asks for CUDA's variable-length kernel."""
-    groups = []
-    start = 0
-    for run in _similar_runs(lengths):
-        groups.append(_group(run, start, device))
-        start += sum(run)
-    return Layout(
-        groups=tuple(groups),
-        position_ids=torch.cat([torch.arange(n) for n in lengths])[None].to(device),
-        boundaries=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device),
-        longest=max(lengths),
-        flash=flash,
-    )
-
-
-def _similar_runs(lengths: Sequence[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for length in lengths:
-        if runs and min(length, *runs[-1]) >= _SHORTEST * max(length, *runs[-1]):
-            runs[-1].append(length)
-        else:
-            runs.append([length])
-    return runs
-
-
-def _group(run: Sequence[int], start: int, device: torch.device) -> Group:
-    total, longest = sum(run), max(run)
-    gather = scatter = None
-    if longest * len(run) != total:
-        begins = torch.tensor([0, *accumulate(run)])[:-1, None]
-        places = torch.arange(longest)[None]
-        real = places < torch.tensor(run)[:, None]
-        gather = (begins + places).clamp_max(total - 1).flatten().to(device)
-        scatter = real.flatten().nonzero().squeeze(1).to(device)
-    return Group(
-        start=start, end=start + total, samples=len(run), length=longest, gather=gather, scatter=scatter
+def flash_available(device: torch.device) -> bool:
+    """Whether torch has variable-length flash attention for this device (NVIDIA GPUs since Ampere)."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+        and "window_size" in _VARLEN
     )
 
 
@@ -99,6 +55,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     layout: Layout,
+    flash: bool = False,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -108,82 +65,128 @@ def packed_attention(
 
     `query` [1, heads, tokens, dim]; `key`, `value` [1, key-value heads, tokens, dim]; returns
     [1, tokens, heads, dim]. With a `sliding_window` a token sees itself and the window - 1 tokens before it.
+    `flash` selects CUDA's variable-length kernel.
     """
     q, k, v = (t[0].transpose(0, 1).to(value.dtype) for t in (query, key, value))  # [tokens, heads, dim]
-    if layout.flash:
+    if flash:
         return _flash(q, k, v, layout, scaling, sliding_window)[None], None
-    return _grouped(q, k, v, layout, scaling, dropout, sliding_window)[None], None
+    return _blocks(q, k, v, layout, scaling or q.shape[-1] ** -0.5, dropout, sliding_window)[None], None
 
 
 @torch.compiler.disable  # every layout would be compiled anew
-def _grouped(
+def _blocks(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     layout: Layout,
-    scaling: float | None,
+    scaling: float,
     dropout: float,
-    sliding_window: int | None,
+    window: int | None,
 ) -> Tensor:
-    outputs = [_one_group(query, key, value, g, scaling, dropout, sliding_window) for g in layout.groups]
-    return torch.cat(outputs)
+    outputs = []
+    padded: list[list[Tensor]] = []
+    for block in layout.blocks:
+        own = [_pad(rows[block.start : block.end], block) for rows in (query, key, value)]
+        padded.append(own)
+        before = None
+        if block.prefix_block is not None and block.families is not None:
+            before = [
+                rows[:, : block.common_prefix].index_select(0, block.families)
+                for rows in padded[block.prefix_block]
+            ]
+        attended = _attend(own, before, block, scaling, dropout, window).flatten(0, 1)
+        outputs.append(attended if block.scatter is None else _Unpad.apply(attended, block.scatter))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _one_group(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    group: Group,
-    scaling: float | None,
+def _attend(
+    own: Sequence[Tensor],
+    prefixes: Sequence[Tensor] | None,
+    block: Block,
+    scaling: float,
     dropout: float,
-    sliding_window: int | None,
+    window: int | None,
 ) -> Tensor:
-    def pad(rows: Tensor) -> Tensor:
-        rows = rows[group.start : group.end]
-        rows = rows if group.gather is None else rows.index_select(0, group.gather)
-        return rows.view(group.samples, group.length, *rows.shape[1:]).transpose(1, 2)
-
-    mask = None
-    if sliding_window is not None and group.length > sliding_window:
-        distance = torch.arange(group.length, device=query.device)
-        distance = distance[:, None] - distance[None]
-        mask = (distance >= 0) & (distance < sliding_window)
+    """[segments, length, heads, dim] from queries, keys and values of the segments, [segments, length,
+    (key-value) heads, dim], and of their prefixes."""
+    query, key, value = own
+    keys = block.length if prefixes is None else block.length + prefixes[1].shape[1]
+    short = keys <= SHORT_KEYS
+    assert prefixes is None or short or block.common_prefix is not None  # no mask hides their padding
+    if prefixes is not None:
+        key, value = torch.cat([prefixes[1], key], 1), torch.cat([prefixes[2], value], 1)
+        if not short:  # a triangle needs no mask, if the prefix asks too; its answers are dropped
+            query = torch.cat([prefixes[0], query], 1)
+    if short and query.device.type == "cpu" and query.dtype == torch.bfloat16 and not dropout:
+        mask = block.mask(keys, window, torch.float32, query.device)
+        return short_attention(query, key, value, mask, scaling)
+    causal = keys == query.shape[1] and (window is None or keys <= window)
+    mask = None if causal else block.mask(keys, window, query.dtype, query.device)[:, None]
     output = functional.scaled_dot_product_attention(
-        pad(query),
-        pad(key),
-        pad(value),
+        query[:, -block.length :].transpose(1, 2) if mask is not None else query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
         attn_mask=mask,
         dropout_p=dropout,
-        is_causal=mask is None,
+        is_causal=causal,
         scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
+        enable_gqa=query.shape[2] != key.shape[2],
     )
-    rows = output.transpose(1, 2).reshape(group.samples * group.length, *query.shape[1:])
-    return rows if group.scatter is None else rows.index_select(0, group.scatter)
+    return output.transpose(1, 2)[:, -block.length :]
+
+
+def _pad(rows: Tensor, block: Block) -> Tensor:
+    if block.gather is not None and block.scatter is not None:
+        rows = _Pad.apply(rows, block.gather, block.scatter)
+    return rows.view(block.segments, block.length, *rows.shape[1:])
+
+
+class _Pad(torch.autograd.Function):
+    """`rows[gather]`, whose gradient is `gradient[scatter]`: padding gets none: nothing real sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
+        ctx.save_for_backward(scatter)
+        return rows.index_select(0, gather)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Unpad(torch.autograd.Function):
+    """`rows[scatter]`, whose gradient is zero for the padding."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, scatter: Tensor) -> Tensor:
+        ctx.save_for_backward(scatter)
+        ctx.shape = rows.shape
+        return rows.index_select(0, scatter)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.new_zeros(ctx.shape).index_copy_(0, ctx.saved_tensors[0], gradient), None
 
 
 def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: Layout,
-    scaling: float | None,
-    sliding_window: int | None,
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None, window: int | None
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    before = -1 if sliding_window is None else sliding_window - 1
+    if layout.keys is not None:
+        key, value = (rows.index_select(0, layout.keys) for rows in (key, value))
+    # causal within the window; the last query of a segment is aligned with its last key
     return varlen_attn(
         query,
         key,
         value,
-        layout.boundaries,
-        layout.boundaries,
-        layout.longest,
-        layout.longest,
+        layout.query_ends,
+        layout.key_ends,
+        layout.longest_query,
+        layout.longest_keys,
         scale=scaling,
-        window_size=(before, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        window_size=(-1 if window is None else window - 1, 0),
+        **_GROUPS if query.shape[1] != key.shape[1] else {},
     )
 
 

@@ -14,6 +14,8 @@ _TOKENS = 4
 @torch.no_grad()
 def greedy_canary(policy: Policy) -> Canary:
     """The four most likely tokens, one after the other, after eight that are spread over the vocabulary."""
+    training = policy.model.training
+    policy.model.eval()  # an adapter may have dropout
     vocabulary = policy.model.config.vocab_size
     prompt = [i * vocabulary // _PROMPT_TOKENS for i in range(_PROMPT_TOKENS)]
     tokens: list[int] = []
@@ -24,6 +26,7 @@ def greedy_canary(policy: Policy) -> Canary:
         best = (policy.head_weight.to(hidden.dtype) @ hidden).float().log_softmax(-1).max(-1)
         tokens.append(int(best.indices))
         logprobs.append(float(best.values))
+    policy.model.train(training)
     return Canary(
         dtype=str(policy.compute_dtype).removeprefix("torch."),
         prompt_ids=prompt,

@@ -1,57 +1,63 @@
 """The ranks of a trainer: several processes that each compute a share of every step's gradient.
 
 The loss is divided by a count over the whole batch before it is differentiated, so gradients are *summed*
-over ranks. They are exchanged once, at the end of a step: ranks may have different numbers of bins, or none.
+over ranks, never averaged.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-_BUCKET_ELEMENTS = 16 * 2**20  # 64 MiB of float32
+from buckeye.config.trainer import ModelConfig
+from buckeye.errors import UsageError
+
+REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's place among the trainer's processes. With one rank no method communicates."""
+    """This process's place among the trainer's processes. With one rank no method communicates.
+
+    `mesh` [replicate, shard, tensor] is how the ranks divide the model; None if each holds the whole. Ranks
+    that differ only in their place along `tensor` compute the same samples together.
+    """
 
     rank: int
     count: int
     device: torch.device
+    mesh: DeviceMesh | None = None
 
     @property
     def first(self) -> bool:
         """Whether this is the rank that writes files."""
         return self.rank == 0
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace every gradient by its sum over the ranks. A missing one counts as zero."""
-        parameters = list(parameters)
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        if self.count == 1:
-            return
-        for bucket in _buckets(parameters):
-            gradients = [p.grad for p in bucket if p.grad is not None]
-            flat = torch.cat([g.flatten() for g in gradients])
-            dist.all_reduce(flat)
-            for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-                gradient.copy_(summed.view_as(gradient))
+    @property
+    def shares(self) -> int:
+        """Into how many shares the samples of a step are divided."""
+        return self.count if self.mesh is None else self.count // self.mesh[TENSOR].size()
+
+    @property
+    def share(self) -> int:
+        """Which of them this rank computes."""
+        return self.rank // (self.count // self.shares)
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Each value summed over the ranks, in float64. All ranks pass the same keys in one order."""
+        """Each value summed over the shares, in float64. All ranks pass the same keys in one order; ranks of
+        one share have computed the same values, which count once."""
         if self.count == 1:
             return dict(values)
         tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
+        if self.rank % (self.count // self.shares):
+            tensor.zero_()
         dist.all_reduce(tensor)
         return dict(zip(values, tensor.tolist(), strict=True))
 
@@ -63,9 +69,17 @@ class Ranks:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return int(tensor)
 
+    def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The largest of the ranks' values, each by itself. All ranks pass the same keys in one order."""
+        if self.count == 1:
+            return dict(values)
+        tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return dict(zip(values, tensor.tolist(), strict=True))
+
     def leave(self) -> None:
         """End the communication; call once, when all ranks do."""
-        if self.count > 1:
+        if dist.is_initialized():
             dist.destroy_process_group()
 
 
@@ -74,28 +88,46 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def join_ranks(device: torch.device, *, timeout_seconds: float) -> Ranks:
+def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: float) -> Ranks:
     """Meet the other ranks where `torchrun`'s variables say: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`,
-    `MASTER_PORT`.
+    `MASTER_PORT`; and divide the model among them as its settings say.
 
-    A rank that does not answer a collective within `timeout_seconds` ends this process with torch's error.
+    Raises `UsageError` if the ranks cannot be divided so. A rank that does not answer a collective within
+    `timeout_seconds` ends this process with torch's error.
     """
     rank, count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    copies = model.dp_replicate * model.tp
+    if count % copies:
+        raise UsageError(
+            f"{count} trainer ranks cannot be divided into dp_replicate = {model.dp_replicate} replicas of "
+            f"tp = {model.tp} tensor-parallel ranks: start a multiple of {copies}, or change trainer.model."
+        )
+    sharded = _is_sharded(model, count, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # where collectives and shards go
     if count > 1:
         if os.environ.get("MASTER_ADDR") == "127.0.0.1" and sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # needs no name of this host
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
-    return Ranks(rank, count, device)
+        dist.init_process_group(_backend(device), timeout=timedelta(seconds=timeout_seconds))
+    elif sharded:
+        dist.init_process_group(_backend(device), store=dist.HashStore(), rank=0, world_size=1)
+    return Ranks(rank, count, device, _make_mesh(model, count, device) if sharded else None)
 
 
-def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    buckets: list[list[nn.Parameter]] = []
-    filled = _BUCKET_ELEMENTS
-    for parameter in parameters:
-        if filled + parameter.numel() > _BUCKET_ELEMENTS:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(parameter)
-        filled += parameter.numel()
-    return buckets
+def _backend(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def _is_sharded(model: ModelConfig, count: int, device: torch.device) -> bool:
+    """Whether the ranks divide the model between them; a model in main memory need not be."""
+    if model.tp > 1 or model.dp_replicate > 1 or model.sharding == "full":
+        return True
+    on_gpu = device.type == "cuda"
+    return model.sharding == "auto" and on_gpu and (count > 1 or model.fsdp_cpu_offload)
+
+
+def _make_mesh(model: ModelConfig, count: int, device: torch.device) -> DeviceMesh:
+    groups = count // model.tp
+    replicas = groups if model.sharding == "none" else model.dp_replicate
+    shape = (replicas, groups // replicas, model.tp)
+    return init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD, TENSOR))

@@ -11,6 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
+from buckeye.trainer.parallel import gather
+
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -41,24 +43,22 @@ def read_tokenizer_files(name: str) -> dict[str, bytes]:
 
 
 def save_model(
-    model: PreTrainedModel, tokenizer: Mapping[str, bytes], directory: Path, *, dtype: torch.dtype
+    model: PreTrainedModel,
+    tokenizer: Mapping[str, bytes],
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write `model` to `directory`: safetensors (in shards of 5 GB), configuration, generation configuration
-    and the tokenizer's files. Floating-point tensors are stored as `dtype`."""
-    model.save_pretrained(directory, state_dict=_converted(model, dtype), max_shard_size="5GB")
+    and the tokenizer's files. Floating-point tensors are stored as `dtype`; `tensors` are those of the model,
+    where they are divided among ranks and have been gathered as `dtype`."""
+    if tensors is None:
+        tensors = gather(model.state_dict(keep_vars=True), keep=True, dtype=dtype)
+    model.save_pretrained(directory, state_dict=dict(tensors), max_shard_size="5GB")
     _state_dtype(directory / "config.json", dtype)
     for name, content in tokenizer.items():
         (directory / name).write_bytes(content)
-
-
-def _converted(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The state dictionary as `dtype`; tensors that share memory still do, so that they are stored once."""
-    converted: dict[int, Tensor] = {}
-    state = model.state_dict()
-    for tensor in state.values():
-        target = tensor.to(dtype) if tensor.is_floating_point() else tensor
-        converted.setdefault(tensor.data_ptr(), target)
-    return {name: converted[tensor.data_ptr()] for name, tensor in state.items()}
 
 
 def _state_dtype(config: Path, dtype: torch.dtype) -> None:

@@ -5,7 +5,8 @@ For a token y with final hidden state h, output projection W and sampling temper
     log p(y) = z_y - logsumexp(z)          d log p(y) / dz = 1[y] - p
     H        = -sum_v p_v log p_v          dH / dz         = -p * (log p + H)
 
-The logits exist for `chunk` tokens at a time; the backward pass computes them again.
+The logits exist for `chunk` tokens at a time; the backward pass computes them again, unless one chunk holds
+them all. Chunks reuse the same memory: a fresh piece of it costs more than a pass over it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK_BYTES = 64 * 2**20
+_CHUNK_BYTES = 128 * 2**20
 
 
 def token_logprobs(
@@ -25,64 +26,111 @@ def token_logprobs(
 
     `hidden` [N, H] in the compute dtype; `weight` [V, H]; `targets` i64[N]; `temperatures` [N], positive.
     The projection is computed in `hidden`'s dtype, the softmax in float32 or better. `chunk` is the number of
-    tokens whose logits exist at one time; by default they fill 64 MiB.
+    tokens whose logits exist at one time; by default they fill 128 MiB.
     """
     rows = chunk or max(1, _CHUNK_BYTES // (4 * weight.shape[0]))
-    return _TokenLogprobs.apply(hidden, weight, targets, temperatures, rows)
+    changed = bool((temperatures != 1).any())
+    return _TokenLogprobs.apply(hidden, weight, targets, temperatures if changed else None, rows)
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor, rows: int
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor | None, rows: int
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.rows = rows
         cast = weight.to(hidden.dtype)
-        precise = torch.promote_types(hidden.dtype, torch.float32)
-        logprobs = hidden.new_empty(len(targets), dtype=precise)
-        entropies = torch.empty_like(logprobs)
+        logprobs = hidden.new_empty(len(targets), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        normalizers, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        buffers = [_buffer(len(targets), rows, weight, logprobs) for _ in range(2)]
+        log_p = buffers[1]
         for piece in _slices(len(targets), rows):
-            log_p = _log_softmax(hidden[piece], cast, temperatures[piece])
+            logits, log_p = (buffer[: len(targets[piece])] for buffer in buffers)
+            _logits(hidden[piece], cast, None if temperatures is None else temperatures[piece], out=logits)
+            torch.log_softmax(logits, dim=-1, out=log_p)
             logprobs[piece] = log_p.gather(1, targets[piece, None]).squeeze(1)
-            entropies[piece] = _entropy(log_p)
-        ctx.save_for_backward(hidden, weight, targets, temperatures, entropies)
+            normalizers[piece] = logits.gather(1, targets[piece, None]).squeeze(1) - logprobs[piece]
+            entropies[piece] = -torch.bmm(log_p[:, None], torch.exp(log_p, out=logits)[:, :, None]).flatten()
+        kept = log_p if len(targets) <= rows else None  # a single chunk: no more than the loop holds anyway
+        ctx.save_for_backward(hidden, weight, targets, temperatures, normalizers, entropies, kept)
         return logprobs, entropies
 
     @staticmethod
     def backward(
         ctx: Any, d_logprobs: Tensor | None, d_entropies: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, temperatures, entropies = ctx.saved_tensors
+        hidden, weight, targets, temperatures, normalizers, entropies, kept = ctx.saved_tensors
         cast = weight.to(hidden.dtype)
         d_hidden = torch.zeros_like(hidden)
-        d_weight = torch.zeros_like(weight)
+        d_weight = None
+        if ctx.needs_input_grad[1]:  # a sum over many chunks: in float32, also where the weight is a half one
+            d_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        if temperatures is not None:
+            d_logprobs, d_entropies = (
+                None if d is None else d / temperatures for d in (d_logprobs, d_entropies)
+            )
+        buffer = _buffer(len(targets), ctx.rows, weight, normalizers)
         for piece in _slices(len(targets), ctx.rows):
-            log_p = _log_softmax(hidden[piece], cast, temperatures[piece])
-            p = log_p.exp()
-            d_logits = torch.zeros_like(p)
-            if d_logprobs is not None:
-                grad = d_logprobs[piece, None]
-                d_logits -= p * grad
-                d_logits.scatter_add_(1, targets[piece, None], grad)
-            if d_entropies is not None:
-                d_logits -= p * (log_p + entropies[piece, None]) * d_entropies[piece, None]
-            d_logits = (d_logits / temperatures[piece, None]).to(hidden.dtype)
+            log_p = buffer[: len(targets[piece])]
+            if kept is None:
+                _logits(hidden[piece], cast, None if temperatures is None else temperatures[piece], out=log_p)
+                log_p.sub_(normalizers[piece, None])
+            else:
+                log_p.copy_(kept)
+            d_logits = _d_logits(
+                log_p,
+                targets[piece],
+                entropies[piece],
+                None if d_logprobs is None else d_logprobs[piece],
+                None if d_entropies is None else d_entropies[piece],
+            ).to(hidden.dtype)
             d_hidden[piece] = d_logits @ cast
-            d_weight += d_logits.t() @ hidden[piece]
-        return d_hidden, d_weight, None, None, None
+            if d_weight is not None:
+                _accumulate(d_weight, d_logits, hidden[piece])
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None
+
+
+def _accumulate(total: Tensor, d_logits: Tensor, hidden: Tensor) -> None:
+    if total.dtype == hidden.dtype:
+        total.addmm_(d_logits.t(), hidden)  # in place: the product is as large as the weight
+    else:
+        total += d_logits.t() @ hidden
 
 
 def _slices(total: int, rows: int) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, total, rows)]
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, temperatures: Tensor) -> Tensor:
-    logits = hidden @ weight.t()
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return torch.log_softmax(logits / temperatures[:, None], dim=-1)
+def _buffer(tokens: int, rows: int, weight: Tensor, like: Tensor) -> Tensor:
+    return like.new_empty(min(tokens, rows), weight.shape[0])
 
 
-def _entropy(log_p: Tensor) -> Tensor:
-    # xlogy-like: a probability of 0 (log-probability -inf) contributes nothing
-    return -(log_p.exp() * log_p.clamp_min(torch.finfo(log_p.dtype).min)).sum(-1)
+def _logits(hidden: Tensor, weight: Tensor, temperatures: Tensor | None, *, out: Tensor) -> None:
+    if out.dtype == hidden.dtype:
+        torch.mm(hidden, weight.t(), out=out)
+    else:
+        out.copy_(hidden @ weight.t())
+    if temperatures is not None:
+        out.div_(temperatures[:, None])
+
+
+def _d_logits(
+    log_p: Tensor,
+    targets: Tensor,
+    entropies: Tensor,
+    d_logprobs: Tensor | None,
+    d_entropies: Tensor | None,
+) -> Tensor:
+    """The gradient of the logits before their temperature [tokens, vocabulary]; the gradients given are
+    divided by it. `log_p` is overwritten."""
+    if d_entropies is None:
+        p = log_p.exp_()
+        d_logits = p.zero_() if d_logprobs is None else p.mul_(-d_logprobs[:, None])
+    else:
+        factor = (log_p + entropies[:, None]).mul_(-d_entropies[:, None])
+        d_logits = factor if d_logprobs is None else factor.sub_(d_logprobs[:, None])
+        d_logits.mul_(log_p.exp_())
+    if d_logprobs is not None:
+        d_logits.scatter_add_(1, targets[:, None], d_logprobs[:, None])
+    return d_logits

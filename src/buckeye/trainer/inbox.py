@@ -11,7 +11,7 @@ from pathlib import Path
 from buckeye.errors import TransportError
 from buckeye.process import RunIdentity, StopFlag
 from buckeye.trainer.distributed import Ranks
-from buckeye.transport.batches import Batch, read_batch
+from buckeye.transport.batches import Batch, batches_end, read_batch
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ class _Verdict(IntEnum):
     READY = 1
     STOP = 2
     FAILED = 3
+    ENDED = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +42,8 @@ class Inbox:
     timeout_seconds: float
 
     def next_batch(self, step: int) -> Batch | None:
-        """The batch of `step`, or None if any rank has been asked to stop.
+        """The batch of `step`, or None if any rank has been asked to stop, or if there is none any more:
+        `ended` tells which.
 
         Raises `TransportError` if none arrives within `timeout_seconds`, or if it is damaged.
         """
@@ -52,7 +54,7 @@ class Inbox:
             verdict = _Verdict(self.ranks.max(verdict))
             if verdict == _Verdict.FAILED:
                 raise error or TransportError(f"Another rank could not get batch {step}; see its log.")
-            if verdict == _Verdict.STOP:
+            if verdict in (_Verdict.STOP, _Verdict.ENDED):
                 return None
             if verdict == _Verdict.READY:
                 return batch or self._must_read(step)
@@ -66,6 +68,11 @@ class Inbox:
                     self.timeout_seconds,
                 )
 
+    def ended(self, step: int) -> bool:
+        """Whether the orchestrator has said that there is no batch of `step`."""
+        end = batches_end(self.root, identity=self.identity)
+        return end is not None and end <= step
+
     def _look(self, step: int, started: float) -> tuple[_Verdict, Batch | None, TransportError | None]:
         """Look for the batch, for a second at most. Ranks other than the first only say whether to stop."""
         until = time.monotonic() + _AGREE_SECONDS
@@ -76,6 +83,8 @@ class Inbox:
                 return _Verdict.WAIT, None, None
             try:
                 batch = read_batch(self.root, step, identity=self.identity)
+                if batch is None and self.ended(step):
+                    return _Verdict.ENDED, None, None
             except TransportError as error:
                 return _Verdict.FAILED, None, error
             if batch is not None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -12,34 +16,105 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from buckeye.errors import UsageError
-from buckeye.trainer.attention import PACKED_ATTENTION, make_layout
+from buckeye.inference.dtype import auto_compute_dtype
+from buckeye.trainer.attention import PACKED_ATTENTION, flash_available
+from buckeye.trainer.head import token_logprobs
+from buckeye.trainer.norm import replace_norms
+from buckeye.trainer.rows import Row, make_row
+
+logger = logging.getLogger(__name__)
+
+ComputeDtype = Literal["auto", "float32", "bfloat16"]
 
 _SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
+class PolicyModule(nn.Module):
+    """The model together with its chunked head, so that one forward call, and one root for whoever shards
+    modules, covers all parameters.
+
+    `compute_dtype` is what the layers compute in while the parameters stay float32; `flash` selects CUDA's
+    variable-length attention.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype, flash: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.compute_dtype = compute_dtype
+        self.flash = flash
+
+    def forward(self, row: Row, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of each target of the row at its temperature, and the entropy of the distribution
+        it was drawn from; both [N]."""
+        hidden = self._run(row).index_select(0, row.sources)
+        head = self.model.get_output_embeddings().weight
+        return token_logprobs(hidden, head, row.targets, temperatures)
+
+    def hidden_states(self, row: Row) -> Tensor:
+        """Final hidden states [tokens, hidden] of a row; a second way in, with which `forward` is not run."""
+        return self._run(row)
+
+    def _run(self, row: Row) -> Tensor:
+        mixed = self.compute_dtype == torch.bfloat16
+        with torch.autocast(row.token_ids.device.type, self.compute_dtype, enabled=mixed):
+            embedded = self.model.get_input_embeddings()(row.token_ids)[None]
+            output = self.model.base_model(
+                inputs_embeds=embedded.to(self.compute_dtype) if mixed else embedded,
+                position_ids=row.position_ids[None],
+                use_cache=False,
+                layout=row.layout,
+                flash=self.flash,
+            )
+        hidden = output.last_hidden_state[0]
+        return hidden.to(self.compute_dtype) if mixed else hidden
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A model and how it is run: `flash` selects CUDA's variable-length attention; `compute_dtype` is what
-    the layers compute in while the parameters stay float32."""
+    """A model and where it is run."""
 
-    model: PreTrainedModel
+    module: PolicyModule
     device: torch.device
-    compute_dtype: torch.dtype
-    flash: bool
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model of transformers."""
+        return self.module.model
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """What the layers compute in while the parameters stay float32."""
+        return self.module.compute_dtype
+
+    @property
+    def flash(self) -> bool:
+        """Whether CUDA's variable-length attention is used."""
+        return self.module.flash
+
+    def token_logprobs(self, row: Row, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of each of a row's N targets, and entropy of the distribution it was drawn from,
+        at temperatures f32[N]; both [N] and differentiable."""
+        return self.module(row, temperatures)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Within it weights are cast to the compute dtype once, not anew in every forward pass: leave it
+        before they change, and do not mix passes with and without gradient."""
+        mixed = self.compute_dtype == torch.bfloat16
+        return torch.autocast(self.device.type, self.compute_dtype, enabled=mixed)
 
     def hidden_states(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Final hidden states [tokens, hidden] of a row of samples; `token_ids` i64[tokens] on the device."""
-        layout = make_layout(lengths, self.device, flash=self.flash)
-        mixed = self.compute_dtype != torch.float32
-        with torch.autocast(self.device.type, self.compute_dtype, enabled=mixed):
-            output = self.model.base_model(
-                input_ids=token_ids[None], position_ids=layout.position_ids, use_cache=False, layout=layout
-            )
-        return output.last_hidden_state[0].to(self.compute_dtype)
+        """Final hidden states [tokens, hidden] of samples end to end; `token_ids` i64[tokens]."""
+        samples = [ids.int().numpy() for ids in token_ids.cpu().split(list(lengths))]
+        nothing = [np.zeros(len(ids), np.bool_) for ids in samples]
+        row = make_row(samples, nothing, self.device, share=False)
+        return self.module.hidden_states(row).index_select(0, row.places)
 
-    def checkpoint_activations(self, *, every: int) -> None:
-        """Recompute the activations of every so many layers in the backward pass instead of keeping them."""
-        self.model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
+    def checkpoint_activations(self, *, every: int, offload: bool = False) -> None:
+        """Recompute the activations of every so many layers in the backward pass instead of keeping them;
+        `offload` moves their inputs from the GPU to pinned main memory until then."""
+        self.model.activation_checkpointing_enable(
+            {"use_reentrant": False}, every_n_layers=every, offload=offload
+        )
 
     @property
     def head_weight(self) -> Tensor:
@@ -55,10 +130,32 @@ class Policy:
     @property
     def matrix_elements(self) -> int:
         """How many matrix elements a token is multiplied with; looking up an embedding multiplies none."""
+        return sum(matrix.numel() for matrix in self._multiplied)
+
+    @property
+    def frozen_matrix_elements(self) -> int:
+        """How many of `matrix_elements` have no gradient: beside an adapter most."""
+        return sum(matrix.numel() for matrix in self._multiplied if not matrix.requires_grad)
+
+    @property
+    def pair_cost(self) -> float:
+        """What a token costs for each token that it sees, relative to all else that it costs."""
+        config = self.model.config
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return 2.0 * config.num_hidden_layers * heads * head_dim / self.matrix_elements
+
+    @property
+    def _multiplied(self) -> list[nn.Parameter]:
         looked_up = self.model.get_input_embeddings().weight
         tied = looked_up is self.head_weight
-        elements = sum(p.numel() for p in self.model.parameters() if p.dim() >= 2)
-        return elements if tied else elements - looked_up.numel()
+        return [
+            parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.dim() >= 2
+            and (tied or parameter is not looked_up)
+            and ".original_module." not in name  # an adapter has a copy of it, which is used instead
+        ]
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -78,8 +175,16 @@ def pick_device(choice: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def load_policy(name: str, device: torch.device, *, flash: bool = False) -> Policy:
-    """Load a model directory or hub name in float32. On CUDA it computes in bfloat16.
+def load_policy(
+    name: str,
+    device: torch.device,
+    *,
+    flash: bool = False,
+    compute_dtype: ComputeDtype = "auto",
+    sharded: bool = False,
+) -> Policy:
+    """Load a model directory or hub name in float32. One that is to be `sharded` stays in main memory until
+    it is.
 
     Raises `UsageError` if there is no such model, or if it changes its logits after the output projection.
     """
@@ -94,14 +199,29 @@ def load_policy(name: str, device: torch.device, *, flash: bool = False) -> Poli
         raise UsageError(
             f"The model {name!r} is incomplete: {sorted(info['missing_keys'])[:3]} ... not stored."
         )
+    return make_policy(
+        model if sharded else model.to(device), name, device, flash=flash, compute_dtype=compute_dtype
+    )
+
+
+def make_policy(
+    model: PreTrainedModel, name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype
+) -> Policy:
+    """A policy of a model; `name` is for messages. `flash` asks for CUDA's variable-length attention, where
+    it is available.
+
+    Raises `UsageError` if the model changes its logits after the output projection.
+    """
     head = model.get_output_embeddings()
     scaled = [key for key in _SCALED_LOGITS if getattr(model.config, key, None) not in (None, 1.0)]
     if scaled or head is None or head.bias is not None:
         raise UsageError(f"The model {name!r} is not supported: its output layer has {scaled or 'a bias'}.")
-    on_gpu = device.type == "cuda"
-    return Policy(
-        model=model.to(device).train(),
-        device=device,
-        compute_dtype=torch.bfloat16 if on_gpu else torch.float32,
-        flash=flash and on_gpu,
-    )
+    replace_norms(model)
+    if compute_dtype == "auto":
+        dtype = auto_compute_dtype(sum(p.numel() for p in model.parameters()), device)
+    else:
+        dtype = getattr(torch, compute_dtype)
+    fast = flash and dtype == torch.bfloat16 and flash_available(device)
+    if flash and device.type == "cuda" and not fast:
+        logger.info("No flash attention for this GPU and %s: the padded kernel of torch is used", dtype)
+    return Policy(PolicyModule(model.train(), compute_dtype=dtype, flash=fast), device)

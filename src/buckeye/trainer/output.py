@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from buckeye.checkpoint import prune_checkpoints, save_checkpoint
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import TrainerConfig
 from buckeye.process import RunIdentity
+from buckeye.trainer.adapter import has_adapter, save_weights
 from buckeye.trainer.canary import greedy_canary
-from buckeye.trainer.export import save_model
 from buckeye.trainer.learner import Learner
 from buckeye.transport.weights import prune_weights, publish_weights
 
@@ -20,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Output:
-    """Writes `weights/` and `checkpoints/` of a run, from the first rank only.
+    """Writes `weights/` and `checkpoints/` of a run, from the first rank; all ranks must call its methods.
 
     `interval` is the number of steps between checkpoints (None: only when asked), `keep` how many remain
     (None: all).
@@ -51,17 +53,23 @@ class Output:
 
     def publish(self, *, versions: int) -> None:
         """Make the present weights visible to the engines; only the newest `versions` remain."""
-        if not self._learner.ranks.first:
+        learner, policy, step = self._learner, self._learner.policy, self._learner.progress.step
+        adapter = has_adapter(policy.model)
+        dtype = torch.float32 if adapter else policy.compute_dtype
+        canary = greedy_canary(policy)
+        tensors = learner.model_tensors(dtype)
+        if not learner.ranks.first:
             return
-        policy, step = self._learner.policy, self._learner.progress.step
-        dtype = policy.compute_dtype
         publish_weights(
             self._weights,
             step,
-            lambda directory: save_model(policy.model, self._learner.tokenizer_files, directory, dtype=dtype),
+            lambda directory: save_weights(
+                policy.model, learner.tokenizer_files, directory, dtype=dtype, tensors=tensors
+            ),
             identity=self._identity,
             dtype=str(dtype).removeprefix("torch."),
-            canary=greedy_canary(policy),
+            canary=canary,
+            adapter=adapter,
         )
         prune_weights(self._weights, self._identity.run_id, keep=lambda v: step - versions < v <= step)
 
@@ -69,19 +77,23 @@ class Output:
         """Whether a checkpoint is to be written after the step that was just done."""
         return self._interval is not None and self._learner.progress.step % self._interval == 0
 
-    def checkpoint(self, orchestrator_state: Mapping[str, Any]) -> None:
-        """Commit the present state, unless this process has committed it, or started from it."""
+    def checkpoint(self, loop_state: Mapping[str, Any], *, protected: Collection[int] = ()) -> None:
+        """Commit the present state, unless this process has committed it, or started from it. `loop_state`
+        is what the loop needs to go on; checkpoints of `protected` steps are never deleted."""
         step = self._learner.progress.step
-        if step == self._saved or not self._learner.ranks.first:
+        if step == self._saved:
+            return
+        self._saved = step
+        captured = self._learner.capture()
+        if not self._learner.ranks.first:
             return
         logger.info("Saving checkpoint at step %d", step)
         save_checkpoint(
             self._checkpoints,
             step,
-            self._learner.save,
-            orchestrator_state=orchestrator_state,
+            lambda directory: self._learner.save(directory, captured),
+            orchestrator_state=loop_state,
             identity=self._identity,
         )
-        self._saved = step
         if self._keep is not None:
-            prune_checkpoints(self._checkpoints, self._keep)
+            prune_checkpoints(self._checkpoints, self._keep, protected=protected)

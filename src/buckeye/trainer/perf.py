@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from transformers import PretrainedConfig
 
 # Dense bfloat16 FLOP/s without sparsity, from the makers' data sheets, by a part of the device's name.
 _PEAK_FLOPS = {
@@ -23,17 +22,27 @@ _PEAK_FLOPS = {
 }
 
 
-def training_flops(config: PretrainedConfig, matrix_elements: int, lengths: Sequence[int]) -> float:
-    """Floating-point operations of a forward and backward pass over samples of these lengths.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What went through a model: `tokens`, shared prefixes counted once, and their `cost` in tokens, which
+    counts attention too (as `packing.plan_bins` estimates it)."""
 
-    6 per token and element of the matrices that multiply it (`matrix_elements`), and for causal attention
-    12 * layers * heads * head size * length / 2 per token (PaLM, arXiv 2204.02311, appendix B, halved because
-    half of the scores are masked).
+    tokens: int = 0
+    cost: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(tokens=self.tokens + other.tokens, cost=self.cost + other.cost)
+
+
+def training_flops(work: Work, matrix_elements: int, *, frozen_elements: int = 0) -> float:
+    """Floating-point operations of a forward and backward pass.
+
+    6 per token and element of the matrices that multiply it (`matrix_elements`), 4 for the `frozen_elements`
+    among them, whose gradient nobody needs, and for causal attention 12 * layers * heads * head size per pair
+    of tokens that see each other (PaLM, arXiv 2204.02311, appendix B, without the masked half of the scores).
+    A cost counts the latter in units of the former, so it stands for both.
     """
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    squares = sum(length * length for length in lengths)
-    return 6.0 * matrix_elements * sum(lengths) + 6.0 * config.num_hidden_layers * heads * head_dim * squares
+    return 6.0 * matrix_elements * work.cost - 2.0 * frozen_elements * work.tokens
 
 
 def peak_flops(device: torch.device) -> float | None:

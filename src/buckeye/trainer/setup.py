@@ -13,19 +13,23 @@ from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import (
     ConstantSchedulerConfig,
     LinearSchedulerConfig,
+    LoRAConfig,
     OptimizerConfig,
     SchedulerConfig,
     SGDConfig,
     TrainerConfig,
 )
-from buckeye.errors import UsageError
+from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.process import cpu_threads, die_with_parent
+from buckeye.trainer.adapter import ADAPTER_DIRECTORY, load_adapter
 from buckeye.trainer.distributed import Ranks, join_ranks, local_rank
 from buckeye.trainer.export import read_tokenizer_files
 from buckeye.trainer.learner import Learner, Schedule
+from buckeye.trainer.meta import empty_policy, fill_policy
 from buckeye.trainer.model import Policy, load_policy, pick_device
-from buckeye.trainer.optim import NamedOptimizer, build_optimizer
+from buckeye.trainer.optim import NamedOptimizer, ParameterGroup, build_optimizer
+from buckeye.trainer.parallel import offloads, shard_policy
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +41,9 @@ def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ra
     torch.set_num_threads(cpu_threads())
     torch.manual_seed(config.seed)
     device = pick_device(config.model.device, local_rank())
-    ranks = join_ranks(device, timeout_seconds=config.dist_timeout_seconds)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # what NCCL and kernels that are told no device take
+    ranks = join_ranks(device, config.model, timeout_seconds=config.dist_timeout_seconds)
     process = name if ranks.first else f"{name} rank {ranks.rank}"
     setup_logging(config.log.level, process, run_log(config.output_dir) if config.log.file else None)
     try:
@@ -60,8 +66,13 @@ def build_learner(
     config: TrainerConfig | SFTConfig, ranks: Ranks, resume: CheckpointInfo | None, *, max_steps: int | None
 ) -> Learner:
     """The learner at the run's start, or as it was at the checkpoint. The schedule ends at `max_steps`."""
-    source = config.model.name if resume is None else str(trainer_state(resume) / "model")
-    policy = _load(source, config, ranks.device)
+    source = _source(config, resume)
+    policy = _load(source, config, ranks)
+    if config.model.experimental.lora is not None:
+        _adapt(policy, config.model.experimental.lora, source, resume)
+    shard_policy(policy, config.model, ranks)
+    if policy.model.device.type == "meta":
+        fill_policy(policy, source, offloaded=offloads(config.model, ranks.device))
     learner = Learner(
         policy,
         _optimizer(policy, config.optim),
@@ -69,6 +80,7 @@ def build_learner(
         ranks,
         read_tokenizer_files(source),
         max_norm=config.optim.max_norm,
+        reduce_dtype=getattr(torch, config.model.reduce_dtype),
     )
     if resume is not None and config.ckpt is not None:
         learner.load(
@@ -80,11 +92,44 @@ def build_learner(
     return learner
 
 
-def _load(source: str, config: TrainerConfig | SFTConfig, device: torch.device) -> Policy:
-    model = config.model
-    policy = load_policy(source, device, flash=model.attn != "sdpa")
-    if model.ac is not None:
-        policy.checkpoint_activations(every=model.ac.freq)
+def _source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | None) -> str:
+    """The name or directory of the model to load. A checkpoint of adapters does not hold their base."""
+    if resume is None or config.model.experimental.lora is not None:
+        return config.model.name
+    model = trainer_state(resume) / "model"
+    if not model.is_dir():
+        raise CheckpointError(
+            f"{resume.path} holds an adapter and no complete model: set trainer.model.experimental.lora as "
+            "it was, or start a new run."
+        )
+    return str(model)
+
+
+def _adapt(policy: Policy, lora: LoRAConfig, base: str, resume: CheckpointInfo | None) -> None:
+    from buckeye.trainer.lora import add_adapter  # takes seconds
+
+    add_adapter(policy.model, lora, base=base, frozen_dtype=policy.compute_dtype)
+    if resume is not None:
+        load_adapter(policy.model, trainer_state(resume) / ADAPTER_DIRECTORY)
+    logger.info(
+        "Training %d parameters of an adapter; the model's %d are frozen",
+        sum(p.numel() for p in policy.trainable.values()),
+        sum(p.numel() for p in policy.model.parameters() if not p.requires_grad),
+    )
+
+
+def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> Policy:
+    model, flash, sharded = config.model, config.model.attn != "sdpa", ranks.mesh is not None
+    dtype = model.compute_dtype
+    if model.load_using_meta and sharded:
+        policy = empty_policy(source, ranks.device, flash=flash, compute_dtype=dtype)
+    else:
+        policy = load_policy(source, ranks.device, flash=flash, sharded=sharded, compute_dtype=dtype)
+    if model.ac is not None or model.ac_offloading is not None:
+        policy.checkpoint_activations(
+            every=1 if model.ac is None else model.ac.freq,
+            offload=model.ac_offloading is not None and ranks.device.type == "cuda",
+        )
     if model.compile is not None:
         if model.compile.fullgraph and not policy.flash:
             raise UsageError("trainer.model.compile.fullgraph needs a GPU and attn = 'flash_attention_2'.")
@@ -93,6 +138,7 @@ def _load(source: str, config: TrainerConfig | SFTConfig, device: torch.device) 
 
 
 def _optimizer(policy: Policy, optim: OptimizerConfig) -> NamedOptimizer:
+    groups = [ParameterGroup(**group.model_dump()) for group in optim.groups]
     if isinstance(optim, SGDConfig):
         return build_optimizer(
             policy.trainable,
@@ -100,6 +146,7 @@ def _optimizer(policy: Policy, optim: OptimizerConfig) -> NamedOptimizer:
             weight_decay=optim.weight_decay,
             momentum=optim.momentum,
             nesterov=optim.nesterov,
+            groups=groups,
         )
     return build_optimizer(
         policy.trainable,
@@ -107,6 +154,7 @@ def _optimizer(policy: Policy, optim: OptimizerConfig) -> NamedOptimizer:
         weight_decay=optim.weight_decay,
         betas=(optim.betas1, optim.betas2),
         embeddings=policy.embedding_names,
+        groups=groups,
     )
 
 

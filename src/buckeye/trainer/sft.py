@@ -6,16 +6,19 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
+from buckeye.checkpoint import CheckpointInfo, read_orchestrator_state
 from buckeye.config.sft import SFTConfig
-from buckeye.errors import UsageError
+from buckeye.errors import CheckpointError
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog
+from buckeye.monitor.stopwatch import Stopwatch
 from buckeye.process import StopFlag, run_identity
-from buckeye.trainer.chat_data import ChatFile, ChatSample, load_chat_tokenizer
-from buckeye.trainer.head import token_logprobs
+from buckeye.trainer.chat_data import ChatFile, ChatFormat, ChatSample
 from buckeye.trainer.learner import Learner, finite_only, format_step
 from buckeye.trainer.output import Output
 from buckeye.trainer.rows import make_row
@@ -35,14 +38,30 @@ def run_sft(config: SFTConfig) -> bool:
     """
     stop = StopFlag().install()
     with trainer_process(config, "sft") as ranks:
-        tokenizer, stop_tokens = load_chat_tokenizer(config.model.name)
-        data = ChatFile(config.data.path, tokenizer, stop_tokens, seed=config.data.seed)
+        chat = ChatFormat(config.model.name)
+        data = ChatFile(config.data.path, chat, seed=config.data.seed, seq_len=config.seq_len)
+        logger.info("Training data %s: %s", data.path, data.counts)
         validation: list[ChatSample] = []
         if config.data.val_path is not None:
-            validation = ChatFile(config.data.val_path, tokenizer, stop_tokens, seed=0).all()
+            held_out = ChatFile(config.data.val_path, chat, seed=0, seq_len=config.seq_len)
+            logger.info("Validation data %s: %s", held_out.path, held_out.counts)
+            validation = held_out.all()
         max_steps = config.max_steps or math.ceil(len(data) / config.batch_size)
-        learner = build_learner(config, ranks, find_resume(config), max_steps=max_steps)
-        return SFTTrainer(config, learner, stop, data, validation, max_steps).run()
+        resume = find_resume(config)
+        saved = read_orchestrator_state(resume) if resume is not None else {}
+        if resume is not None and config.ckpt is not None and not config.ckpt.skip_dataloader:
+            _check_same_data(saved, data, resume)
+        learner = build_learner(config, ranks, resume, max_steps=max_steps)
+        trainer = SFTTrainer(config, learner, stop, data, validation, max_steps, _best_so_far(saved))
+        return trainer.run()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """The checkpoint with the lowest validation loss, by its step."""
+
+    step: int
+    val_loss: float
 
 
 class SFTTrainer:
@@ -56,6 +75,7 @@ class SFTTrainer:
         data: ChatFile,
         validation: Sequence[ChatSample],
         max_steps: int,
+        best: Best | None,
     ) -> None:
         self.learner = learner
         self.stop = stop
@@ -63,34 +83,64 @@ class SFTTrainer:
         self.seq_len = config.seq_len
         self.batch_size = config.batch_size
         self.max_steps = max_steps
-        self.validation = self._fitting(validation)
+        self.validation = validation
+        self.val_interval = config.data.val_interval
+        self.best = best
         self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
+        self.stopwatch = Stopwatch("data", "compute", "validate", "checkpoint")
         self.output = Output.of(config, learner, run_identity())
 
     def run(self) -> bool:
         """Train to the end, or until any rank is asked to stop. True if all steps are done."""
-        logger.info("Starting SFT on %d conversations of %s", len(self.data), self.data.path)
+        logger.info("Starting SFT (max_steps=%d)", self.max_steps)
+        if self.step == 0:
+            self._validate()
         while not self._complete():
             if self.learner.ranks.max(int(self.stop.requested)):
-                logger.info("Stopping on request at step %d", self.learner.progress.step)
+                logger.info("Stopping on request at step %d", self.step)
                 break
-            self._step()
-        self.output.checkpoint({})
+            self._train()
+            if self._validation_due():
+                self._validate()
+            if self.output.due():
+                self._checkpoint()
+        self._checkpoint()
         self.output.publish(versions=1)
         self.metrics.close()
         if self._complete():
             logger.log(SUCCESS, "SFT trainer finished!")
         return self._complete()
 
-    def _complete(self) -> bool:
-        return self.learner.progress.step >= self.max_steps
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.learner.progress.step
 
-    def _step(self) -> None:
+    def _complete(self) -> bool:
+        return self.step >= self.max_steps
+
+    def _checkpointed(self) -> bool:
+        """Whether there will be a checkpoint of the present state."""
+        return self.step > 0 and (self.output.due() or self._complete())
+
+    def _validation_due(self) -> bool:
+        at_interval = self.val_interval is not None and self.step % self.val_interval == 0
+        return at_interval or self._checkpointed()
+
+    def _checkpoint(self) -> None:
+        best = asdict(self.best) if self.best is not None else None
+        state = {"best": best, "data": self.data.identity()}
+        with self.stopwatch.of("checkpoint"):
+            self.output.checkpoint(state, protected=() if self.best is None else (self.best.step,))
+
+    def _train(self) -> None:
         progress, started = self.learner.progress, time.monotonic()
-        samples = self._fitting(self.data.take(progress.data_position, self.batch_size))
-        sums = self._sums(samples, train=True)
-        lengths = [len(s.token_ids) for s in samples]
-        update = self.learner.update(sums["loss"], tokens=sum(lengths), samples=self.batch_size)
+        with self.stopwatch.of("data"):
+            samples = self.data.take(progress.data_position, self.batch_size)
+        tokens = sum(len(s.token_ids) for s in samples)
+        with self.stopwatch.of("compute"):
+            sums = self._sums(samples, train=True)
+            update = self.learner.update(sums["loss"], tokens=tokens, samples=self.batch_size)
         seconds = time.monotonic() - started
         values = {
             "loss": sums["loss"],
@@ -98,32 +148,45 @@ class SFTTrainer:
             **update.values(),
             "trained_tokens": sums["trained_tokens"],
             "samples": len(samples),
+            "epoch": progress.data_position / len(self.data),
             "seconds": seconds,
-            **self.learner.speed(sum(lengths), lengths, seconds),
+            **self.learner.speed(tokens, seconds),
+            **self.stopwatch.take(),
         }
-        if self.validation and (self.output.due() or self._complete()):
-            values["val_loss"] = self._sums(self.validation, train=False)["loss"]
-        self._report(progress.step, values)
-        if self.output.due():
-            self.output.checkpoint({})
+        logger.log(SUCCESS, format_step(progress.step, values))
+        self._record("sft", progress.step, values)
+
+    def _validate(self) -> None:
+        """Measure the loss on the validation data, if there is any; remember the best checkpoint."""
+        if not self.validation:
+            return
+        with self.stopwatch.of("validate"):
+            sums = self._sums(self.validation, train=False)
+        loss = sums["loss"]
+        if self._checkpointed() and (self.best is None or loss < self.best.val_loss):
+            self.best = Best(step=self.step, val_loss=loss)
+        best = "" if self.best is None else f" | Best: {self.best.val_loss:.4f} at step {self.best.step}"
+        logger.log(SUCCESS, "Validation after %d steps | Loss: %.4f%s", self.step, loss, best)
+        values = {"val_loss": loss, "trained_tokens": sums["trained_tokens"], "samples": len(self.validation)}
+        self._record("validation", self.step, values)
 
     def _sums(self, samples: Sequence[ChatSample], *, train: bool) -> dict[str, float]:
         """Loss per trained token of all samples, and sums of statistics, over all ranks; with `train` this
         rank's share of the gradient is accumulated."""
         divisor = max(1.0, float(sum(s.loss_mask.sum() for s in samples)))
+        self.learner.policy.model.train(train)  # an adapter may have dropout
 
         def work(indices: Sequence[int]) -> dict[str, float]:
-            with torch.set_grad_enabled(train):
-                return self._train_bin([samples[i] for i in indices], divisor)
+            return self._train_bin([samples[i] for i in indices], divisor)
 
-        return self.learner.over_bins([len(s.token_ids) for s in samples], self.seq_len, work, _SUMS)
+        with torch.set_grad_enabled(train):
+            return self.learner.over_bins([s.token_ids for s in samples], self.seq_len, work, _SUMS)
 
     def _train_bin(self, samples: Sequence[ChatSample], divisor: float) -> dict[str, float]:
         policy = self.learner.policy
         row = make_row([s.token_ids for s in samples], [s.loss_mask for s in samples], policy.device)
-        hidden = policy.hidden_states(row.token_ids, row.lengths).index_select(0, row.sources)
-        temperatures = hidden.new_ones(len(row.targets), dtype=torch.float32)
-        logprobs, entropies = token_logprobs(hidden, policy.head_weight, row.targets, temperatures)
+        temperatures = torch.ones(len(row.targets), device=policy.device)
+        logprobs, entropies = policy.token_logprobs(row, temperatures)
         loss = -logprobs.sum() / divisor
         if loss.requires_grad:
             loss.backward()
@@ -133,22 +196,25 @@ class SFTTrainer:
             "trained_tokens": len(row.targets),
         }
 
-    def _fitting(self, samples: Sequence[ChatSample]) -> list[ChatSample]:
-        fitting = [s for s in samples if len(s.token_ids) <= self.seq_len]
-        if len(fitting) < len(samples):
-            logger.warning(
-                "%d of %d samples are longer than seq_len = %d and are left out",
-                len(samples) - len(fitting),
-                len(samples),
-                self.seq_len,
-            )
-        if samples and not fitting:
-            raise UsageError(
-                f"Every sample of a batch is longer than seq_len = {self.seq_len}. Raise seq_len."
-            )
-        return fitting
-
-    def _report(self, step: int, values: Mapping[str, float]) -> None:
-        logger.log(SUCCESS, format_step(step, values))
+    def _record(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         if self.learner.ranks.first:
-            self.metrics.write("sft", step, finite_only(values))
+            self.metrics.write(kind, step, finite_only(values))
+
+
+def _check_same_data(saved: Mapping[str, Any], data: ChatFile, resume: CheckpointInfo) -> None:
+    """Raises `CheckpointError` if the position that a checkpoint holds is one in other data."""
+    now = data.identity()
+    then = saved.get("data", now)
+    differences = [f"{key}: {then.get(key)}, now {now[key]}" for key in now if then.get(key) != now[key]]
+    if differences:
+        raise CheckpointError(
+            f"{data.path} is not the training data that {resume.path} was written with "
+            f"({'; '.join(differences)}), so its place in the data means nothing. Put the old data and "
+            "settings back, or begin the new data at its start with ckpt.skip_dataloader."
+        )
+
+
+def _best_so_far(saved: Mapping[str, Any]) -> Best | None:
+    """The best checkpoint when the run was interrupted."""
+    best = saved.get("best")
+    return Best(**best) if best is not None else None

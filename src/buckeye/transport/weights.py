@@ -1,4 +1,5 @@
-"""Weights from the trainer to the engines: `<root>/step_<N>/`, a Hugging Face model with a manifest.
+"""Weights from the trainer to the engines: `<root>/step_<N>/`, a Hugging Face model with a manifest, or an
+adapter in peft's format for the model that the engines have already.
 
 Version N is the model after N optimizer steps; version 0 is the one the run started from.
 """
@@ -35,7 +36,8 @@ class Canary:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightsManifest:
     """What a weights directory holds. `files` maps each safetensors file to its SHA-256; `checksum` stands
-    for all of them (`combined_checksum`). There is no canary if nobody computed one."""
+    for all of them (`combined_checksum`). `adapter` says that it is one, to be put on the run's base model.
+    There is no canary if nobody computed one; an adapter's is that of the base model with it."""
 
     run_id: str
     attempt: int
@@ -44,6 +46,7 @@ class WeightsManifest:
     files: dict[str, str]
     checksum: str
     canary: Canary | None = None
+    adapter: bool = False
 
 
 def combined_checksum(files: dict[str, str]) -> str:
@@ -60,8 +63,10 @@ def publish_weights(
     identity: RunIdentity,
     dtype: str,
     canary: Canary | None = None,
+    adapter: bool = False,
 ) -> Path:
-    """Make version `step` visible under `root`; `fill(directory)` writes the model. Replaces an older one."""
+    """Make version `step` visible under `root`; `fill(directory)` writes the model, or the adapter. Replaces
+    an older one."""
 
     def fill_and_sign(directory: Path) -> None:
         fill(directory)
@@ -76,6 +81,7 @@ def publish_weights(
             files=files,
             checksum=combined_checksum(files),
             canary=canary,
+            adapter=adapter,
         )
         (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
 

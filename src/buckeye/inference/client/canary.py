@@ -15,8 +15,9 @@ from buckeye.transport.weights import Canary
 TOLERANCE_FLOAT32 = 1e-3
 """Largest difference of a log-prob where trainer and engine both compute in float32: a hundred times what
 rounding does to it."""
-TOLERANCE_HALF = 5e-2
-"""Largest mean difference where one of them computes in less: bfloat16 rounds logits to 0.4 percent."""
+TOLERANCE_HALF = 0.2
+"""Largest mean difference where one of them computes in less: bfloat16 rounds logits to 0.4 percent, which
+moves log-probs of a trained model by 0.05 and more."""
 _SAME = 0.1
 """A change of the trainer's log-probs beyond this part of the tolerance must show in the engine's bits."""
 

@@ -111,6 +111,11 @@ class InferenceClient:
         computing something else than the trainer."""
         self._fleet.check()
 
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """Every server, with counts of its work."""
+        return self._replicas
+
     def session(self) -> Session:
         """For the turns of one conversation."""
         return Session(self)
@@ -149,15 +154,23 @@ class InferenceClient:
         return [generation for part in await gather(waves) for generation in part]
 
     async def update_weights(
-        self, path: Path, version: int, checksum: str, *, canary: Canary | None = None
+        self,
+        path: Path,
+        version: int,
+        checksum: str,
+        *,
+        canary: Canary | None = None,
+        adapter: bool = False,
     ) -> None:
-        """Bring all servers that are up, concurrently, to the weights in `path`; running requests go on under
-        them. Those that are out get them before they are used again. Each must echo version and checksum, and
-        compute what the `canary` says: at once if it is idle, in its turn if it is busy.
+        """Bring all servers that are up, concurrently, to the weights in `path`, or to the `adapter` in it on
+        the model that they were started with; running requests go on under them. Those that are out get them
+        before they are used again. Each must echo version and checksum, and compute what the `canary` says:
+        at once if it is idle, in its turn if it is busy.
 
         A server that fails is taken out. Raises InferenceError if all do, or none is up in time.
         """
-        await self._fleet.update(Target(path=path, version=version, checksum=checksum, canary=canary))
+        target = Target(path=path, version=version, checksum=checksum, canary=canary, adapter=adapter)
+        await self._fleet.update(target)
 
     async def weight_versions(self) -> list[int]:
         """The policy version of every server."""
@@ -196,7 +209,8 @@ class InferenceClient:
             replica = await self._router.acquire(cost, prefer=prefer, alone=alone)
             epoch = replica.epoch
             try:
-                return await ask(replica)
+                with replica.busy:
+                    return await ask(replica)
             except ReplicaLostError as error:
                 if not replica.watched:
                     raise

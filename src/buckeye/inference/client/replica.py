@@ -13,6 +13,7 @@ import httpx
 from buckeye.errors import InferenceError
 from buckeye.inference.client.wire import error_message, generation_of, sampling_fields
 from buckeye.inference.types import Generation, SamplingParams
+from buckeye.monitor.stopwatch import BusyClock
 
 _POOLS = 32
 _CONNECT_ATTEMPTS = 6
@@ -51,11 +52,14 @@ class Replica:
         """What it computes in."""
         self.version: int | None = None
         """Of the weights that it was given last."""
+        self.adapter: str | None = None
+        """The name of the LoRA adapter that it was given; None where it has whole weights."""
         self.out: str | None = None
         """Why it is not used; None while it is."""
         self.epoch = 0
         """How often it was taken out."""
         self.tokens_in_flight = 0
+        self.busy = BusyClock()
         """Prompt tokens, and tokens that may be sampled, of the requests that it has now."""
         self.requests = self.tokens = self.restarts = 0
         """Generations answered, tokens sampled in them, and how often another process had taken over."""
@@ -130,13 +134,9 @@ class Replica:
     async def generate_fields(self, prompt_ids: Sequence[int], sampling: dict[str, Any]) -> Generation:
         """Sample one sequence with the given fields of `sampling_params`. It is not counted."""
         route = "/inference/v1/generate"
-        body = {
-            "model": self._model,
-            "token_ids": list(prompt_ids),
-            "sampling_params": {**sampling, "logprobs": 0},
-        }
+        body = {"token_ids": list(prompt_ids), "sampling_params": {**sampling, "logprobs": 0}}
         given = self.version
-        answer = await self.call("POST", route, body)
+        answer = await self._call_model(route, body)
         generation = self.parsed(route, lambda: generation_of(answer["choices"][0]))
         self._check_age(generation, given)
         return generation
@@ -151,7 +151,6 @@ class Replica:
             return await gather([self.generate(prompt, own) for prompt, own in pairs])
         route = "/v1/completions"
         body = {
-            "model": self._model,
             "prompt": [list(prompt) for prompt in prompts],
             **sampling_fields(params),
             "logprobs": 0,
@@ -159,7 +158,7 @@ class Replica:
             "return_weight_versions": True,
         }
         given = self.version
-        answer = await self.call("POST", route, body)
+        answer = await self._call_model(route, body)
 
         def parse() -> list[Generation]:
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
@@ -171,6 +170,15 @@ class Replica:
         for generation in generations:
             self._check_age(generation, given)
         return self._counted(generations)
+
+    async def _call_model(self, route: str, body: dict[str, Any]) -> Any:
+        """Ask the model that is served, with the adapter it was given. Asked again if the first adapter comes
+        meanwhile: what a server samples for the model's own name may then be without it."""
+        while True:
+            adapter = self.adapter
+            answer = await self.call("POST", route, {"model": adapter or self._model, **body})
+            if self.adapter == adapter:
+                return answer
 
     def _check_age(self, generation: Generation, given: int | None) -> None:
         """Older than the weights that the server had been `given`: it was started anew in between and has
@@ -191,6 +199,13 @@ class Replica:
     async def call(self, method: str, route: str, body: Any = None, *, timeout: float | None = None) -> Any:
         """One call within `timeout` seconds; the JSON value that came back. Raises InferenceError for a
         refusal, nonsense or silence, ReplicaLostError if the server is gone."""
+        response = await self.tell(method, route, body, timeout=timeout)
+        return self.parsed(route.partition("?")[0], response.json)
+
+    async def tell(
+        self, method: str, route: str, body: Any = None, *, timeout: float | None = None
+    ) -> httpx.Response:
+        """As `call`, for a route whose answer may be anything."""
         path = route.partition("?")[0]
         started, epoch = time.monotonic(), self.epoch
         seconds = self._timeout if timeout is None else timeout
@@ -213,12 +228,16 @@ class Replica:
             ) from error
         if response.status_code != 200:
             await self._refused(method, path, response)
-        return self.parsed(path, response.json)
+        return response
 
     async def _refused(self, method: str, path: str, response: httpx.Response) -> None:
         message = f"{self.url} refused {method} {path} with {response.status_code}: {error_message(response)}"
-        ending = response.status_code == 503
-        if ending or (self.watched and response.status_code >= 500 and not await self.healthy()):
+        gone = response.status_code == 404 and self.adapter is not None  # a new process knows no adapter
+        if (
+            gone
+            or response.status_code == 503
+            or (self.watched and response.status_code >= 500 and not await self.healthy())
+        ):
             raise ReplicaLostError(message)
         raise RefusedError(message)
 

@@ -1,4 +1,4 @@
-"""Bringing one server to new weights, in flight, and proving that it has them."""
+"""Bringing one server to new weights or a new adapter, in flight, and proving that it has them."""
 
 from __future__ import annotations
 
@@ -12,28 +12,32 @@ from buckeye.inference.client.canary import Heard, listen
 from buckeye.inference.client.replica import Replica
 from buckeye.transport.weights import Canary
 
+ADAPTER = "buckeye-adapter"
+"""The name under which servers have the run's LoRA adapter."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """The weights that all servers are to have."""
+    """The weights that all servers are to have; with `adapter` those of the model that they were started
+    with, and a LoRA adapter."""
 
     path: Path
     version: int
     checksum: str
     canary: Canary | None
+    adapter: bool = False
 
 
 async def load(replica: Replica, target: Target) -> None:
     """Replace the weights of a server; its running requests go on under the new ones. Raises InferenceError
     unless every worker of it echoes version and checksum."""
     try:
+        # The embedded engine takes new weights and their version between two steps, once it has read them;
+        # an adapter's version comes after the adapter, and vLLM replaces weights while it reads them.
         # Without clear_cache, requests with a known prefix would go on from keys of the old weights.
-        await replica.call("POST", "/pause?mode=keep&clear_cache=true")
-        await replica.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
-        await replica.call("POST", "/start_weight_update")
-        await replica.call("POST", "/update_weights", {"update_info": {"path": str(target.path.absolute())}})
-        await _check_incoming(replica, target)
-        await replica.call("POST", "/finish_weight_update", {"weight_version": str(target.version)})
+        if replica.is_vllm or target.adapter:
+            await replica.call("POST", "/pause?mode=keep&clear_cache=true")
+        await (_load_adapter(replica, target) if target.adapter else _load_weights(replica, target))
     except BaseException:
         with contextlib.suppress(InferenceError):  # the first error is the one to tell
             await replica.call("POST", "/resume")
@@ -49,6 +53,7 @@ async def load(replica: Replica, target: Target) -> None:
             f"reports version {info.get('weight_version')} (checksum {shown})."
         )
     replica.version = target.version
+    replica.adapter = ADAPTER if target.adapter else None
     replica.dtype = _dtype(workers)
 
 
@@ -57,6 +62,42 @@ async def hear_canary(replica: Replica, canary: Canary, checksum: str, before: H
     sampling = {"temperature": 0.0, "max_tokens": len(canary.token_ids), "ignore_eos": True}
     generation = await replica.generate_fields(canary.prompt_ids, sampling)
     return listen(canary, checksum, generation, dtype=replica.dtype, before=before)
+
+
+async def _load_weights(replica: Replica, target: Target) -> None:
+    await replica.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
+    await replica.call("POST", "/start_weight_update")
+    await replica.call("POST", "/update_weights", {"update_info": {"path": str(target.path.absolute())}})
+    await _check_incoming(replica, target)
+    await replica.call("POST", "/finish_weight_update", {"weight_version": str(target.version)})
+
+
+async def _load_adapter(replica: Replica, target: Target) -> None:
+    path = str(target.path.absolute())
+    if replica.is_vllm:
+        await _load_adapter_into_vllm(replica, path)
+    else:
+        body = {"lora_name": ADAPTER, "lora_path": path, "load_inplace": True}
+        await replica.call("POST", "/v1/load_lora_adapter", body)
+    await replica.call("POST", "/update_weight_version", {"new_version": str(target.version)})
+
+
+async def _load_adapter_into_vllm(replica: Replica, path: str) -> None:
+    """The route is asked once, to make the name known. Requests keep the path that it was given, and with
+    `load_inplace` vLLM would read that again at every step of theirs; the workers replace what is loaded."""
+    await _tell_workers(replica, path)  # before the name is known they check the files and load nothing
+    listed = await replica.call("GET", "/v1/models")
+    if ADAPTER not in replica.parsed("/v1/models", lambda: [model["id"] for model in listed["data"]]):
+        await replica.tell("POST", "/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": path})
+        await _tell_workers(replica, path)
+
+
+async def _tell_workers(replica: Replica, path: str) -> None:
+    call = {"method": "buckeye_load_adapter", "args": [path]}
+    answer = await replica.call("POST", "/collective_rpc", call)
+    problems = replica.parsed("/collective_rpc", lambda: [p for p in answer["results"] if p is not None])
+    if problems:
+        raise InferenceError(f"{replica.url} did not load the adapter {path}: {problems[0]}.")
 
 
 async def _check_incoming(replica: Replica, target: Target) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from buckeye.envs.base import Tool
+from buckeye.envs.base import Message, Tool
 from buckeye.inference.render.calls import Call, Parsed, make_call
-from buckeye.inference.render.template import PROBE_TOOLS, QUESTION, TOOL_TURN, ChatTemplate
+from buckeye.inference.render.template import PROBE_TOOLS, QUESTION, TOOL_TURN, ChatTemplate, readable
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,25 @@ class FamilyParser:
             return None
         calls = tuple(_call(call) for call in response.tool_calls)
         return Parsed(content=response.content or "", reasoning=response.reasoning_content, calls=calls)
+
+    def training_turn(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[list[int], list[int]] | None:
+        """The prompt of the last message, an assistant's, and what a policy samples to write it, its end of
+        turn included. None where the library cannot write these messages, or not upon the prompt."""
+        whole, offered = [readable(message) for message in messages], [dict(tool) for tool in tools] or None
+        try:
+            prompt = self._renderer.render_ids(whole[:-1], tools=offered, add_generation_prompt=True)
+            rendered = self._renderer.render(whole, tools=offered)
+            stops = self._renderer.get_stop_token_ids()
+        except Exception as error:  # the chat template says better what is wrong with the messages
+            log.debug("the %s renderer failed: %r", self.name, error)
+            return None
+        end = max((i + 1 for i, sampled in enumerate(rendered.sampled_mask) if sampled), default=0)
+        reply = rendered.token_ids[len(prompt) : end]
+        if rendered.token_ids[: len(prompt)] != prompt or not reply:
+            return None
+        return prompt, reply if reply[-1] in stops else [*reply, stops[0]]
 
 
 def find_family(tokenizer: Any, model_path: str, template: ChatTemplate) -> FamilyParser | None:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from datetime import datetime
+from functools import cached_property, lru_cache
 from typing import Any
 
 from buckeye.envs.base import Message, Tool
 from buckeye.errors import UsageError
 from buckeye.inference.render.plain import fold_calls, plain_messages
 
+log = logging.getLogger(__name__)
+
 _PROBE = "buckeye"
-_DATE = "26 Jul 2024"
-"""What Llama's templates write without a clock: a prompt must not depend on the day it is rendered."""
+_TODAY = datetime(2024, 7, 26)
+"""What Llama's templates write without a clock, for all that ask one: a prompt must not depend on the day it
+is rendered, or a run over midnight would change, and one that is resumed would not be the same."""
+
+_ASKS_CLOCK = re.compile(r"""strftime_now\(\s*(?P<quote>["'])(?P<format>.*?)(?P=quote)\s*\)""")
 
 _PROBE_TOOL = {
     "type": "function",
@@ -51,7 +59,7 @@ class ChatTemplate:
         Raises `UsageError` if the template refuses, or if there is none.
         """
         if self.speaks_tools:
-            return self._render([_readable(message) for message in messages], tools, prompt=prompt)
+            return self._render([readable(message) for message in messages], tools, prompt=prompt)
         return self._render(plain_messages(messages, tools), (), prompt=prompt)
 
     @cached_property
@@ -100,13 +108,15 @@ class ChatTemplate:
             )
         from jinja2 import TemplateError
 
+        offered = [dict(tool) for tool in tools] or None
         try:
             return self._tokenizer.apply_chat_template(
                 messages,
-                tools=[dict(tool) for tool in tools] or None,
+                tools=offered,
+                chat_template=_without_clock(self._tokenizer.get_chat_template(tools=offered)),
                 add_generation_prompt=prompt,
                 tokenize=False,
-                date_string=_DATE,
+                date_string=_TODAY.strftime("%d %b %Y"),
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise UsageError(
@@ -114,12 +124,23 @@ class ChatTemplate:
             ) from error
 
 
+@lru_cache
+def _without_clock(template: str) -> str:
+    """A template that asks for the time is told `_TODAY`. (Functions cannot be given to templates.)"""
+    pinned = _ASKS_CLOCK.sub(lambda asked: json.dumps(_TODAY.strftime(asked["format"])), template)
+    if "strftime_now(" in pinned:
+        log.warning(
+            "The chat template asks for the time in a way that is not pinned: its prompts may change."
+        )
+    return pinned
+
+
 def opens_thinking(prompt: str) -> bool:
     """Whether a prompt has begun the reasoning for the model."""
     return prompt.rstrip().endswith("<think>")
 
 
-def _readable(message: Message) -> dict[str, Any]:
+def readable(message: Message) -> dict[str, Any]:
     """A message as templates expect it: arguments as objects. A call that could not be read is put back into
     the content, where it came from."""
     readable = {**message, "content": "" if message.get("content") is None else message["content"]}

@@ -16,9 +16,10 @@ from buckeye.inference.architecture import read_spec
 from buckeye.inference.vllm.interpreter import Vllm
 
 PLUGIN = Path(__file__).with_name("plugin")
-_SERVER = "vllm.entrypoints.openai.api_server"
+_SERVER = "buckeye_vllm_server"
 _CPU_CACHE_GB = 1
 _CPU_BATCHED_TOKENS = 4096
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _ARGUMENT_FILES = {
     Path("engine", "arg_utils.py"): {"EngineArgs", "AsyncEngineArgs"},
     Path("entrypoints", "launchers", "cli_args.py"): {"BaseFrontendArgs", "FrontendArgs"},
@@ -38,6 +39,8 @@ _OURS = {
     "data_parallel_size": "inference.parallel.dp",
     "gpu_memory_utilization": "inference.gpu_memory_utilization",
     "seed": "inference.seed",
+    "kv_cache_memory_bytes": "inference.kv_cache_gb",
+    "max_lora_rank": "inference.max_lora_rank",
     "enable_auto_tool_choice": "inference.model.enable_auto_tool_choice",
     "tool_call_parser": "inference.model.tool_call_parser",
 }
@@ -69,10 +72,12 @@ _REFUSED = {
 def server_command(config: InferenceConfig, vllm: Vllm, directory: Path, *, cpu: bool) -> list[str]:
     """The argument vector of vLLM's server for the model in `directory`. Holds no secret.
 
-    Raises UsageError for a key of `[inference.vllm]` that this vLLM lacks or that Buckeye sets itself.
+    Raises UsageError for a key of `[inference.vllm]` that this vLLM lacks or that Buckeye sets itself, and
+    for adapters of a larger rank than vLLM's kernels have.
     """
     check_extra(config.vllm, known_arguments(vllm))
     model = config.model
+    cache_gb = config.kv_cache_gb or (_CPU_CACHE_GB if cpu else None)  # else vLLM takes most of the RAM
     arguments: dict[str, Any] = {
         "model": str(directory),
         "served_model_name": model.name,
@@ -86,6 +91,8 @@ def server_command(config: InferenceConfig, vllm: Vllm, directory: Path, *, cpu:
         "trust_remote_code": model.trust_remote_code or None,
         "tensor_parallel_size": config.parallel.tp,
         "gpu_memory_utilization": None if cpu else config.gpu_memory_utilization,
+        "kv_cache_memory_bytes": None if cache_gb is None else int(cache_gb * 1e9),
+        **_adapters(config.max_lora_rank),
         "enable_auto_tool_choice": model.enable_auto_tool_choice or None,
         "tool_call_parser": model.tool_call_parser if model.enable_auto_tool_choice else None,
         **(_whole_prompts(config, directory) if cpu else {}),
@@ -94,6 +101,16 @@ def server_command(config: InferenceConfig, vllm: Vllm, directory: Path, *, cpu:
     }
     words = [word for name, value in arguments.items() for word in _words(name, value)]
     return [str(vllm.python), "-m", _SERVER, *words]
+
+
+def _adapters(rank: int | None) -> dict[str, Any]:
+    """Room for LoRA adapters of this rank and less: vLLM knows some ranks only."""
+    if rank is None:
+        return {}
+    room = next((known for known in _LORA_RANKS if known >= rank), None)
+    if room is None:
+        raise UsageError(f"inference.max_lora_rank = {rank}: vLLM takes adapters up to {_LORA_RANKS[-1]}.")
+    return {"enable_lora": True, "max_lora_rank": room}
 
 
 def _whole_prompts(config: InferenceConfig, directory: Path) -> dict[str, Any]:
@@ -111,7 +128,8 @@ def server_environment(
 ) -> dict[str, str]:
     """The environment variables of vLLM's server, this process's own included."""
     environment = dict(os.environ)
-    environment.pop("VLLM_API_KEY", None)  # of somebody else's server: ours has the key of this one, or none
+    for name in ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE"):  # of somebody else's server, and over our words
+        environment.pop(name, None)
     plugins = [str(PLUGIN), environment.get("PYTHONPATH", "")]
     environment |= {
         "PYTHONPATH": os.pathsep.join(path for path in plugins if path),
@@ -119,11 +137,15 @@ def server_environment(
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": environment.get("VLLM_LOGGING_LEVEL", "WARNING"),
     }
+    # Spawned processes import the main module, which makes them die with their parents; forked ones do not.
+    environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    environment["BUCKEYE_VLLM_PARENT"] = str(os.getpid())
+    if config.max_lora_rank is not None:
+        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # the routes; the gate asks for the key
     if key is not None:
         environment["VLLM_API_KEY"] = key
     if cpu:
         environment |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(config.kv_cache_gb or _CPU_CACHE_GB))),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(threads),
         }

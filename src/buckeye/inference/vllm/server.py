@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +25,6 @@ _START_SECONDS = 1200.0  # a large model may first be compiled
 _STOP_SECONDS = 8.0
 _POLL_SECONDS = 0.2
 _PROGRESS_SECONDS = 30.0
-_PR_SET_PDEATHSIG = 1
 
 
 def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, key: str | None, cpu: bool) -> None:
@@ -69,12 +66,7 @@ def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Po
         env=environment,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
     )
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _until_ready(child: subprocess.Popen[bytes], url: str, stop: StopFlag) -> bool:

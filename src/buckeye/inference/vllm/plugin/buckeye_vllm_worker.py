@@ -23,6 +23,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.lora.request import LoRARequest
 
 _BACKEND = "buckeye_fs"
 _MANIFEST = "manifest.json"
@@ -80,14 +81,10 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         directory = Path(update_info.path)
-        manifest = json.loads((directory / _MANIFEST).read_text("utf-8"))
-        digests = {name: _sha256(directory / name) for name in manifest["files"]}
-        for name, digest in digests.items():
-            if digest != manifest["files"][name]:
-                raise ValueError(f"{directory / name} is not the file that was published (SHA-256 differs)")
+        digests = _verified(directory)
         self._check_tensors(directory)
         initialize_layerwise_reload(self.model)
-        self.model.load_weights(_tensors(directory, sorted(manifest["files"])))
+        self.model.load_weights(_tensors(directory, sorted(digests)))
         type(self).incoming = _combined(digests)
 
     def _check_tensors(self, directory: Path) -> None:
@@ -117,6 +114,17 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
 
     def shutdown(self) -> None:
         """Nothing is held open."""
+
+
+def _verified(directory: Path) -> dict[str, str]:
+    """The SHA-256 of each file that the manifest of a directory names. Raises ValueError if one is not what
+    was published."""
+    manifest = json.loads((directory / _MANIFEST).read_text("utf-8"))
+    digests = {name: _sha256(directory / name) for name in manifest["files"]}
+    for name, digest in digests.items():
+        if digest != manifest["files"][name]:
+            raise ValueError(f"{directory / name} is not the file that was published (SHA-256 differs)")
+    return digests
 
 
 def _sha256(path: Path) -> str:
@@ -164,6 +172,27 @@ class WorkerExtension:
     """Mixed into vLLM's worker; its methods are called through /collective_rpc."""
 
     model_config: Any
+    buckeye_adapter: int | None = None
+    """vLLM's number for the run's adapter, once its name is known."""
+
+    def buckeye_load_adapter(self, path: str) -> str | None:
+        """Put the adapter in a published directory in the place of the one that is loaded; where none is,
+        only check its files. Returns what is wrong with it: an exception would end vLLM's engine."""
+        directory = Path(path)
+        try:
+            digests = _verified(directory)
+            if self.buckeye_adapter is None:
+                # vLLM counts up: the newest is the one that was made known for this
+                self.buckeye_adapter = max(self.list_loras(), default=None)  # type: ignore[attr-defined]
+            if self.buckeye_adapter is None:
+                return None
+            self.add_lora(  # type: ignore[attr-defined]
+                LoRARequest("buckeye", self.buckeye_adapter, str(directory), load_inplace=True)
+            )
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        DirectoryTransfer.checksum = _combined(digests)
+        return None
 
     def buckeye_weights(self) -> dict[str, str | int | None]:
         """The checksums of the weights in use and of those that an update has brought, and its problem."""

@@ -1,0 +1,124 @@
+"""What the commands on runs print: aligned plain text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from buckeye.run.cleaning import KINDS, WHAT_THEY_ARE, Deletable
+from buckeye.run.disk import human_bytes
+from buckeye.run.progress import human_duration
+from buckeye.run.status import ProcessStatus, RunStatus
+from buckeye.run.waits import Wait
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Left-aligned columns, two spaces apart."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def run_list(runs: Iterable[RunStatus]) -> str:
+    """A line a run."""
+    rows = [("name", "id", "state", "step", "reward", "started", "directory")]
+    for run in runs:
+        rows.append(
+            (run.name, run.run_id, run.state, _step(run), _reward(run), _date(run.started), run.directory)
+        )
+    return table(rows)
+
+
+def status_text(run: RunStatus, now: float) -> str:
+    """All that is known of a run; what is not known has no line."""
+    rows = [
+        ("run", f"{run.name} ({run.run_id}), attempt {run.attempt}"),
+        ("state", _state(run, now)),
+        ("step", _step(run)),
+        ("reward", _reward_and_trend(run)),
+        ("tokens/s", f"{run.tokens_per_second:,.0f}" if run.tokens_per_second is not None else ""),
+        ("time left", human_duration(run.seconds_left) if run.seconds_left is not None else ""),
+        ("last step", f"{_ago(run.last_step_time, now)}" if run.last_step_time is not None else ""),
+        ("checkpoint", f"step {run.checkpoint_step}" if run.checkpoint_step is not None else "none yet"),
+        ("restarts", str(run.restarts)),
+        ("disk", f"{human_bytes(run.disk_used)} used, {human_bytes(run.disk_free)} free"),
+        ("last error", run.last_error or ""),
+        ("directory", run.directory),
+    ]
+    lines = [table([row for row in rows if row[1]])]
+    if run.waits:
+        lines.append("\n" + "\n".join(_wait(wait, now) for wait in run.waits))
+    if run.processes:
+        lines.append("\n" + _process_table(run.processes))
+    return "\n".join(lines)
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """`2026-01-31 12:00:00  attempt 1  checkpoint  step 10`."""
+    details = {k: v for k, v in event.items() if k not in ("time", "event", "attempt") and v is not None}
+    words = " ".join(f"{name} {str(value).splitlines()[0]}" for name, value in details.items())
+    return f"{_date(event['time'])}  attempt {event['attempt']}  {event['event']:<10}  {words}".rstrip()
+
+
+def cleaning_table(items: Sequence[Deletable]) -> str:
+    """The kinds of what can be deleted, with numbers and sizes, and the sum."""
+    rows = [("kind", "number", "size", "what")]
+    for kind in KINDS:
+        chosen = [item for item in items if item.kind == kind]
+        if chosen:
+            size = human_bytes(sum(item.size for item in chosen))
+            rows.append((kind, str(len(chosen)), size, WHAT_THEY_ARE[kind]))
+    rows.append(("all", str(len(items)), human_bytes(sum(item.size for item in items)), ""))
+    return table(rows)
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _ago(then: float, now: float) -> str:
+    return f"{human_duration(max(0.0, now - then))} ago"
+
+
+def _step(run: RunStatus) -> str:
+    return f"{run.step} of {run.max_steps}" if run.max_steps is not None else str(run.step)
+
+
+def _reward(run: RunStatus) -> str:
+    return f"{run.reward:.4f}" if run.reward is not None else "-"
+
+
+def _reward_and_trend(run: RunStatus) -> str:
+    if run.reward is None:
+        return ""
+    if run.reward_change is None:
+        return _reward(run)
+    return f"{_reward(run)} (mean of ten steps: {run.reward_change:+.4f} against the ten before)"
+
+
+def _state(run: RunStatus, now: float) -> str:
+    if run.state == "dead":
+        text = f"dead: its launcher ended without a word; go on with: buckeye rl resume {run.directory}"
+    elif run.state == "paused":
+        text = "paused: its launcher is suspended (kill -CONT wakes it up)"
+    elif run.ended is not None:
+        text = f"{run.state} {_ago(run.ended, now)}"
+    else:
+        text = f"{run.state} for {human_duration(now - run.started)}, on {run.host}"
+    reason = run.reason.splitlines()[0] if run.reason else ""
+    return f"{text}: {reason}" if reason else text
+
+
+def _wait(wait: Wait, now: float) -> str:
+    since = human_duration(max(0.0, now - wait.since))
+    if wait.whom is None:
+        return f"{wait.who}: {wait.what} (for {since})"
+    return f"{wait.who} waits for {wait.what} from {wait.whom} (for {since})"
+
+
+def _process_table(processes: Sequence[ProcessStatus]) -> str:
+    rows = [("process", "pid", "port", "state")]
+    for process in processes:
+        port = str(process.port) if process.port is not None else "-"
+        rows.append((process.title, str(process.pid), port, process.state))
+    return table(rows)

@@ -1,0 +1,262 @@
+"""`buckeye rl list | status | logs | events | stop | resume | clean | fork`: seeing and steering runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from buckeye.cli.run_texts import cleaning_table, event_line, run_list, status_text
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.run.cleaning import KINDS, Deletable, Kind, deletable, delete
+from buckeye.run.control import continuation, stop_run
+from buckeye.run.directory import locked
+from buckeye.run.disk import human_bytes
+from buckeye.run.fork import fork_run
+from buckeye.run.journal import read_events
+from buckeye.run.logs import LogLine, follow_logs, read_logs
+from buckeye.run.record import GOING_ON, read_record
+from buckeye.run.registry import find_run, known_runs
+from buckeye.run.status import RunStatus, run_status
+
+runs_app = typer.Typer(
+    name="rl",
+    help="Training runs: see and steer them. `rl --help` has the flags that start one.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_FOLLOW_SECONDS = 0.3
+
+_Run = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="A directory, name or id. Default: ./outputs, or the newest run."),
+]
+_NamedRun = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, name or id.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@runs_app.command("list")
+def list_runs(as_json: _Json = False) -> None:
+    """The runs that were started by this user, newest first."""
+    known, gone = known_runs()
+    runs, unreadable = _statuses([run.directory for run in known])
+    for message in unreadable:
+        typer.echo(f"warning: {message}", err=True)
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(run) for run in runs]))
+        return
+    typer.echo(run_list(runs) if runs else "No run is known.")
+    if gone:
+        typer.echo(f"{gone} more: their directories are gone, or hold another run now", err=True)
+
+
+@runs_app.command()
+def status(
+    run: _Run = None,
+    as_json: _Json = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again and again until the run ends.")
+    ] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
+) -> None:
+    """State, progress, who waits for whom, disk and checkpoints of a run."""
+    directory = find_run(run)
+    try:
+        while True:
+            seen = run_status(directory)
+            _show_status(seen, as_json=as_json, afresh=watch)
+            if not watch or seen.state not in GOING_ON:
+                return
+            time.sleep(interval)
+    except KeyboardInterrupt:
+        return
+
+
+@runs_app.command()
+def logs(
+    run: _Run = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, also after a resume.")] = False,
+    process: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only rl, inference, orchestrator, trainer, trainer_1 ..."),
+    ] = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, help="How many of the last; 0 for all.")
+    ] = 200,
+    attempt: Annotated[int | None, typer.Option(help="Those of an earlier start of the run.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """What the processes of a run print, in the order of time."""
+    directory = find_run(run)
+    if follow and attempt is not None:
+        raise UsageError("--follow shows the newest attempt; leave --attempt out")
+    try:
+        if not follow:
+            _print_lines(read_logs(directory, attempt=attempt, process=process), last=lines, as_json=as_json)
+            return
+        for number, new in enumerate(follow_logs(directory, process=process)):
+            _print_lines(new, last=0 if number else lines, as_json=as_json)
+            time.sleep(_FOLLOW_SECONDS)
+    except KeyboardInterrupt:
+        return
+
+
+@runs_app.command()
+def events(run: _Run = None, as_json: _Json = False) -> None:
+    """What happened to a run: starts, restarts, checkpoints, weights, its end."""
+    for event in read_events(find_run(run)):
+        typer.echo(json.dumps(event) if as_json else event_line(event))
+
+
+@runs_app.command()
+def stop(
+    run: _NamedRun,
+    now: Annotated[bool, typer.Option("--now", help="Kill it: no checkpoint is written.")] = False,
+    timeout: Annotated[
+        float | None, typer.Option(min=1, help="Seconds to wait. Default: what the trainer may take.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Stop a run: the trainer finishes its step and checkpoints. Returns when nothing of it is left."""
+    directory = find_run(run)
+    done = stop_run(directory, now=now, timeout=timeout, tell=lambda line: typer.echo(line, err=True))
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(done)))
+        return
+    if not done.was_running:
+        typer.echo(f"{directory} does not run: {done.state}")
+        return
+    typer.echo(f"{directory}: {done.state}; no process of it is left")
+    if done.checkpoint_step is not None:
+        typer.echo(f"its newest checkpoint is of step {done.checkpoint_step}: buckeye rl resume {directory}")
+
+
+@runs_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def resume(context: typer.Context, run: _NamedRun) -> None:
+    """Go on from the newest checkpoint, as the run was started; more flags of `rl` may follow."""
+    goes_on = continuation(find_run(run), context.args)
+    typer.echo(f"in {goes_on.working_directory}: {shlex.join(['rl', *goes_on.arguments])}")
+    sys.stdout.flush()
+    os.chdir(goes_on.working_directory)
+    os.execv(sys.executable, [sys.executable, "-m", "buckeye", "rl", *goes_on.arguments])
+
+
+@runs_app.command()
+def clean(
+    run: _NamedRun,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="KIND", help=f"Only this kind: {', '.join(KINDS)}.")
+    ] = None,
+    checkpoints: Annotated[
+        int | None,
+        typer.Option(metavar="KEEP", min=1, help="Also checkpoints: all but the newest KEEP and the best."),
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Delete what a run that is not running can do without. Shows it, then asks."""
+    directory = find_run(run)
+    kinds = _kinds(only, checkpoints)
+    if dry_run:
+        _show_deletable(deletable(directory, kinds=kinds, keep_checkpoints=checkpoints), as_json, False)
+        return
+    if not yes and (as_json or not sys.stdin.isatty()):
+        raise UsageError("nobody can be asked here; add --yes to delete, or --dry-run to see what")
+    with locked(directory):
+        items = deletable(directory, kinds=kinds, keep_checkpoints=checkpoints)
+        if items and not yes:
+            typer.echo(cleaning_table(items))
+            if not typer.confirm("Delete all of it?"):
+                typer.echo("Nothing was deleted.")
+                return
+        delete(items)
+    _show_deletable(items, as_json, True)
+
+
+@runs_app.command()
+def fork(
+    run: _NamedRun,
+    step: Annotated[str, typer.Option(metavar="N|last|best", help="The checkpoint to start from.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="A new directory.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Make a new run from a checkpoint of another one, which stays as it is."""
+    made = fork_run(find_run(run), step=step, target=output)
+    record = read_record(made)
+    if as_json:
+        typer.echo(json.dumps({"run_id": record.run_id, "directory": str(made), "step": record.start_step}))
+        return
+    typer.echo(f"{made} ({record.run_id}) goes on from step {record.start_step} with:")
+    typer.echo(f"  buckeye rl resume {shlex.quote(str(made))}")
+
+
+def _statuses(directories: Iterable[Path]) -> tuple[list[RunStatus], list[str]]:
+    """The status of every run, and what is wrong with those that have none."""
+    found, wrong = [], []
+    for directory in directories:
+        try:
+            found.append(run_status(directory, measure_disk=False))
+        except BuckeyeError as error:
+            wrong.append(str(error))
+    return found, wrong
+
+
+def _show_status(seen: RunStatus, *, as_json: bool, afresh: bool) -> None:
+    text = json.dumps(dataclasses.asdict(seen)) if as_json else status_text(seen, time.time())
+    clear = "\x1b[H\x1b[2J" if afresh and not as_json and sys.stdout.isatty() else ""
+    typer.echo(clear + text)
+
+
+def _print_lines(lines: Sequence[LogLine], *, last: int, as_json: bool) -> None:
+    left_out = max(0, len(lines) - last) if last else 0
+    if left_out:
+        typer.echo(f"({left_out} earlier lines are not shown; -n 0 shows all)", err=True)
+    width = max((len(line.process) for line in lines), default=0)
+    for line in lines[left_out:]:
+        typer.echo(
+            json.dumps(dataclasses.asdict(line), ensure_ascii=False)
+            if as_json
+            else f"{line.process:<{width}} | {line.text}"
+        )
+
+
+def _kinds(only: Sequence[str] | None, checkpoints: int | None) -> list[Kind]:
+    unknown = [word for word in only or [] if word not in KINDS]
+    if unknown:
+        raise UsageError(f"--only {unknown[0]}: there is no such kind. There are: {', '.join(KINDS)}")
+    if only and "checkpoints" in only and checkpoints is None:
+        raise UsageError("--only checkpoints: say how many of the newest stay, with --checkpoints KEEP")
+    return [kind for kind in KINDS if not only or kind in only]
+
+
+def _show_deletable(items: Sequence[Deletable], as_json: bool, deleted: bool) -> None:
+    size = sum(item.size for item in items)
+    if as_json:
+        listed: list[dict[str, Any]] = [
+            {**dataclasses.asdict(item), "path": str(item.path)} for item in items
+        ]
+        typer.echo(json.dumps({"deleted": deleted, "size": size, "items": listed}))
+    elif not items:
+        typer.echo("There is nothing to delete.")
+    elif deleted:
+        typer.echo(f"Deleted {len(items)} files and directories, {human_bytes(size)}.")
+    else:
+        typer.echo(cleaning_table(items))
+
+
+def run_command_on_runs(argv: Sequence[str]) -> int:
+    """Carry out `rl COMMAND ...`."""
+    return runs_app(list(argv), standalone_mode=True, prog_name="rl") or 0

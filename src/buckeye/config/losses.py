@@ -1,0 +1,248 @@
+"""Settings of the policy-gradient losses; the formulas are in docs/algorithms.md."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag, model_validator
+
+from buckeye.config.base import BaseConfig, conflict, variant
+
+Level = Literal["token", "sequence", "geometric"]
+Normalization = Literal["token", "sequence", "constant"]
+KlEstimator = Literal["k1", "k2", "k3"]
+KlMask = Literal["all", "masked", "unmasked"]
+ClipFraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class TruncateCorrectionConfig(BaseConfig):
+    """Importance weights above `high` count as `high` (truncated importance sampling)."""
+
+    type: Literal["truncate"] = "truncate"
+    """How importance weights are corrected."""
+    level: Level = "token"
+    """The weight of a token, the product over its sequence, or the geometric mean of that."""
+    high: PositiveFloat = 5.0
+    """The largest weight."""
+
+
+class MaskCorrectionConfig(BaseConfig):
+    """What has an importance weight outside of [low, high] gives no policy gradient."""
+
+    type: Literal["mask"] = "mask"
+    """How importance weights are corrected."""
+    level: Level = "token"
+    """The weight of a token, the product over its sequence, or the geometric mean of that."""
+    low: NonNegativeFloat = 0.5
+    """The smallest weight that counts."""
+    high: PositiveFloat = 5.0
+    """The largest weight that counts."""
+
+    @model_validator(mode="after")
+    def _something_passes(self) -> MaskCorrectionConfig:
+        if self.low >= self.high:
+            raise conflict(
+                f"low = {self.low:g} is not below high = {self.high:g}: nothing would give a gradient",
+                "low",
+                "high",
+            )
+        return self
+
+
+CorrectionConfig = Annotated[
+    Annotated[TruncateCorrectionConfig, Tag("truncate")] | Annotated[MaskCorrectionConfig, Tag("mask")],
+    variant("truncate"),
+]
+
+
+class BaseLossConfig(BaseConfig):
+    """What every loss has."""
+
+    kl_coef: NonNegativeFloat = 0.0
+    """Weight of the KL divergence to the reference model; 0 does without one."""
+    kl_estimator: KlEstimator = "k3"
+    """How it is estimated: k2 and k3 are terms of the loss, k1 is taken off the advantages."""
+    reference_model: str | None = None
+    """The reference: a directory or name; None is the model that the run starts from."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy, which is a bonus."""
+
+    @model_validator(mode="after")
+    def _reference_is_used(self) -> Self:
+        if self.reference_model is not None and not self.kl_coef:
+            raise conflict("reference_model has no effect with kl_coef = 0", "reference_model", "kl_coef")
+        return self
+
+
+class MaskedRatioLossConfig(BaseLossConfig):
+    """Importance-weighted policy gradient without tokens of extreme ratios (the default)."""
+
+    type: Literal["masked_ratio"] = "masked_ratio"
+    """The loss."""
+    ratio_type: Literal["token", "sequence"] = "token"
+    """Importance ratios of single tokens, or of whole sequences."""
+    ratio_length_norm: bool = False
+    """Divide a sequence's log-ratio by its length."""
+    mask_ratio_high: PositiveFloat = 8.0
+    """Tokens with a larger ratio give no gradient."""
+    mask_ratio_low: NonNegativeFloat = 0.125
+    """Tokens with a smaller ratio give no gradient."""
+    sequence_mask_ratio_low: NonNegativeFloat = 0.0
+    """Sequences with any ratio below this give no gradient; 0 is off."""
+    kl_tau: NonNegativeFloat = 0.0
+    """Weight of the log-ratio to the sampler: it makes sampled tokens rarer; see docs/algorithms.md."""
+    kl_mask_type: KlMask = "all"
+    """Which tokens that term sees."""
+
+    @model_validator(mode="after")
+    def _some_tokens_pass(self) -> MaskedRatioLossConfig:
+        if self.mask_ratio_low >= self.mask_ratio_high:
+            raise conflict(
+                f"mask_ratio_low = {self.mask_ratio_low:g} is not below mask_ratio_high = "
+                f"{self.mask_ratio_high:g}: no token would give a gradient",
+                "mask_ratio_low",
+                "mask_ratio_high",
+            )
+        return self
+
+
+class NormalizedLossConfig(BaseLossConfig):
+    """What every loss but the default one has."""
+
+    normalization: Normalization = "token"
+    """Mean over tokens, mean over sequences of their means, or sum divided by a constant per sequence."""
+    normalization_length: PositiveInt | None = None
+    """That constant, in tokens; None is the trainer's seq_len."""
+    correction: CorrectionConfig | None = None
+    """Limits on the importance weights between sampler and trainer."""
+
+    @model_validator(mode="after")
+    def _length_is_used(self) -> Self:
+        if self.normalization_length is not None and self.normalization != "constant":
+            raise conflict(
+                f'normalization_length has no effect with normalization = "{self.normalization}"',
+                "normalization_length",
+                "normalization",
+            )
+        return self
+
+
+class ClippedRatioLossConfig(NormalizedLossConfig):
+    """PPO's clipping of importance ratios of tokens."""
+
+    clip_low: ClipFraction = 0.2
+    """The ratio is clipped below 1 - clip_low."""
+    clip_high: NonNegativeFloat = 0.2
+    """The ratio is clipped above 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """With a negative advantage, the ratio is clipped above this too."""
+
+
+class PPOLossConfig(ClippedRatioLossConfig):
+    """PPO's clipped ratio: GRPO's loss, and DAPO's with clip_high = 0.28."""
+
+    type: Literal["ppo"] = "ppo"
+    """The loss."""
+
+
+class DrGRPOLossConfig(ClippedRatioLossConfig):
+    """PPO's clipped ratio, divided by a constant so that the length of an answer changes no weight."""
+
+    type: Literal["dr_grpo"] = "dr_grpo"
+    """The loss."""
+    normalization: Normalization = "constant"
+    """Mean over tokens, mean over sequences of their means, or sum divided by a constant per sequence."""
+
+
+class GSPOLossConfig(NormalizedLossConfig):
+    """PPO's clipping of one ratio per sequence: the geometric mean of its tokens' ratios."""
+
+    type: Literal["gspo"] = "gspo"
+    """The loss."""
+    clip_low: ClipFraction = 3e-4
+    """The ratio is clipped below 1 - clip_low."""
+    clip_high: NonNegativeFloat = 4e-4
+    """The ratio is clipped above 1 + clip_high."""
+    normalization: Normalization = "sequence"
+    """Mean over tokens, mean over sequences of their means, or sum divided by a constant per sequence."""
+
+
+class CISPOLossConfig(NormalizedLossConfig):
+    """Policy gradient with a clipped importance weight: every token keeps its gradient."""
+
+    type: Literal["cispo"] = "cispo"
+    """The loss."""
+    clip_low: ClipFraction = 1.0
+    """The weight is clipped below 1 - clip_low; 1 does not."""
+    clip_high: NonNegativeFloat = 4.0
+    """The weight is clipped above 1 + clip_high."""
+
+    @model_validator(mode="after")
+    def _truncates_once(self) -> Self:
+        if isinstance(self.correction, TruncateCorrectionConfig):
+            raise conflict(
+                "cispo truncates importance weights by itself, at 1 + clip_high; leave the correction out, "
+                'or set its type to "mask"',
+                "correction",
+                "clip_high",
+            )
+        return self
+
+
+class DPPOLossConfig(NormalizedLossConfig):
+    """Importance-weighted policy gradient without tokens whose probability has moved too far."""
+
+    type: Literal["dppo"] = "dppo"
+    """The loss."""
+    mask_low: ClipFraction = 0.2
+    """Tokens to be made rarer give no gradient if their probability has already fallen by more."""
+    mask_high: ClipFraction = 0.2
+    """Tokens to be made likelier give no gradient if their probability has already risen by more."""
+    kl_tau: NonNegativeFloat = 1e-3
+    """Weight of the squared log-ratio to the sampler."""
+
+
+class DecoupledPPOLossConfig(NormalizedLossConfig):
+    """PPO's clipping around a proximal policy between the sampler's and the present one, by staleness."""
+
+    type: Literal["decoupled_ppo"] = "decoupled_ppo"
+    """The loss."""
+    clip_low: ClipFraction = 0.2
+    """The ratio to the proximal policy is clipped below 1 - clip_low."""
+    clip_high: NonNegativeFloat = 0.2
+    """The ratio to the proximal policy is clipped above 1 + clip_high."""
+
+
+class CustomLossConfig(NormalizedLossConfig):
+    """A function of your own."""
+
+    type: Literal["custom"] = "custom"
+    """The loss."""
+    import_path: str
+    """Where it is: `module:function`, or `path/to/file.py:function`."""
+    kwargs: dict[str, Any] = {}
+    """Its further arguments."""
+
+    @model_validator(mode="after")
+    def _names_a_function(self) -> CustomLossConfig:
+        module, _, function = self.import_path.rpartition(":")
+        if not module or not function.isidentifier():
+            raise conflict(
+                f"import_path = {self.import_path!r} names no function; write module:function or "
+                "path/to/file.py:function",
+                "import_path",
+            )
+        return self
+
+
+LossConfig = Annotated[
+    Annotated[MaskedRatioLossConfig, Tag("masked_ratio")]
+    | Annotated[PPOLossConfig, Tag("ppo")]
+    | Annotated[DrGRPOLossConfig, Tag("dr_grpo")]
+    | Annotated[GSPOLossConfig, Tag("gspo")]
+    | Annotated[CISPOLossConfig, Tag("cispo")]
+    | Annotated[DPPOLossConfig, Tag("dppo")]
+    | Annotated[DecoupledPPOLossConfig, Tag("decoupled_ppo")]
+    | Annotated[CustomLossConfig, Tag("custom")],
+    variant("masked_ratio"),
+]

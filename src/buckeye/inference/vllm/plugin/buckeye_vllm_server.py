@@ -1,0 +1,32 @@
+"""vLLM's server, none of whose processes outlives its parent. `python -m buckeye_vllm_server ARGUMENTS`.
+
+A process that Python spawns imports its parent's main module before anything else. So what is said here at
+import time is said in every process of the server as soon as there is one. Otherwise those that outlive a
+killed server would keep their memory, and on a GPU its memory too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+
+_SERVER = "vllm.entrypoints.openai.api_server"
+_PARENT = "BUCKEYE_VLLM_PARENT"
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[_PARENT]):
+        os._exit(1)  # it died before the request took effect
+    os.environ[_PARENT] = str(os.getpid())  # for the processes that this one starts
+
+
+_die_with_parent()
+
+if __name__ == "__main__":
+    runpy.run_module(_SERVER, run_name="__main__")

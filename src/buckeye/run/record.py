@@ -1,0 +1,144 @@
+"""`status.json`: what the launcher says about its run. A reader checks it against the processes there are."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import psutil
+
+from buckeye.errors import UsageError
+from buckeye.storage import write_file
+
+STATUS_FILE = "status.json"
+
+Recorded = Literal["starting", "running", "stopping", "finished", "failed", "stopped"]
+State = Literal["starting", "running", "stopping", "paused", "finished", "failed", "stopped", "dead"]
+"""What is recorded, and two states that only a reader can see: a launcher that is suspended, and one that is
+gone without having said how the run ended."""
+
+GOING_ON: frozenset[State] = frozenset({"starting", "running", "stopping", "paused"})
+
+_SAME_START_SECONDS = 2.0  # a process's start is computed from the time of boot, which a clock may move
+
+
+class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
+    """A process of a run: `started` (seconds since the epoch) tells it from a later one with the same pid.
+    `log` is its file in `logs/`."""
+
+    title: str
+    pid: int
+    started: float
+    port: int | None = None
+    log: str | None = None
+    ready: bool = False
+
+    def process(self) -> psutil.Process | None:
+        """The process, if it is still there."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < _SAME_START_SECONDS
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.NoSuchProcess:
+            return None
+
+
+class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
+    """The content of `status.json`. `arguments` are the words after `rl` that started the newest attempt, in
+    `working_directory`; `start_step` is the step that it went on from; times are seconds since the epoch."""
+
+    run_id: str
+    attempt: int
+    state: Recorded
+    host: str
+    launcher: ProcessRecord | None
+    processes: tuple[ProcessRecord, ...] = ()
+    arguments: tuple[str, ...]
+    working_directory: str
+    max_steps: int | None
+    max_async_level: int
+    start_step: int
+    stop_seconds: float
+    restarts: int = 0
+    started: float
+    ended: float | None = None
+    reason: str | None = None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the run was started on another machine, whose processes cannot be looked at."""
+        return self.host != socket.gethostname()
+
+    def launcher_process(self) -> psutil.Process | None:
+        """The process of `rl`, if it is still there."""
+        return self.launcher.process() if self.launcher is not None and not self.elsewhere else None
+
+    def actual_state(self) -> State:
+        """The recorded state, unless the launcher is suspended or gone."""
+        if self.state not in GOING_ON or self.elsewhere:
+            return self.state
+        launcher = self.launcher_process()
+        if launcher is None:
+            return "dead"
+        return "paused" if launcher.status() == psutil.STATUS_STOPPED else self.state
+
+
+@dataclass(frozen=True, slots=True)
+class LeftProcess:
+    """A process that belongs to a run, and what it is called."""
+
+    process: psutil.Process
+    title: str
+
+
+def write_record(output_dir: Path, record: RunRecord) -> None:
+    """Replace `status.json`, in one step."""
+    write_file(output_dir / STATUS_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
+
+
+def read_record(output_dir: Path) -> RunRecord:
+    """The record of a run. Raises UsageError if there is none, or none that can be read."""
+    path = output_dir / STATUS_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunRecord)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{output_dir} has no {STATUS_FILE}: `rl` has started no run there, or one of an earlier version"
+        ) from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); the next start of the run replaces it") from None
+
+
+def this_process(title: str) -> ProcessRecord:
+    """The record of the process that asks."""
+    return ProcessRecord(title=title, pid=os.getpid(), started=psutil.Process().create_time())
+
+
+def processes_left(record: RunRecord) -> list[LeftProcess]:
+    """Every process of a run that is still there: the recorded ones, and whatever carries the run's id in its
+    environment (such as the workers of an engine)."""
+    named = [record.launcher, *record.processes] if record.launcher is not None else record.processes
+    found = {
+        process.pid: LeftProcess(process, known.title)
+        for known in named
+        if known is not None and (process := known.process()) is not None
+    }
+    ourselves = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    for process in _with_run_id(record.run_id):
+        if process.pid not in ourselves:
+            found.setdefault(process.pid, LeftProcess(process, f"process {process.pid} ({process.name()})"))
+    return list(found.values())
+
+
+def _with_run_id(run_id: str) -> Iterable[psutil.Process]:
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("BUCKEYE_RUN_ID") == run_id:
+                yield process
+        except psutil.Error:  # gone, or another user's
+            continue

@@ -1,0 +1,81 @@
+"""What a trainer would refuse once its model is loaded, said before it is started."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib.util
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from buckeye.config.losses import CustomLossConfig, LossConfig
+from buckeye.config.rl import RLConfig
+from buckeye.run.disk import tensor_shapes
+from buckeye.run.model_files import find_model
+
+_OUTER = ("embed_tokens", "lm_head")  # which are no hidden layers
+
+
+def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool) -> list[str]:
+    """One line for each setting that the trainer of a run will refuse; names of the model's parameters are
+    those in its files, so nothing is said of a model that is not here."""
+    found = [*_loss_warnings(config.trainer.loss), *_sharding_warnings(config, on_gpu=on_gpu)]
+    shapes = tensor_shapes(model_path) if model_path is not None else {}
+    if shapes:
+        lora = config.trainer.model.experimental.lora
+        if lora is None:
+            patterns = [name for group in config.trainer.optim.groups for name in group.names]
+            found += _pattern_warnings(patterns, shapes)
+        else:
+            matrices = [name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2]
+            found += _target_warnings(lora.target_modules, matrices)
+    return found
+
+
+def _loss_warnings(loss: LossConfig) -> Iterator[str]:
+    if loss.reference_model is not None and find_model(loss.reference_model) is None:
+        yield f"trainer.loss.reference_model: the weights of {loss.reference_model} are not on this machine"
+    if isinstance(loss, CustomLossConfig):
+        source = loss.import_path.rpartition(":")[0]
+        what = "file" if source.endswith(".py") else "module"
+        if not (Path(source).expanduser().is_file() if what == "file" else _is_module(source)):
+            yield f"trainer.loss.import_path = {loss.import_path!r}: there is no {what} {source}"
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
+    """Forced sharding is an error of the configuration; whether `auto` divides is known with the devices."""
+    model = config.trainer.model
+    divides = on_gpu and model.device != "cpu" and (len(config.trainer_gpu_ids) > 1 or model.fsdp_cpu_offload)
+    if config.trainer.optim.type == "adamw8bit" and model.sharding == "auto" and divides:
+        yield (
+            "trainer.optim.type: adamw8bit cannot update a model that is divided among GPUs; set "
+            'trainer.model.sharding = "none", or use adamw'
+        )
+
+
+def _pattern_warnings(patterns: Collection[str], names: Collection[str]) -> Iterator[str]:
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.0)
+            yield (
+                f"trainer.optim.groups: no parameter of the model has a name like {pattern!r}; "
+                f"it has {', '.join(close)} ..."
+            )
+
+
+def _target_warnings(targets: Collection[str], matrices: Collection[str]) -> Iterator[str]:
+    hidden = [name for name in matrices if name.rpartition(".")[2] not in _OUTER]
+    missing = [t for t in targets if not any(name == t or name.endswith(f".{t}") for name in hidden)]
+    if missing or not targets:
+        kinds = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in hidden))
+        yield (
+            f"trainer.model.experimental.lora.target_modules: {', '.join(missing) or 'an empty list'} is no "
+            f"hidden linear layer of the model; it has {kinds}"
+        )

@@ -1,0 +1,149 @@
+"""The gradient of a batch: its samples through the model in rows, and what is recorded of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from buckeye.config.losses import LossConfig
+from buckeye.config.trainer import TrainerConfig
+from buckeye.errors import TransportError
+from buckeye.trainer.learner import Learner
+from buckeye.trainer.losses import (
+    LossInputs,
+    averages,
+    divisor,
+    needs_every_sample,
+    ratio_range,
+    statistic_names,
+    total_loss,
+)
+from buckeye.trainer.reference import ReferenceLogprobs
+from buckeye.trainer.rows import Row, make_row
+from buckeye.transport.batches import Batch, Sample
+
+logger = logging.getLogger(__name__)
+
+
+class BatchLoss:
+    """Accumulates the gradient of batches on a learner's policy."""
+
+    def __init__(self, config: TrainerConfig, learner: Learner, reference: ReferenceLogprobs | None) -> None:
+        self._config = config
+        self._learner = learner
+        self._reference = reference
+        self._names = statistic_names(config.loss)
+
+    def backward(self, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
+        """Add this rank's share of the batch's gradient; returns what to record, over all ranks.
+
+        `samples` are those of the batch that go through the model; the loss is divided by the count of all.
+        """
+        loss = self._config.loss
+        trained = [int(s.loss_mask.sum()) for s in batch.samples]
+        scale = divisor(trained, loss, seq_len=self._config.seq_len)
+        ranges = [(math.inf, -math.inf)]
+
+        def work(indices: Sequence[int]) -> Mapping[str, float]:
+            inputs = self._inputs([samples[i] for i in indices], batch.step)
+            ranges.append(ratio_range(inputs))
+            sums = total_loss(inputs, loss)
+            scaled = sums.loss / scale
+            scaled.backward()
+            values = torch.stack([scaled.detach(), *sums.statistics.values()]).tolist()
+            return dict(zip(("loss", *sums.statistics), values, strict=True))
+
+        token_ids = [s.token_ids for s in samples]
+        sums = self._learner.over_bins(token_ids, self._config.seq_len, work, ("loss", *self._names))
+        return {
+            "loss": sums.pop("loss"),
+            **averages(sums),
+            **self._ratio_range(ranges),
+            **staleness(batch),
+            "zero_advantage_share": 1.0 - sum(map(has_advantage, batch.samples)) / max(1, len(batch.samples)),
+        }
+
+    def _inputs(self, samples: Sequence[Sample], step: int) -> LossInputs:
+        policy = self._learner.policy
+        row = make_row([s.token_ids for s in samples], [s.loss_mask for s in samples], policy.device)
+        temperatures = torch.tensor([s.temperature for s in samples], device=policy.device)[row.sequences]
+        reference = None if self._reference is None else self._reference(row, temperatures)
+        logprobs, entropies = policy.token_logprobs(row, temperatures)
+        return _loss_inputs(row, samples, step, logprobs, entropies, reference)
+
+    def _ratio_range(self, ranges: Sequence[tuple[float, float]]) -> dict[str, float]:
+        lows, highs = zip(*ranges, strict=True)
+        found = self._learner.ranks.maxima({"low": -min(lows), "high": max(highs)})
+        return {"ratio_min": -found["low"], "ratio_max": found["high"]}
+
+
+def samples_to_train(batch: Batch, config: LossConfig) -> list[Sample]:
+    """The samples that can move the weights. One without advantage cannot, unless the loss has another term:
+    its forward pass is saved, and the statistics of the step are over the other samples."""
+    useful = (lambda s: bool(s.loss_mask.any())) if needs_every_sample(config) else has_advantage
+    return [s for s in batch.samples if useful(s)]
+
+
+def has_advantage(sample: Sample) -> bool:
+    """Whether any trained token has an advantage other than 0."""
+    return bool(sample.advantages[sample.loss_mask].any())
+
+
+def staleness(batch: Batch) -> dict[str, float]:
+    """How many versions behind this step the policies were that wrote the trained tokens: mean and maximum,
+    and for each age which share of the tokens has it."""
+    versions = np.concatenate([s.versions[s.loss_mask] for s in batch.samples] or [np.zeros(0, np.int32)])
+    if not len(versions):
+        return {}
+    ages, counts = np.unique(batch.step - versions, return_counts=True)
+    return {
+        "staleness_mean": float(ages @ counts / len(versions)),
+        "staleness_max": int(ages[-1]),
+        **{
+            f"staleness_share_{age}": float(count / len(versions))
+            for age, count in zip(ages, counts, strict=True)
+        },
+    }
+
+
+def check_batch(batch: Batch, vocabulary: int) -> None:
+    """Raise `TransportError` for a sample that cannot be trained on."""
+    for index, sample in enumerate(batch.samples):
+        if sample.token_ids.min() < 0 or sample.token_ids.max() >= vocabulary:
+            raise TransportError(
+                f"Sample {index} of batch {batch.step} has token ids outside the model's {vocabulary}: "
+                "it was sampled from another model."
+            )
+        if not sample.temperature > 0:
+            raise TransportError(
+                f"Sample {index} of batch {batch.step} has temperature {sample.temperature}: greedy "
+                "tokens have no log-probability to learn from. Set orchestrator.sampling.temperature above 0."
+            )
+
+
+def _loss_inputs(
+    row: Row,
+    samples: Sequence[Sample],
+    step: int,
+    logprobs: Tensor,
+    entropies: Tensor,
+    reference: Tensor | None,
+) -> LossInputs:
+    def column(name: str) -> Tensor:
+        values = np.concatenate([getattr(s, name)[s.loss_mask] for s in samples])
+        return torch.from_numpy(values).to(logprobs.device)
+
+    return LossInputs(
+        logprobs=logprobs,
+        entropies=entropies,
+        sampler_logprobs=column("logprobs"),
+        reference_logprobs=reference,
+        advantages=column("advantages"),
+        sequences=row.sequences,
+        staleness=step - column("versions").long(),
+    )

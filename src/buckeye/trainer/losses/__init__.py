@@ -1,0 +1,30 @@
+"""Policy-gradient losses: pure functions of log-probabilities, one per formula; see docs/algorithms.md.
+
+They take flat tensors of the N trained tokens of a row, and the caller divides the sums by a count over the
+whole batch.
+"""
+
+from buckeye.trainer.losses.base import LossInputs, LossSums, TokenLosses
+from buckeye.trainer.losses.registry import (
+    LOSS_TYPES,
+    check_loss,
+    divisor,
+    needs_every_sample,
+    statistic_names,
+    total_loss,
+)
+from buckeye.trainer.losses.statistics import averages, ratio_range
+
+__all__ = [
+    "LOSS_TYPES",
+    "LossInputs",
+    "LossSums",
+    "TokenLosses",
+    "averages",
+    "check_loss",
+    "divisor",
+    "needs_every_sample",
+    "ratio_range",
+    "statistic_names",
+    "total_loss",
+]

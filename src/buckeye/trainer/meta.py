@@ -1,0 +1,81 @@
+"""Loading a sharded model without a whole copy of it in any process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import cached_file
+
+from buckeye.errors import UsageError
+from buckeye.trainer.attention import PACKED_ATTENTION
+from buckeye.trainer.model import ComputeDtype, Policy, make_policy
+from buckeye.trainer.parallel import shard_like
+
+_FILE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+def empty_policy(
+    name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype = "auto"
+) -> Policy:
+    """A policy whose parameters have shapes and no memory yet: shard it, then `fill_policy`.
+
+    Raises `UsageError` as `load_policy` does.
+    """
+    try:
+        config = AutoConfig.from_pretrained(name)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
+            )
+    except (OSError, ValueError) as error:
+        raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
+    return make_policy(model, name, device, flash=flash, compute_dtype=compute_dtype)
+
+
+@torch.no_grad()
+def fill_policy(policy: Policy, name: str, *, offloaded: bool) -> None:
+    """Read this rank's shards from the model's safetensors files, one parameter at a time, to the device, or
+    to main memory if they are `offloaded` there.
+
+    Raises `UsageError` if the files do not hold every parameter.
+    """
+    model = policy.model
+    policy.module.to_empty(device="cpu" if offloaded else policy.device)
+    rotary = type(model.base_model.rotary_emb)  # its frequencies are in no file
+    model.base_model.rotary_emb = rotary(model.config).to(policy.device)
+    parameters = dict(model.named_parameters())
+    files = _files(name)
+    missing = sorted(parameters.keys() - files.keys())
+    if missing:
+        raise UsageError(f"The model {name!r} is incomplete: {missing[:3]} ... not stored.")
+    try:
+        for key, parameter in parameters.items():
+            with safe_open(files[key], "pt") as file:
+                parameter.copy_(shard_like(file.get_tensor(key).to(parameter.dtype), parameter))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
+
+
+def _files(name: str) -> dict[str, Path]:
+    """In which file each tensor of a model directory or hub name is."""
+    index = _find(name, _INDEX)
+    if index is not None:
+        content = json.loads(index.read_text(encoding="utf-8"))
+        return {tensor: index.parent / file for tensor, file in content["weight_map"].items()}
+    single = _find(name, _FILE)
+    if single is None:
+        raise UsageError(
+            f"The model {name!r} has neither {_FILE} nor {_INDEX}. Leave trainer.model.load_using_meta out."
+        )
+    with safe_open(single, "pt") as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+def _find(name: str, file: str) -> Path | None:
+    path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+    return Path(path) if path else None

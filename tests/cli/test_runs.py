@@ -1,0 +1,309 @@
+"""`rl list`, `status`, `stop`, `resume`, `clean`, `fork` as commands, on directories that no run has made."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from buckeye.checkpoint import list_checkpoints
+from buckeye.cli.main import main
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.run.changes import changed_settings
+from buckeye.run.control import continuation
+from buckeye.run.directory import locked
+from buckeye.run.journal import read_events
+from buckeye.run.record import read_record
+from buckeye.run.status import run_status
+from tests.run.made_runs import made_run, recorded
+
+SLEEP = "import time; print('up', flush=True); time.sleep(100)"
+SLOW = "import signal; signal.signal(signal.SIGTERM, lambda *_: time.sleep(0.5) or exit(0)); " + SLEEP
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
+
+
+@pytest.fixture(autouse=True)
+def _a_place_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+@pytest.fixture
+def rl(monkeypatch, capsys):
+    """Runs `buckeye rl ...` and returns exit code, stdout and stderr."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["buckeye", "rl", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return (end.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def start():
+    """Starts a program under a run's id and waits until it prints its first line."""
+    started = []
+
+    def begin(code, run_id):
+        env = {**os.environ, "BUCKEYE_RUN_ID": run_id}
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env)
+        started.append(process)
+        process.stdout.readline()
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def tree(directory):
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def test_runs_are_found_by_name_id_and_place(rl, tmp_path):
+    assert rl("status")[0] == 2  # none is known
+    for place, run_id in (("a/one", "11110000"), ("a/two", "22220000"), ("b/two", "22221111")):
+        made_run(tmp_path / place, run_id=run_id)
+
+    def found(*words):
+        return json.loads(rl("status", *words, "--json")[1])["run_id"]
+
+    assert found("one") == found("1111") == found(tmp_path / "a" / "one") == "11110000"
+    assert found() == "22221111"  # the newest
+    code, _, err = rl("status", "two")
+    assert code == 2
+    assert "22220000" in err
+    assert "22221111" in err
+    made_run(tmp_path / "here" / "outputs", run_id="33330000")
+    assert found() == "33330000"
+    assert rl("status", "three")[0] == 2
+
+
+def test_the_list_leaves_out_what_is_gone(rl, tmp_path):
+    made_run(tmp_path / "one", run_id="11110000")
+    made_run(tmp_path / "two", run_id="22220000")
+    (tmp_path / "state" / "buckeye" / "runs" / "damaged.json").write_text("{")
+    (tmp_path / "one" / "run.json").unlink()
+    code, out, err = rl("list")
+    assert code == 0
+    assert "22220000" in out
+    assert "11110000" not in out
+    assert "1 more" in err
+    (tmp_path / "two" / "status.json").write_text("{")
+    code, out, err = rl("list", "--json")
+    assert (code, json.loads(out)) == (0, [])
+    assert "status.json cannot be read" in err
+
+
+def test_status_in_words(rl, tmp_path):
+    made_run(
+        tmp_path / "one", checkpoints=(5,), state="failed", reason="Trainer 0 failed\nits end", ended=1.7e9
+    )
+    code, out, _ = rl("status", "one")
+    assert code == 0
+    assert "one (aaaa1111), attempt 1" in out
+    assert " ago: Trainer 0 failed\n" in out
+    assert "its end" not in out
+    assert "step 5" in out
+
+
+def test_stop_now_kills_all_that_carries_the_run(rl, start, tmp_path):
+    launcher, child, grandchild, other = (start(DEAF, i) for i in ("", "cafe0001", "cafe0001", "cafe0002"))
+    record = {"launcher": recorded(launcher), "processes": (recorded(child, "trainer 0"),)}
+    run = made_run(tmp_path / "one", run_id="cafe0001", state="running", **record)
+    code, out, err = rl("stop", "one", "--timeout", 1)
+    assert code == 1
+    assert "rl, trainer 0" in err
+    assert "--now" in err
+    code, out, _ = rl("stop", "one", "--now", "--json")
+    assert (code, json.loads(out)) == (0, {"state": "stopped", "was_running": True, "checkpoint_step": None})
+    assert [p.wait(timeout=10) for p in (launcher, child, grandchild)] == [-9, -9, -9]
+    assert other.poll() is None
+    assert run_status(run).state == "stopped"
+    assert [e["event"] for e in read_events(run)] == ["stop"]
+    assert "does not run: stopped" in rl("stop", "one")[1]
+
+
+def test_stop_waits_for_the_launcher(rl, start, tmp_path):
+    launcher = start(SLOW, "")
+    run = made_run(tmp_path / "one", state="running", launcher=recorded(launcher), checkpoints=(5,))
+    code, out, err = rl("stop", run)
+    assert code == 0
+    assert "waiting for rl" in err
+    assert "of step 5: buckeye rl resume" in out
+    assert read_record(run).state == "stopped"
+    assert launcher.wait(timeout=10) == 0
+
+
+def test_a_run_of_another_machine_is_not_touched(rl, start, tmp_path):
+    process = start(SLEEP, "")
+    made_run(tmp_path / "one", state="running", host="elsewhere", launcher=recorded(process))
+    code, _, err = rl("stop", "one", "--now")
+    assert (code, process.poll()) == (2, None)
+    assert "elsewhere" in err
+
+
+def test_what_continues_a_run(rl, start, tmp_path):
+    words = ("@", "run.toml", "--output_dir=out", "--trainer.ckpt.resume-step", "3", "--max-steps", "9")
+    run = made_run(tmp_path / "one", checkpoints=(5,), arguments=words)
+    goes_on = continuation(run, ["--max-steps", "12"])
+    assert goes_on.working_directory == tmp_path
+    flags = ["--max-steps", "9", "--resume", "--output-dir", str(run), "--max-steps", "12"]
+    assert goes_on.arguments == ["@", "run.toml", *flags]
+    made_run(tmp_path / "none")
+    (tmp_path / "run.toml").write_text("[trainer.optim]\nlr = 1e-4\n[orchestrator]\nseed = 5\n")
+    code, _, err = rl("resume", run, "--max-steps", 12)
+    assert code == 2
+    assert (
+        "trainer.optim.lr: 1e-06 in the run, 0.0001 now\n  orchestrator.seed: 42 in the run, 5 now\n" in err
+    )
+    as_it_was = f"rl @ {run}/configs/rl.json --resume --output-dir {run} --max-steps 12"
+    assert as_it_was in err
+    assert "rl @ run.toml --max-steps 9 --resume" in err
+    config = load_config(RLConfig, as_it_was.split()[1:], environ={})
+    assert (config.max_steps, config.trainer.ckpt.resume_step, config.clean) == (12, -1, False)
+    assert changed_settings(run, config) == [
+        f"{name}max_steps: 9 in the run, 12 now" for name in ("trainer.", "orchestrator.", "")
+    ]
+    (tmp_path / "run.toml").unlink()
+    assert as_it_was in rl("resume", run, "--max-steps", 12)[2]
+    assert "no checkpoint" in rl("resume", "none")[2]
+    made_run(tmp_path / "done", state="finished", checkpoints=(20,))
+    code, _, err = rl("resume", "done")
+    assert code == 2
+    assert "--max-steps N" in err
+    process = start(SLEEP, "")
+    made_run(tmp_path / "busy", state="running", launcher=recorded(process), checkpoints=(5,))
+    assert "is running already" in rl("resume", "busy")[2]
+
+
+def filled_run(directory):
+    """One of each kind of file."""
+    run = made_run(directory, checkpoints=(5, 10, 15))
+    for name in (
+        *("weights/step_9/m", "weights/step_10/m", "rollouts/step_0.jsonl", "batches/step_3/b"),
+        *("logs/attempt_1/trainer.stdout", "logs/trainer.stdout", f"weights/.step_8.tmp-{_dead_pid()}/m"),
+        *(
+            f"weights/.step_11.tmp-{os.getpid()}/m",
+            "evals/step_5/letters.jsonl",
+            "metrics.jsonl",
+            "notes.txt",
+        ),
+    ):
+        path = run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("12345")
+    (run / "evals" / "step_5" / "letters.json").write_text('{"mean_reward": 0.9, "n": 4}')
+    return run
+
+
+def _dead_pid():
+    return next(pid for pid in range(4_000_000, 2**22) if not psutil.pid_exists(pid))
+
+
+def test_clean_shows_and_deletes_exactly_what_can_be_spared(rl, tmp_path):
+    run = filled_run(tmp_path / "one")
+    before = tree(run)
+    code, out, _ = rl("clean", "one", "--dry-run", "--json")
+    shown = json.loads(out)
+    assert (code, shown["deleted"], shown["size"], tree(run)) == (0, False, 25, before)
+    kinds = [item["kind"] for item in shown["items"]]
+    assert kinds == ["weights", "rollouts", "batches", "logs", "unfinished"]
+    assert "25 B" in rl("clean", "one", "--dry-run")[1]
+    code, _, err = rl("clean", "one")  # stdin is no terminal
+    assert (code, tree(run)) == (2, before)
+    assert "--yes" in err
+    assert rl("clean", "one", "--yes", "--only", "logs")[0] == 0
+    assert set(before) - set(tree(run)) == {"logs/attempt_1", "logs/attempt_1/trainer.stdout"}
+    assert rl("clean", "one", "--yes")[0] == 0
+    gone = {name.partition("/")[0] + "/" + name.split("/")[1] for name in set(before) - set(tree(run))}
+    unfinished = f"weights/.step_8.tmp-{_dead_pid()}"
+    assert gone == {"weights/step_9", "rollouts/step_0.jsonl", "batches/step_3", "logs/attempt_1", unfinished}
+    assert "nothing to delete" in rl("clean", "one", "--dry-run")[1]
+
+
+def test_clean_keeps_the_newest_and_the_best_checkpoints(rl, tmp_path):
+    run = filled_run(tmp_path / "one")
+    assert rl("clean", "one", "--yes", "--only", "checkpoints")[0] == 2
+    assert rl("clean", "one", "--yes", "--only", "checkpoints", "--checkpoints", 0)[0] == 2
+    assert rl("clean", "one", "--yes", "--only", "checkpoints", "--checkpoints", 1)[0] == 0
+    assert [info.step for info in list_checkpoints(run / "checkpoints")] == [5, 15]  # 5 is the best
+    assert (run / "weights" / "step_9").exists()
+
+
+def test_clean_refuses_a_run_that_goes_on_and_kinds_that_are_none(rl, tmp_path):
+    run = filled_run(tmp_path / "one")
+    before = tree(run)
+    with locked(run):
+        code, _, err = rl("clean", "one", "--yes")
+    assert code == 2
+    assert "in use" in err
+    assert "There are: weights" in rl("clean", "one", "--yes", "--only", "weight")[2]
+    assert set(tree(run)) - set(before) == {".lock"}
+
+
+def test_a_fork_is_a_run_of_its_own(rl, tmp_path):
+    run = made_run(tmp_path / "one", checkpoints=(5, 10), attempt=3)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    code, out, _ = rl("fork", "one", "--step", 5)
+    assert code == 0
+    fork = tmp_path / "one-from-step-5"
+    assert f"buckeye rl resume {fork}" in out
+    assert [info.step for info in list_checkpoints(fork / "checkpoints")] == [5]
+    part = "checkpoints/step_5/trainer/model.safetensors"
+    assert os.path.samefile(run / part, fork / part)
+    record = read_record(fork)
+    assert record.run_id != "aaaa1111"
+    assert json.loads((fork / "run.json").read_text())["attempt"] == 3  # the next one's checkpoints are newer
+    assert json.loads((fork / "configs" / "rl.json").read_text())["output_dir"] == str(fork)
+    assert continuation(fork, []).arguments == ["@", "run.toml", "--resume", "--output-dir", str(fork)]
+    assert run_status(fork).step == 5
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert rl("status", record.run_id)[0] == 0
+
+
+def test_a_fork_never_overwrites_and_never_trusts(rl, tmp_path):
+    run = made_run(tmp_path / "one", checkpoints=(5,))
+    assert rl("fork", "one", "--step", 5, "-o", run)[0] == 2
+    assert "There are: 5" in rl("fork", "one", "--step", 6)[2]
+    assert rl("fork", "one", "--step", "five")[0] == 2
+    (run / "checkpoints" / "step_5" / "trainer" / "model.safetensors").write_bytes(b"mmmmn")
+    code, _, err = rl("fork", "one", "--step", 5)
+    assert code == 1
+    assert "SHA-256 differs" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "one", "run.toml", "state"]
+
+
+def test_watching_ends_with_the_run(rl, start, tmp_path):
+    process = start("import time; print('up', flush=True); time.sleep(0.5)", "")
+    made_run(tmp_path / "one", state="running", launcher=recorded(process))
+    started = time.monotonic()
+    code, out, _ = rl("status", "one", "--watch", "--interval", 0.2, "--json")
+    states = [json.loads(line)["state"] for line in out.splitlines()]
+    assert (code, states[0], states[-1]) == (0, "running", "dead"), time.monotonic() - started
+
+
+def test_following_the_logs_ends_quietly(tmp_path):
+    run = made_run(tmp_path / "one")
+    (run / "logs").mkdir()
+    (run / "logs" / "trainer.stdout").write_text("a\nb\nc\n")
+    command = [sys.executable, "-m", "buckeye", "rl", "logs", str(run), "-f", "-n", "2"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as following:
+        assert following.stdout.readline() == "trainer | b\n"
+        with (run / "logs" / "trainer.stdout").open("a") as file:
+            file.write("d\n")
+        assert [following.stdout.readline() for _ in "cd"] == ["trainer | c\n", "trainer | d\n"]
+        following.send_signal(signal.SIGINT)
+        out, err = following.communicate(timeout=30)
+    assert (following.returncode, out) == (0, "")
+    assert err == "(1 earlier lines are not shown; -n 0 shows all)\n"

@@ -1,0 +1,255 @@
+"""LoRA adapters made by peft, on both engines: what is computed with one is what peft computes."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from buckeye.errors import InferenceError
+from buckeye.inference.client import InferenceClient, SamplingParams
+from buckeye.process import RunIdentity
+from buckeye.transport.weights import Canary, publish_weights, read_weights_manifest
+
+from .conftest import Server, TinyModel, build_model
+
+KEY = "a key for tests"
+EVERY_MATRIX = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+PROMPT = list(range(40, 60))
+PARAMS = SamplingParams(max_tokens=12, seed=3)
+
+
+def adapt(base, *, seed, **settings):
+    """A peft model whose adapter is random and matters."""
+    from peft import LoraConfig, get_peft_model
+
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": EVERY_MATRIX} | settings
+    model = get_peft_model(copy.deepcopy(base), LoraConfig(task_type="CAUSAL_LM", **settings))
+    torch.manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, 0.0, 0.3)
+        elif parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def canary_of(model, prompt=(5, 6, 7)):
+    tokens, logprobs = [], []
+    for _ in range(3):
+        with torch.no_grad():
+            best = model(torch.tensor([[*prompt, *tokens]])).logits[0, -1].log_softmax(-1).max(-1)
+        tokens.append(int(best.indices))
+        logprobs.append(float(best.values))
+    return Canary(dtype="float32", prompt_ids=list(prompt), token_ids=tokens, logprobs=logprobs)
+
+
+def publish(model, root, step):
+    return publish_weights(
+        root,
+        step,
+        model.save_pretrained,
+        identity=RunIdentity(run_id="t", attempt=1),
+        dtype="float32",
+        canary=canary_of(model),
+        adapter=True,
+    )
+
+
+async def update(client, path, step):
+    manifest = read_weights_manifest(path)
+    await client.update_weights(path, step, manifest.checksum, canary=manifest.canary, adapter=True)
+
+
+def with_client(server, use):
+    async def main():
+        async with InferenceClient([server.url], api_key=KEY, timeout=120, model=server.model) as client:
+            await client.wait_ready(60)
+            return await use(client)
+
+    return asyncio.run(main())
+
+
+def reference(model, prompt, generation):
+    return TinyModel(None, model).logprobs(prompt, generation.token_ids)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """vLLM wants heads of 32 or more."""
+    model, directory = build_model("qwen3-wide", seed=11), tmp_path_factory.mktemp("base")
+    model.save_pretrained(directory)
+    return TinyModel(directory, model)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["torch", pytest.param("vllm", marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+)
+def server(request, base, tmp_path_factory):
+    settings = {"backend": request.param}
+    if request.param == "vllm":
+        settings |= {"vllm_python": str(request.getfixturevalue("vllm_python")), "max_lora_rank": 4}
+    running = Server(
+        base.directory, tmp_path_factory.mktemp(request.param), key=KEY, max_num_seqs=16, **settings
+    )
+    running.model = str(base.directory)
+    try:
+        running.wait_ready(300)
+        yield running
+    finally:
+        running.stop()
+
+
+def test_adapters_follow_one_another_in_flight(server, base, tmp_path):
+    """Each is applied to the base, not to the one before; no key of the earlier weights is used again."""
+    first, second = (adapt(base.reference, seed=seed) for seed in (1, 2))
+    paths = [publish(model, tmp_path, step) for step, model in enumerate((first, second), 7)]
+    prompt = [40 + i % 200 for i in range(60)]  # longer than a block of the cache
+
+    async def use(client):
+        before = await client.generate(prompt, PARAMS)
+        await update(client, paths[0], 7)
+        with_first = await client.generate(prompt, PARAMS)
+        running = asyncio.create_task(client.generate(PROMPT, SamplingParams(max_tokens=110, seed=2)))
+        await asyncio.sleep(0.03)
+        await update(client, paths[1], 8)
+        return before, with_first, await client.generate(prompt, PARAMS), await running
+
+    before, with_first, with_second, running = with_client(server, use)
+    for generation, model in ((before, base.reference), (with_first, first), (with_second, second)):
+        expected = reference(model, prompt, generation)
+        assert torch.tensor(generation.logprobs) == pytest.approx(expected, abs=1e-5)
+    assert set(with_first.versions) == {7}
+    assert set(with_second.versions) == {8}
+    assert sorted(set(running.versions)) == [7, 8]
+    changed = running.versions.index(8)
+    expected = reference(second, PROMPT, running)[changed:]
+    assert torch.tensor(running.logprobs[changed:]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_adapter_that_is_not_what_its_canary_says_is_refused(server, base, tmp_path):
+    model = adapt(base.reference, seed=3)
+    path = publish(model, tmp_path, 9)
+    wrong = canary_of(adapt(base.reference, seed=4))
+
+    async def use(client):
+        with pytest.raises(InferenceError, match="what the trainer does"):
+            await client.update_weights(
+                path, 9, read_weights_manifest(path).checksum, canary=wrong, adapter=True
+            )
+
+    with_client(server, use)
+
+
+@pytest.mark.parametrize("spoil", ["bytes", "modules"])
+def test_a_damaged_adapter_is_refused_and_serving_goes_on(server, base, tmp_path, spoil):
+    good = adapt(base.reference, seed=5)
+    paths = [publish(good, tmp_path, 10), publish(adapt(base.reference, seed=6), tmp_path, 11)]
+    weights = paths[1] / "adapter_model.safetensors"
+    if spoil == "bytes":
+        content = bytearray(weights.read_bytes())
+        content[-3] ^= 1
+        weights.write_bytes(content)
+    else:
+        unknown = {name.replace("q_proj", "r_proj"): t for name, t in load_file(weights).items()}
+        shutil.rmtree(paths[1])
+
+        def fill(directory):
+            shutil.copy(paths[0] / "adapter_config.json", directory)
+            save_file(unknown, directory / "adapter_model.safetensors")
+
+        identity = RunIdentity(run_id="t", attempt=1)
+        publish_weights(tmp_path, 11, fill, identity=identity, dtype="float32", adapter=True)
+
+    async def use(client):
+        await update(client, paths[0], 10)
+        with pytest.raises(InferenceError, match="SHA-256 differs" if spoil == "bytes" else "r_proj"):
+            await update(client, paths[1], 11)
+        return await client.generate(PROMPT, PARAMS), await client.weight_versions()
+
+    generation, versions = with_client(server, use)
+    assert versions == [10]
+    assert torch.tensor(generation.logprobs) == pytest.approx(reference(good, PROMPT, generation), abs=1e-5)
+
+
+# --- the embedded engine's own ---
+
+
+@pytest.fixture(scope="module")
+def embedded(base, tmp_path_factory):
+    running = Server(base.directory, tmp_path_factory.mktemp("embedded"), key=KEY)
+    try:
+        running.wait_ready()
+        with running.http() as http:
+            yield http
+    finally:
+        running.stop()
+
+
+def sampled(http, model=None):
+    params = {"max_tokens": 8, "temperature": 0.0, "logprobs": 0}
+    body = {"token_ids": PROMPT, "sampling_params": params} | ({"model": model} if model else {})
+    (choice,) = http.post("/inference/v1/generate", json=body).json()["choices"]
+    return choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]
+
+
+def test_an_adapter_of_ones_own_comes_and_goes(embedded, base, tmp_path):
+    """Without a manifest; in the ways that peft can scale and target one."""
+    model = adapt(
+        base.reference,
+        seed=7,
+        target_modules=["q_proj", "down_proj"],
+        rank_pattern={"down_proj": 2},
+        alpha_pattern={"layers.1.self_attn.q_proj": 3},
+        use_rslora=True,
+    )
+    model.save_pretrained(tmp_path / "mine")
+    at_first = sampled(embedded)
+    body = {"lora_name": "mine", "lora_path": str(tmp_path / "mine")}
+    assert embedded.post("/v1/load_lora_adapter", json=body).status_code == 200
+    assert [one["id"] for one in embedded.get("/v1/models").json()["data"]] == [str(base.directory), "mine"]
+    tokens, logprobs = sampled(embedded, "mine")
+    expected = TinyModel(None, model).logprobs(PROMPT, tokens)
+    assert torch.tensor(logprobs) == pytest.approx(expected, abs=1e-5)
+    again = embedded.post("/v1/load_lora_adapter", json=body)
+    assert (again.status_code, "load_inplace" in again.text) == (400, True)
+    other = embedded.post("/v1/load_lora_adapter", json=body | {"lora_name": "other"})
+    assert (other.status_code, "one at a time" in other.text) == (400, True)
+    assert embedded.post("/v1/unload_lora_adapter", json={"lora_name": "other"}).status_code == 404
+    assert embedded.post("/v1/unload_lora_adapter", json={"lora_name": "mine"}).status_code == 200
+    assert sampled(embedded) == at_first
+    gone = {"model": "mine", "token_ids": PROMPT, "sampling_params": {"max_tokens": 1}}
+    assert embedded.post("/inference/v1/generate", json=gone).status_code == 404
+
+
+def test_adapters_that_cannot_be_merged_are_refused(embedded, base, tmp_path):
+    adapt(base.reference, seed=8).save_pretrained(tmp_path / "good")
+
+    def refused(name, **changes):
+        directory = tmp_path / name
+        shutil.copytree(tmp_path / "good", directory)
+        path = directory / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        answer = embedded.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": str(directory)})
+        assert answer.status_code == 400
+        return answer.json()["error"]["message"]
+
+    assert "use_dora = True" in refused("dora", use_dora=True)
+    assert "init_lora_weights = 'pissa'" in refused("pissa", init_lora_weights="pissa")
+    for route, body in (
+        ("load", {"lora_name": "a", "lora_path": str(tmp_path)}),
+        ("load", {"lora_name": str(base.directory), "lora_path": str(tmp_path / "good")}),
+        ("unload", {"lora_name": "a"}),
+    ):
+        answer = embedded.post(f"/v1/{route}_lora_adapter", json=body)
+        assert answer.status_code in (400, 404)
+    adapt(base.reference, seed=9, modules_to_save=["lm_head"]).save_pretrained(tmp_path / "head")
+    body = {"lora_name": "a", "lora_path": str(tmp_path / "head")}
+    answer = embedded.post("/v1/load_lora_adapter", json=body)
+    assert (answer.status_code, "head and embedding are one" in answer.text) == (400, True)

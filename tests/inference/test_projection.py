@@ -1,0 +1,62 @@
+"""Projections: packed or plain, the same product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from buckeye.inference.architecture import read_spec
+from buckeye.inference.projection import Projection
+from buckeye.inference.weights import Checkpoint, Weights
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("shape", [(24, 16), (1024, 512)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_projection_is_the_product_with_the_transposed_weight(dtype, error, shape, biased):
+    generator = torch.Generator().manual_seed(0)
+    weight = (torch.randn(shape, generator=generator) * shape[1] ** -0.5).to(dtype)
+    bias = torch.randn(shape[0], generator=generator).to(dtype) if biased else None
+    projection = Projection(weight.clone(), bias)
+    for rows in (1, 2, 16, 129):
+        x = torch.randn(rows, shape[1], generator=generator).to(dtype)
+        exact = x.double() @ weight.double().T
+        if bias is not None:
+            exact += bias.double()
+        made = projection(x)
+        assert made.dtype is dtype
+        assert made.double() == pytest.approx(exact, abs=error, rel=error)
+
+
+def test_by_hand():
+    projection = Projection(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([0.0, 1.0, 0.5]))
+    assert projection(torch.tensor([[1.0, 10.0]])).tolist() == [[21.0, 44.0, 65.5]]
+    assert projection(torch.tensor([[1.0, 10.0], [0.0, 1.0]])).tolist() == [
+        [21.0, 44.0, 65.5],
+        [2.0, 5.0, 6.5],
+    ]
+
+
+def test_prepared_weights_are_used_only_once_they_are_loaded(make_model):
+    old, new = make_model("qwen3"), make_model("qwen3", seed=1)
+    weights = Weights(read_spec(old.directory), dtype=torch.float32, device=torch.device("cpu"))
+    weights.load(Checkpoint(old.directory))
+    prepared = weights.prepare(Checkpoint(new.directory))
+    embedding = {m.directory: m.reference.get_input_embeddings().weight for m in (old, new)}
+    assert torch.equal(weights.embed, embedding[old.directory])
+    weights.load(prepared)
+    assert torch.equal(weights.embed, embedding[new.directory])
+
+
+def test_weights_in_use_do_not_change_with_the_file_that_they_came_from(make_model, tmp_path):
+    model = make_model("qwen3")
+    model.reference.save_pretrained(tmp_path)
+    weights = Weights(read_spec(tmp_path), dtype=torch.float32, device=torch.device("cpu"))
+    weights.load(Checkpoint(tmp_path))
+    before = weights.embed.clone()
+    file = tmp_path / "model.safetensors"
+    with file.open("r+b") as written:
+        start = 8 + int.from_bytes(written.read(8), "little")  # of the tensors, behind the header
+        written.seek(start)
+        written.write(b"\x7f" * (file.stat().st_size - start))
+    assert torch.equal(weights.embed, before)

@@ -1,0 +1,179 @@
+"""Weights & Biases with the real library, offline: what is in its file, what is not, and what goes wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import wandb
+
+from buckeye.config.load import load_with_warnings
+from buckeye.config.rl import RLConfig
+from buckeye.config.shared import WandbConfig
+from buckeye.errors import UsageError
+from buckeye.monitor.metrics import MetricsLog, MetricsTail
+from buckeye.monitor.tracker import check_wandb, tracked
+from tests.monitor.wandb_file import config as logged_config
+from tests.monitor.wandb_file import history
+
+RUN = "--trainer --orchestrator --orchestrator.rollouts-per-example 8 --output-dir"
+WORDS = "--wandb.offline --wandb.project p --wandb.name n --wandb.log-extras.interval 2"
+SECRETS = ("correct-horse-battery", "hunter2-in-an-argument", "header-of-a-client")
+
+
+@pytest.fixture(autouse=True)
+def _no_account(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+def _write_rollouts(directory, step):
+    rollout = {"env": "letters", "task_id": "t", "stop_reason": "stop", "error": None}
+    lines = [
+        json.dumps({**rollout, "reward": i / 4, "completion_tokens": i, "text": [f"say {i}", "yes" * 2000]})
+        for i in range(5)
+    ]
+    directory.mkdir(exist_ok=True)
+    (directory / f"step_{step}.jsonl").write_text("\n".join(lines))
+
+
+def test_one_run_with_the_numbers_of_all_processes_and_no_secret(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_API_KEY", SECRETS[0])
+    env = json.dumps([{"id": "letters", "args": {"judge": SECRETS[0], "judge_token": SECRETS[1]}}])
+    argv = [*f"{RUN} {tmp_path} {WORDS}".split(), "--orchestrator.env", env]
+    config, _ = load_with_warnings(RLConfig, argv, {})
+    client = config.orchestrator.client.model_copy(update={"headers": {"X-Key": SECRETS[2]}})
+    config = config.model_copy(
+        update={"orchestrator": config.orchestrator.model_copy(update={"client": client})}
+    )
+    metrics = MetricsLog(tmp_path / "metrics.jsonl")
+    for attempt in range(2):  # the second one goes on where the first has ended
+        with tracked(config.wandb, output_dir=tmp_path, run_id="abc", config=config):
+            for step in range(2 * attempt, 2 * attempt + 2):
+                _write_rollouts(tmp_path / "rollouts", step)
+                metrics.write("trainer", step, {"loss": 1 / (step + 1)})
+                metrics.write("orchestrator", step, {"reward/mean": step / 4})
+        time.sleep(1.1)  # the library names a directory by the second
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/run-abc.wandb"))
+    assert len(files) == 2
+    rows = [list(history(path)) for path in files]
+    assert [
+        [(r["step"], r.get("trainer/loss"), r.get("orchestrator/reward/mean")) for r in part] for part in rows
+    ] == [
+        [(0, 1.0, None), (0, None, 0.0), (1, 0.5, None), (1, None, 0.25)],
+        [(2, 1 / 3, None), (2, None, 0.5), (3, 0.25, None), (3, None, 0.75)],
+    ]
+    extras = [
+        sorted({name.partition("/")[0] for name in row} & {"samples", "distributions"}) for row in rows[0]
+    ]
+    assert extras == [[], ["distributions", "samples"], [], []]
+    (table,) = files[0].parent.glob("files/media/table/samples_*.json")
+    content = json.loads(table.read_text())
+    assert content["columns"][0] == "env"
+    assert content["data"][4][2] == 1.0
+    assert content["data"][4][-1].endswith("... (2007 more characters)")
+    logged = logged_config(files[0])
+    assert logged["trainer"]["optim"]["type"] == "adamw"
+    assert logged["orchestrator"]["client"]["headers"] == {"X-Key": "(redacted)"}
+    for path in (tmp_path / "wandb").rglob("*"):
+        if path.is_file():
+            assert not [s for s in SECRETS if s.encode() in path.read_bytes()], path
+
+
+def test_what_a_killed_launcher_may_have_lost_is_sent_again(tmp_path):
+    code = f"""
+import os, time
+from pathlib import Path
+from buckeye.config.shared import WandbConfig
+from buckeye.monitor.tracker import tracked
+settings, out = WandbConfig(offline=True), Path({str(tmp_path)!r})
+with tracked(settings, output_dir=out, run_id="abc", config=settings):
+    while not list(out.glob("wandb/offline-run-*/run-abc.wandb")):
+        time.sleep(0.05)
+    time.sleep(1.5)
+    os._exit(9)
+"""
+    MetricsLog(tmp_path / "metrics.jsonl").write("trainer", 0, {"loss": 1.0})
+    env = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}  # not ours
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=env).returncode == 9
+    settings = WandbConfig(offline=True)
+    with tracked(settings, output_dir=tmp_path, run_id="abc", config=settings):
+        pass
+    newest = max(tmp_path.glob("wandb/offline-run-*/run-abc.wandb"))
+    assert list(history(newest)) == [{"step": 0, "trainer/loss": 1.0}]
+
+
+@pytest.fixture
+def warnings(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("buckeye"), "propagate", True)
+    return caplog
+
+
+def test_without_the_server_the_numbers_are_on_the_disk(tmp_path, monkeypatch, warnings):
+    init = wandb.init
+
+    def refuse_online(*, mode, **arguments):
+        if mode == "online":
+            raise wandb.errors.CommError("no such project")
+        return init(mode=mode, **arguments)
+
+    monkeypatch.setattr(wandb, "init", refuse_online)
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    MetricsLog(tmp_path / "metrics.jsonl").write("trainer", 0, {"loss": 1.0})
+    settings = WandbConfig()
+    with tracked(settings, output_dir=tmp_path, run_id="abc", config=settings):
+        pass
+    assert "Weights & Biases cannot be used: CommError: no such project" in warnings.text
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-abc.wandb")
+    assert list(history(file)) == [{"step": 0, "trainer/loss": 1.0}]
+
+
+def test_what_wandb_cannot_do_is_a_warning(tmp_path, monkeypatch, warnings):
+    def refuse(**_):
+        raise wandb.errors.CommError("no space left")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    settings = WandbConfig(offline=True)
+    with tracked(settings, output_dir=tmp_path, run_id="abc", config=settings):
+        pass
+    assert "CommError: no space left. The run goes on without" in warnings.text
+
+
+def test_a_run_that_could_not_be_logged_is_refused_before_it_starts(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="no key for Weights & Biases"):
+        check_wandb(WandbConfig())
+    check_wandb(None)
+    check_wandb(WandbConfig(offline=True))
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password key\n")
+    (tmp_path / "netrc").chmod(0o600)
+    check_wandb(WandbConfig())
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    with pytest.raises(UsageError, match="no key"):
+        check_wandb(WandbConfig())
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    check_wandb(WandbConfig())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r"pip install 'buckeye\[wandb\]'"):
+        check_wandb(WandbConfig(offline=True))
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    check_wandb(WandbConfig())
+
+
+def test_a_tail_leaves_out_torn_lines(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    tail = MetricsTail(path, 0)
+    assert tail.new() == []
+    path.write_text('{"a": 1}\n{"tor\n{"b": 2}\n{"c"')
+    assert tail.new() == [{"a": 1}, {"b": 2}]
+    with path.open("a") as file:
+        file.write(": 3}\n")
+    assert MetricsTail(path, tail.position).new() == [{"c": 3}]
+    assert tail.new() == [{"c": 3}]
+    assert MetricsTail(path).new() == []

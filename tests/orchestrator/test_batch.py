@@ -1,0 +1,85 @@
+"""From groups to samples, figures and the record of rollouts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.orchestrator.batch import batch_metrics, make_batch, write_rollouts
+
+from .played import group, rollout
+
+
+def advantages(*groups, **settings):
+    batch = make_batch(2, groups, OrchestratorConfig(**settings), state={})
+    return [sample.advantages.tolist() for sample in batch.samples]
+
+
+def test_every_sampled_token_carries_the_rollout_s_advantage():
+    got = advantages(group(rollout(1.0, turns=(2, 1)), rollout(0.0, turns=(1,))))
+    assert got == [[0.0, 0.5, 0.5, 0.0, 0.5], [0.0, -0.5]]
+
+
+def test_every_sampled_token_carries_the_advantage_of_its_turn():
+    first = rollout(1.0, turns=(2, 1), turn_rewards=[0.75, 0.25])  # returns 1.0, 0.25
+    second = rollout(0.5, turns=(1, 1), turn_rewards=[0.5, 0.0])  # returns 0.5, 0.0
+    got = advantages(group(first, second), advantage={"type": "turn"})
+    assert got == [[0.0, 0.25, 0.25, 0.0, 0.125], [0.0, -0.25, 0.0, -0.125]]
+
+
+def test_advantages_are_of_the_shaped_reward():
+    got = advantages(group(rollout(1.0, turns=(1,)), rollout(1.0, turns=(1,), shaping={"length": -0.5})))
+    assert got == [[0.0, 0.25], [0.0, -0.25]]
+
+
+def test_an_errored_rollout_is_no_sample_and_not_in_the_mean():
+    got = advantages(group(rollout(1.0, turns=(1,)), rollout(None), rollout(0.0, turns=(1,))))
+    assert got == [[0.0, 0.5], [0.0, -0.5]]
+
+
+def test_masked_truncated_rollouts_are_not_trained_on_but_are_compared_with():
+    played = group(rollout(1.0), rollout(0.0, truncated=True))
+    config = OrchestratorConfig(mask_truncated_completions=True)
+    whole, cut = make_batch(2, [played], config, state={}).samples
+    assert whole.loss_mask.tolist() == [False, True, True, True]
+    assert whole.advantages.tolist() == [0.0, 0.5, 0.5, 0.5]
+    assert not cut.loss_mask.any()
+    assert cut.token_ids.tolist() == [7, 5, 5, 5]
+    assert not cut.advantages.any()
+    assert not cut.logprobs.any()
+    assert cut.versions.tolist() == [-1] * 4
+    kept = make_batch(2, [played], OrchestratorConfig(), state={}).samples[1]
+    assert kept.loss_mask.sum() == 3
+    assert kept.advantages.dtype == np.float32
+
+
+def test_raw_and_shaped_rewards_are_both_in_the_figures():
+    played = group(
+        rollout(1.0, shaping={"overlong": -0.5, "stop_reason": 0.0}),
+        rollout(0.0, shaping={"overlong": 0.0, "stop_reason": 0.0}, stop_reason="turn_limit"),
+    )
+    metrics = batch_metrics(2, [played], OrchestratorConfig())
+    assert metrics["reward/mean"] == metrics["reward/letters"] == 0.5
+    assert metrics["shaped_reward/mean"] == 0.25
+    assert metrics["shaped_reward/std"] == 0.25
+    assert metrics["reward_shaping/overlong/mean"] == -0.25
+    assert metrics["reward_shaping/overlong/share"] == 0.5
+    assert metrics["reward_shaping/stop_reason/share"] == 0.0
+    assert metrics["stop_reason/answered"] == metrics["stop_reason/turn_limit"] == 0.5
+
+
+def test_without_shaping_there_are_no_figures_of_it():
+    metrics = batch_metrics(2, [group(rollout(1.0), rollout(0.0))], OrchestratorConfig())
+    assert not [name for name in metrics if "shap" in name]
+
+
+def test_the_record_has_raw_and_shaped_rewards(tmp_path):
+    shaped = rollout(1.0, turns=(1, 1), turn_rewards=(0.25, 0.75), shaping={"length": -0.5})
+    write_rollouts(tmp_path / "step_2.jsonl", [group(shaped, rollout(None))], lambda ids: "text")
+    good, errored = map(json.loads, (tmp_path / "step_2.jsonl").read_text().splitlines())
+    assert good["reward"] == 1.0
+    assert good["shaped_reward"] == pytest.approx(0.5)
+    assert good["shaping"] == {"length": -0.5}
+    assert good["turn_rewards"] == [0.25, 0.75]
+    assert (errored["reward"], errored["shaped_reward"], errored["turn_rewards"]) == (None, None, [])

@@ -1,0 +1,129 @@
+"""Waves: what is sent together, in which order, and that every reply may be as long as it asked for."""
+
+import asyncio
+
+import pytest
+
+from buckeye.errors import InferenceError
+from buckeye.inference.client import Generation, SamplingParams
+from buckeye.orchestrator.lockstep import Lockstep
+
+
+class Counting:
+    """Goes on counting from the last token; stops after a multiple of `stop`."""
+
+    def __init__(self, stop=10**9):
+        self.stop = stop
+        self.waves = []
+
+    async def generate_wave(self, prompts, params):
+        self.waves.append(([list(p) for p in prompts], params))
+        return [self._reply(prompt[-1], params.max_tokens) for prompt in prompts]
+
+    def _reply(self, last, most):
+        ids = []
+        while len(ids) < most and not (ids and ids[-1] % self.stop == 0):
+            ids.append(last + len(ids) + 1)
+        ended = ids[-1] % self.stop == 0
+        return Generation(
+            token_ids=ids,
+            logprobs=[-float(i) for i in ids],
+            versions=[3] * len(ids),
+            finish_reason="stop" if ended else "length",
+        )
+
+
+def ask(client, requests, *, order=None, seed=1):
+    """The replies to (prompt, max_tokens, min_tokens), asked for in `order` of time."""
+
+    async def play():
+        lockstep = Lockstep(client)
+        lockstep.begin(seed)
+        seats = [lockstep.seat(i) for i in range(len(requests))]
+        replies = [None] * len(requests)
+        for i in order or range(len(requests)):
+            prompt, most, least = requests[i]
+            params = SamplingParams(max_tokens=most, min_tokens=least, seed=i)
+            replies[i] = asyncio.create_task(seats[i].generate(prompt, params))
+            await asyncio.sleep(0)
+        return await asyncio.gather(*replies, return_exceptions=True)
+
+    return asyncio.run(play())
+
+
+def test_equal_limits_are_one_wave():
+    client = Counting()
+    ask(client, [([1], 4, 0), ([2, 2], 4, 0)])
+    ((prompts, params),) = client.waves
+    assert prompts == [[1], [2, 2]]
+    assert params.max_tokens == 4
+
+
+def test_about_equal_limits_are_one_wave_and_cut_replies_go_on():
+    client = Counting(stop=100)
+    replies = ask(client, [([95], 20, 18), ([200], 22, 18), ([300], 23, 18)])
+    assert [r.token_ids for r in replies] == [
+        [96, 97, 98, 99, 100],
+        [*range(201, 223)],
+        [*range(301, 324)],
+    ]
+    assert [r.finish_reason for r in replies] == ["stop", "length", "length"]
+    assert replies[2].logprobs == [-float(i) for i in range(301, 324)]
+    assert replies[2].versions == [3] * 23
+    sent = [(prompts, params.max_tokens, params.min_tokens) for prompts, params in client.waves]
+    assert sent == [
+        ([[95], [200], [300]], 20, 18),
+        ([[200, *range(201, 221)]], 2, 0),
+        ([[300, *range(301, 321)]], 3, 0),
+    ]
+    seeds = [params.seed for _, params in client.waves]
+    assert len(set(seeds)) == 3
+
+
+def test_a_reply_without_much_room_does_not_shorten_the_wave_of_the_others():
+    client = Counting()
+    replies = ask(client, [([1], 1000, 0), ([2], 3, 0), ([3], 1010, 0)])
+    assert [len(r.token_ids) for r in replies] == [1000, 3, 1010]
+    assert [params.max_tokens for _, params in client.waves] == [1000, 3, 10]
+
+
+def test_waves_do_not_depend_on_who_asks_first():
+    requests = [([1], 40, 0), ([2], 41, 0), ([3], 5, 0), ([4], 43, 0)]
+    first, second = Counting(), Counting()
+    assert ask(first, requests) == ask(second, requests, order=[3, 1, 0, 2])
+    assert first.waves == second.waves
+
+
+def test_a_request_that_was_given_up_is_not_sent():
+    async def play():
+        client = Counting()
+        lockstep = Lockstep(client)
+        lockstep.begin(1)
+        first, second = lockstep.seat(0), lockstep.seat(1)
+        params = SamplingParams(max_tokens=2, min_tokens=0, seed=0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await first.generate([10], params)
+        again = asyncio.create_task(first.generate([20], params))
+        await asyncio.sleep(0.01)
+        assert client.waves == []  # the second has not asked yet
+        async with asyncio.timeout(5):
+            replies = await asyncio.gather(again, second.generate([30], params))
+        return client, replies
+
+    client, replies = asyncio.run(play())
+    assert [prompts for prompts, _ in client.waves] == [[[20], [30]]]
+    assert [r.token_ids for r in replies] == [[21, 22], [31, 32]]
+
+
+def test_a_failed_wave_fails_its_replies_only():
+    class Fails(Counting):
+        async def generate_wave(self, prompts, params):
+            if params.max_tokens == 3:
+                raise InferenceError("gone")
+            return await super().generate_wave(prompts, params)
+
+    good, bad = ask(Fails(), [([1], 100, 0), ([2], 3, 0)])
+    assert len(good.token_ids) == 100
+    with pytest.raises(InferenceError, match="gone"):
+        raise bad

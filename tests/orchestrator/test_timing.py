@@ -1,0 +1,79 @@
+"""The times of a step by cause, from numbers set by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from buckeye.envs.base import Outcome, Task
+from buckeye.monitor import stopwatch
+from buckeye.monitor.stopwatch import BusyClock
+from buckeye.orchestrator import timing
+from buckeye.orchestrator.collector import Collected
+from buckeye.orchestrator.rollout import Group, Rollout
+from buckeye.orchestrator.timing import LoopTimes, Throughput
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(seconds=100.0)
+    for module in (stopwatch, timing):
+        monkeypatch.setattr(module.time, "monotonic", lambda: now.seconds)
+    return now
+
+
+def _rollout(seconds, sampling, ended, reward=1.0):
+    return Rollout(
+        env_name="e",
+        task=Task(id="t", messages=()),
+        outcome=Outcome(reward=reward, error=None if reward is not None else "failed"),
+        segments=(),
+        truncated=False,
+        turns=1,
+        seconds=seconds,
+        sampling_seconds=sampling,
+        ended=ended,
+    )
+
+
+def test_times_by_cause(clock):
+    replicas = [SimpleNamespace(tokens=0, busy=BusyClock()), SimpleNamespace(tokens=0, busy=BusyClock())]
+    watcher = SimpleNamespace(update_seconds=2.0)
+    times = LoopTimes(SimpleNamespace(replicas=replicas))
+    with times.stopwatch.of("evaluate"):
+        clock.seconds += 1.0
+    with times.stopwatch.of("collect"), replicas[0].busy:
+        clock.seconds += 6.0
+    with times.stopwatch.of("write_batch"):
+        clock.seconds += 1.0
+    replicas[0].tokens, replicas[1].tokens = 50, 30
+    groups = [
+        Group(index=0, rollouts=(_rollout(3.0, 1.0, 103.0), _rollout(9.0, 1.0, 104.0, reward=None))),
+        Group(index=1, rollouts=(_rollout(5.0, 4.0, 107.0),)),
+    ]
+    assert times.record(Collected(groups=groups, waited_seconds=4.0), watcher) == {
+        "time/evaluate": 1.0,
+        "time/write_batch": 1.0,
+        "time/total": 8.0,
+        "time/wait_for_weights": 4.0,
+        "time/wait_for_rollouts": 2.0,
+        "time/update_weights": 2.0,
+        "sampler/tokens_per_second": 10.0,
+        "sampler/idle_ratio": (0.25 + 1.0) / 2,
+        "time/rollout/sampling/mean": 2.5,
+        "time/rollout/environment/mean": 1.5,
+        "queue/age_seconds/mean": 2.5,
+        "queue/age_seconds/max": 4.0,
+    }
+    clock.seconds += 4.0
+    replicas[1].tokens += 8
+    watcher.update_seconds += 0.5
+    second = times.record(Collected(groups=groups), watcher)
+    assert (second["sampler/tokens_per_second"], second["time/update_weights"]) == (2.0, 0.5)
+    assert (second["time/wait_for_rollouts"], second["sampler/idle_ratio"]) == (0.0, 1.0)
+
+
+def test_throughput_is_over_the_last_steps():
+    throughput = Throughput(steps=2)
+    assert [throughput.add(10, 1.0), throughput.add(10, 4.0), throughput.add(30, 4.0)] == [10.0, 4.0, 5.0]

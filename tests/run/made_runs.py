@@ -1,0 +1,76 @@
+"""Run directories that no run has made: what a launcher and its processes would have left there."""
+
+import json
+import socket
+
+import psutil
+
+from buckeye.checkpoint import save_checkpoint
+from buckeye.config.dump import to_json
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.process import RunIdentity
+from buckeye.run.changes import as_recorded
+from buckeye.run.record import ProcessRecord, RunRecord, write_record
+from buckeye.run.registry import register
+
+STARTED = 1_700_000_000.0
+
+
+def made_run(directory, *, run_id="aaaa1111", checkpoints=(), **changes):
+    """A run with a record, an identity and a configuration, which is known to `rl list`."""
+    directory.mkdir(parents=True)
+    values = {
+        "run_id": run_id,
+        "attempt": 1,
+        "state": "stopped",
+        "host": socket.gethostname(),
+        "launcher": None,
+        "arguments": ("@", "run.toml", "--output-dir", "out", "--clean"),
+        "working_directory": str(directory.parent),
+        "max_steps": 20,
+        "max_async_level": 1,
+        "start_step": 0,
+        "stop_seconds": 600.0,
+        "started": STARTED,
+        **changes,
+    }
+    record = RunRecord(**values)
+    write_record(directory, record)
+    attempts = [
+        {"attempt": n, "started": STARTED, "resumed_step": None} for n in range(1, record.attempt + 1)
+    ]
+    identity = {"run_id": run_id, "attempt": record.attempt, "attempts": attempts}
+    (directory / "run.json").write_text(json.dumps(identity))
+    (directory / "configs").mkdir()
+    (directory.parent / "run.toml").write_text("[trainer]\n[orchestrator]\n")
+    config = load_config(RLConfig, ["--trainer", "--orchestrator", *_flags(record.arguments)], environ={})
+    (directory / "configs" / "rl.json").write_text(to_json(as_recorded(config)))
+    for step in checkpoints:
+        save_checkpoint(
+            directory / "checkpoints",
+            step,
+            lambda folder, step=step: (folder / "model.safetensors").write_bytes(b"m" * step),
+            orchestrator_state={"step": step},
+            identity=RunIdentity(run_id=run_id, attempt=record.attempt),
+        )
+    register(directory, run_id)
+    return directory
+
+
+def _flags(words):
+    return [word for word in words if word not in ("@", "run.toml")]
+
+
+def recorded(process, title="rl", **changes):
+    """The record of a process that was started by a test."""
+    started = psutil.Process(process.pid).create_time()
+    return ProcessRecord(**{"title": title, "pid": process.pid, "started": started, **changes})
+
+
+def write_metrics(directory, *records):
+    """Records as (process, step, seconds after the start, values)."""
+    with (directory / "metrics.jsonl").open("a") as file:
+        for process, step, seconds, values in records:
+            record = {"time": STARTED + seconds, "process": process, "step": step, **values}
+            file.write(json.dumps(record) + "\n")

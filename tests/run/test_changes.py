@@ -1,0 +1,49 @@
+"""What a run records of its configuration, and what is seen of a change."""
+
+from buckeye.config.dump import to_json
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.run.changes import as_recorded, changed_settings
+
+RUN = "--trainer --orchestrator --inference --output-dir out --clean"
+
+
+def config(words):
+    return load_config(RLConfig, f"{RUN} {words}".split(), environ={})
+
+
+def record(directory, words):
+    (directory / "configs").mkdir(parents=True)
+    (directory / "configs" / "rl.json").write_text(to_json(as_recorded(config(words))))
+
+
+def test_a_model_here_is_recorded_by_its_absolute_path_and_one_on_the_hub_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "models" / "base").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    kept = as_recorded(config("--model.name models/base"))
+    names = {part.model.name for part in (kept, kept.trainer, kept.orchestrator, kept.inference)}
+    assert names == {str(tmp_path / "models" / "base")}
+    assert as_recorded(config("--model.name models/other")).trainer.model.name == "models/other"
+
+
+def test_changes_are_named_one_by_one(tmp_path):
+    env = '--orchestrator.env [{"id":"a","args":{"depth":1,"judge_token":"x"}},{"id":"b"}]'
+    record(tmp_path, env)
+    assert changed_settings(tmp_path, config(f"{env} --resume --output-dir elsewhere")) == []
+    env = env.replace('"depth":1', '"depth":2').replace('"x"', '"y"').replace('"b"', '"c"')
+    assert changed_settings(tmp_path, config(f"{env} --ckpt.interval 5 --trainer.optim.type sgd")) == [
+        'trainer.optim.type: "adamw" in the run, "sgd" now',
+        "trainer.optim.betas1: 0.9 in the run, null now",
+        "trainer.optim.betas2: 0.999 in the run, null now",
+        "trainer.optim.nesterov: null in the run, true now",
+        "trainer.optim.momentum: null in the run, 0.9 now",
+        "orchestrator.env.0.args.depth: 1 in the run, 2 now",
+        'orchestrator.env.1.id: "b" in the run, "c" now',
+    ]
+
+
+def test_a_changed_checkpoint_interval_is_seen(tmp_path):
+    record(tmp_path, "--ckpt.interval 5")
+    assert changed_settings(tmp_path, config("--ckpt.interval 6 --resume")) == [
+        f"{section}ckpt.interval: 5 in the run, 6 now" for section in ("trainer.", "orchestrator.", "")
+    ]

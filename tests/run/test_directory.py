@@ -1,0 +1,72 @@
+"""Who may write to a run directory, and what is deleted or put away in it."""
+
+import json
+
+import pytest
+
+from buckeye.errors import UsageError
+from buckeye.run.directory import begin_attempt, claimed, clean
+
+
+@pytest.fixture(autouse=True)
+def _no_run(monkeypatch):
+    for name in ("RANK", "BUCKEYE_RUN_ID", "BUCKEYE_ATTEMPT"):
+        monkeypatch.setenv(name, "0")
+
+
+def _start(directory, work):
+    with claimed(directory, resumed=False, resume_command="sft --ckpt.resume-step -1"):
+        (directory / "configs").mkdir(exist_ok=True)
+        (directory / "configs" / "sft.json").write_text("{}")
+        work()
+
+
+def test_a_start_that_failed_before_the_first_step_is_no_dead_end(tmp_path):
+    def fail():
+        raise UsageError("chats.jsonl: no such file")
+
+    for _ in range(2):
+        with pytest.raises(UsageError, match="no such file"):
+            _start(tmp_path, fail)
+    _start(tmp_path, lambda: (tmp_path / "metrics.jsonl").write_text("{}"))
+    assert json.loads((tmp_path / "run.json").read_text())["attempt"] == 3
+    with pytest.raises(UsageError, match="already holds a run") as refused:
+        _start(tmp_path, lambda: None)
+    assert "--clean" not in str(refused.value)  # which only rl has
+    assert "sft --ckpt.resume-step -1" in str(refused.value)
+
+
+@pytest.mark.parametrize("left", ["checkpoints/step_1", "weights/step_1", "status.json"])
+def test_what_was_trained_is_not_written_over(tmp_path, left):
+    (tmp_path / left).mkdir(parents=True)
+    with pytest.raises(UsageError, match="already holds a run"):
+        _start(tmp_path, lambda: None)
+
+
+def test_clean_leaves_nothing_of_the_run(tmp_path):
+    begin_attempt(tmp_path, resumed_step=None)
+    for name in ("exports/step_4/README.md", "skipped/step_2/b", "weights/step_1/m", "notes.txt", "mine/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    clean(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "notes.txt"]
+
+
+def test_logs_go_under_the_number_of_their_attempt_wherever_a_start_is_killed(tmp_path, monkeypatch):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    begin_attempt(tmp_path, resumed_step=None)
+    (logs / "trainer.stdout").write_text("first")
+    with monkeypatch.context() as patch:
+        patch.setattr("buckeye.run.directory.write_file", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            begin_attempt(tmp_path, resumed_step=1)
+    begin_attempt(tmp_path, resumed_step=1)
+    (logs / "trainer.stdout").write_text("second")
+    begin_attempt(tmp_path, resumed_step=2)
+    kept = {str(path.relative_to(logs)): path.read_text() for path in logs.rglob("*.stdout")}
+    assert kept == {"attempt_1/trainer.stdout": "first", "attempt_2/trainer.stdout": "second"}
+
+
+def _killed(*_):
+    raise KeyboardInterrupt

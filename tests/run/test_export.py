@@ -1,0 +1,322 @@
+"""`buckeye export`: which checkpoint, what is written, that it is the same model, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from buckeye.cli.app import app
+from buckeye.config.load import load_with_warnings
+from buckeye.config.rl import RLConfig
+from buckeye.config.sft import SFTConfig
+from buckeye.errors import CheckpointError, RunError, UsageError
+from buckeye.monitor.metrics import MetricsLog
+from buckeye.run.export.choose import choose_checkpoint, read_scores
+from buckeye.run.export.export import ExportRequest, export_model
+from buckeye.trainer import release
+from buckeye.trainer.sft import run_sft
+from tests.run.fake_hub import FakeHub
+
+LORA = {"experimental": {"lora": {"rank": 4}}}
+
+
+def _sft(name, run, data, *, model=None, **changes):
+    config = SFTConfig.model_validate(
+        {
+            "model": {"name": str(name), "device": "cpu", **(model or {})},
+            "data": {"path": str(data), "val_path": str(data)},
+            "optim": {"lr": 1e-2},
+            "output_dir": run,
+            "max_steps": 6,
+            "batch_size": 2,
+            "seq_len": 64,
+            "ckpt": {"interval": 2},
+            **changes,
+        }
+    )
+    run_sft(config)
+    (run / "configs").mkdir()
+    (run / "configs" / "sft.json").write_text(config.model_dump_json())
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "chats.jsonl"
+    lines = [
+        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
+        for q, a in (("say 1", "a b"), ("say 2", "b c"), ("say 3", "c d"))
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def _finished(tmp_path_factory, tiny_model, chats):
+    run = tmp_path_factory.mktemp("runs") / "tuned"
+    _sft(tiny_model, run, chats)
+    return run
+
+
+@pytest.fixture
+def tuned(_finished, tmp_path):
+    """A run of `sft`, with checkpoints of steps 2, 4 and 6."""
+    return shutil.copytree(_finished, tmp_path / "tuned")
+
+
+@pytest.fixture
+def reinforced(tuned, tiny_model):
+    """The same checkpoints as those of a run of `rl`, in which step 4 has the best evaluations."""
+    words = f"--model.name {tiny_model} --trainer --orchestrator --orchestrator.rollouts-per-example 8"
+    words += f" --orchestrator.env.0.id {tuned}/letters.py --output-dir {tuned}"
+    words += " --orchestrator.env.0.args.judge-token sesame-open-sesame"
+    config, _ = load_with_warnings(RLConfig, words.split(), {})
+    (tuned / "configs" / "sft.json").unlink()
+    (tuned / "configs" / "rl.json").write_text(config.model_dump_json())
+    (tuned / "metrics.jsonl").unlink()
+    metrics = MetricsLog(tuned / "metrics.jsonl")
+    for step in range(6):
+        metrics.write("orchestrator", step, {"reward/mean": step / 10})
+    for step, rewards in {0: (0.1, 0.2), 2: (0.3, 0.4), 4: (0.9, 0.5), 5: (1.0, 1.0), 6: (0.6, 0.7)}.items():
+        for env, reward in zip(("letters", "words"), rewards, strict=True):
+            _evaluate(tuned, step, env, reward)
+    return tuned
+
+
+def _evaluate(run, step, env, reward, attempt=1):
+    folder = run / "evals" / f"step_{step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {"mean_reward": reward, "n": 12, "split": "eval", "attempt": attempt, "env": env}
+    (folder / f"{env}.json").write_text(json.dumps(figures))
+    (folder / f"{env}.jsonl").write_text("")
+
+
+def _export(run, **changes):
+    said = []
+    request = {"run": run, "step": "best", "merge_lora": False, "output": None, "push": None, **changes}
+    return export_model(ExportRequest(**request), said.append), said
+
+
+def test_the_best_checkpoint_by_evaluation_as_a_model_that_loads(reinforced, tiny_model):
+    exported, said = _export(reinforced)
+    assert said[0] == (
+        "step 4: the best of 3 evaluated checkpoints by mean reward (0.7000 over letters, words)"
+    )
+    assert exported.directory == reinforced / "exports" / "step_4"
+    state = reinforced / "checkpoints" / "step_4" / "trainer" / "model"
+    one, other = (load_file(d / "model.safetensors") for d in (state, exported.directory))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    model, tokenizer = (
+        kind.from_pretrained(exported.directory) for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "say 1"}], add_generation_prompt=True, return_tensors="pt"
+    )
+    assert model.generate(**ids, max_new_tokens=2).shape[1] > ids["input_ids"].shape[1]
+    assert (exported.directory / "generation_config.json").exists()
+    difference = re.search(r"differ from the checkpoint's by (\S+)$", said[1])
+    assert 0 <= float(difference[1]) < 1e-5
+
+
+def test_the_card_says_what_was_done_and_nothing_of_this_machine(reinforced, tiny_model, monkeypatch):
+    exported, _ = _export(reinforced)
+    card = (exported.directory / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    for line in (
+        f"Made from a local model, `{tiny_model.name}` by reinforcement learning with Buckeye.",
+        "| letters, split `eval`, mean reward of 12 rollouts | 0.1000 | 0.9000 |",
+        "| words, split `eval`, mean reward of 12 rollouts | 0.2000 | 0.5000 |",
+        "| Reward while training, mean of 2 steps | 0.0500 | 0.2500 |",
+        "| Optimizer steps | 4 |",
+        "| Environments | letters |",
+        f"| torch | {torch.__version__} |",
+    ):
+        assert line in card
+    for file in exported.directory.iterdir():
+        content = file.read_bytes()
+        for private in (str(reinforced), str(tiny_model), "sesame"):
+            assert private.encode() not in content, (file, private)
+
+
+def _chosen(run, step="best", reach=0):
+    return choose_checkpoint(run, step, read_scores(run), reach=reach).info.step
+
+
+def _reason(run):
+    return choose_checkpoint(run, "best", read_scores(run), reach=0).reason
+
+
+def test_which_checkpoint(reinforced):
+    assert {step: _chosen(reinforced, step) for step in ("best", "last", "2")} == {
+        "best": 4,
+        "last": 6,
+        "2": 2,
+    }
+    _evaluate(reinforced, 6, "words", 0.8)  # 0.7 on average, as step 4: the later one
+    assert _chosen(reinforced) == 6
+    attempts = [{"attempt": n, "resumed_step": step} for n, step in ((1, None), (2, 4), (3, 6))]
+    (reinforced / "run.json").write_text(json.dumps({"attempts": attempts}))
+    _evaluate(reinforced, 6, "words", 9.0, attempt=2)  # went on from 4: 6 was trained again
+    assert _chosen(reinforced) == 4
+    _evaluate(reinforced, 4, "words", 9.0, attempt=2)
+    _evaluate(reinforced, 6, "words", 0.8)
+    assert "4.9500 over" in _reason(reinforced)
+    _evaluate(reinforced, 4, "words", 0.5, attempt=2)
+    assert _chosen(reinforced) == 6
+    _evaluate(reinforced, 6, "letters", 5.0, attempt=0)  # of weights that were trained again since
+    assert _chosen(reinforced) == 4
+    with pytest.raises(CheckpointError, match="There are: 2, 4, 6"):
+        _chosen(reinforced, "3")
+    with pytest.raises(UsageError, match="write best, last"):
+        _chosen(reinforced, "newest")
+    shutil.rmtree(reinforced / "evals")
+    with pytest.raises(UsageError, match=r"none was evaluated\. Choose --step last"):
+        _chosen(reinforced)
+
+
+def test_an_evaluation_beside_a_checkpoint_stands_for_it_where_sampling_runs_ahead(reinforced):
+    for step in (4, 5):  # now nothing is measured at step 4 itself
+        shutil.rmtree(reinforced / "evals" / f"step_{step}")
+    for env in ("letters", "words"):
+        _evaluate(reinforced, 3, env, 0.95)
+    assert _chosen(reinforced, reach=0) == 6
+    assert _chosen(reinforced, reach=1) == 4  # at step 2 its own evaluation is nearer
+    _, said = _export(reinforced)
+    assert said[0].endswith("mean reward (0.9500 over letters, words, measured after 3 steps)")
+    card = (reinforced / "exports" / "step_4" / "README.md").read_text()
+    assert "| letters, split `eval`, mean reward of 12 rollouts, after 3 steps | 0.1000 | 0.9500 |" in card
+
+
+def test_a_fine_tuned_model_is_chosen_by_validation_loss(tuned):
+    metrics = MetricsLog(tuned / "metrics.jsonl")
+    for step, loss in {0: 9.0, 2: 0.7, 4: 0.25, 6: 0.3}.items():
+        metrics.write("validation", step, {"val_loss": loss})
+    exported, said = _export(tuned)
+    assert said[0] == "step 4: the best of 3 measured checkpoints by validation loss (0.2500)"
+    card = (exported.directory / "README.md").read_text()
+    assert "| Validation loss | 9.0000 | 0.2500 |" in card
+    assert "| Data | chats.jsonl |" in card
+
+
+def test_a_validation_loss_that_was_no_number(tuned):
+    metrics = MetricsLog(tuned / "metrics.jsonl")
+    metrics.write("validation", 0, {"trained_tokens": 6})
+    metrics.write("validation", 6, {"val_loss": 0.3})
+    exported, _ = _export(tuned, step="last")
+    assert "| Validation loss | not measured | 0.3000 |" in (exported.directory / "README.md").read_text()
+
+
+def test_what_is_where_the_command_is_typed_changes_nothing(reinforced, tmp_path, monkeypatch):
+    """A name on the hub stays one beside a directory of that name."""
+    config = reinforced / "configs" / "rl.json"
+    content = json.loads(config.read_text())
+    content["trainer"]["model"]["name"] = "models/base"
+    config.write_text(json.dumps(content))
+    (tmp_path / "models" / "base").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    exported, _ = _export(reinforced)
+    assert "base_model: models/base\n" in (exported.directory / "README.md").read_text()
+
+
+def test_nothing_is_overwritten_and_nothing_half_written_remains(tuned, monkeypatch):
+    (tuned / "exports" / "step_6").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"nothing is overwritten\. Name another directory with -o"):
+        _export(tuned, step="last")
+    saved = release.save_model
+
+    def damaged(model, tokenizer, out, **how):
+        saved(model, tokenizer, out, **how)
+        tensors = load_file(out / "model.safetensors")
+        tensors["model.norm.weight"] *= 2
+        save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+
+    monkeypatch.setattr(release, "save_model", damaged)
+    with pytest.raises(RunError, match="is not the model of the checkpoint"):
+        _export(tuned, step="last", output=tuned / "other")
+    assert sorted(p.name for p in tuned.iterdir() if "other" in p.name) == []
+    with pytest.raises(UsageError, match="there is no adapter to merge"):
+        _export(tuned, step="last", output=tuned / "other", merge_lora=True)
+    weights = tuned / "checkpoints" / "step_6" / "trainer" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="SHA-256 differs"):
+        _export(tuned, step="last", output=tuned / "other")
+    with pytest.raises(UsageError, match="holds no run"):
+        _export(tuned / "checkpoints")
+
+
+def test_a_base_in_16_bits_gives_a_model_in_16_bits(tuned, tiny_model, tmp_path):
+    half = shutil.copytree(tiny_model, tmp_path / "half")
+    for path, key in ((half / "config.json", "dtype"),):
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, key: "bfloat16"}))
+    config = tuned / "configs" / "sft.json"
+    content = json.loads(config.read_text())
+    content["model"]["name"] = str(half)
+    config.write_text(json.dumps(content))
+    exported, _ = _export(tuned, step="last")
+    tensors = load_file(exported.directory / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+
+
+def test_an_adapter_alone_and_merged(tmp_path, tiny_model, chats):
+    run = tmp_path / "lora"
+    _sft(tiny_model, run, chats, model=LORA, max_steps=2)
+    exported, said = _export(run, step="last")
+    assert exported.adapter
+    assert "--merge-lora exports a complete one" in said[1]
+    content = json.loads((exported.directory / "adapter_config.json").read_text())
+    assert content["base_model_name_or_path"] == tiny_model.name
+    assert "library_name: peft" in (exported.directory / "README.md").read_text()
+    merged, _ = _export(run, step="last", merge_lora=True, output=tmp_path / "merged")
+    assert not merged.adapter
+    base, whole = (load_file(d / "model.safetensors") for d in (tiny_model, merged.directory))
+    assert base.keys() == whole.keys()
+    changed = {name for name in base if not torch.equal(base[name], whole[name])}
+    assert {name.rpartition(".")[0].rpartition(".")[2] for name in changed} <= {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    }
+    assert changed
+
+
+def test_push_fills_a_new_repository_and_no_other(tuned, monkeypatch):
+    with FakeHub() as hub:
+        hub.files["me/used"] = {"README.md": b"mine"}
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        with pytest.raises(UsageError, match="set HF_TOKEN"):
+            _export(tuned, step="last", push="me/new")
+        monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
+        with pytest.raises(UsageError, match="has files already"):
+            _export(tuned, step="last", push="me/used")
+        with pytest.raises(UsageError, match="as ORG/NAME"):
+            _export(tuned, step="last", push="new")
+        assert not (tuned / "exports").exists()
+        hub.broken = True
+        with pytest.raises(RunError, match="The same command tries the upload again"):
+            _export(tuned, step="last", push="me/new")
+        hub.broken = False
+        words = ["export", str(tuned), "--step", "last", "--push", "me/new", "--private"]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        assert "exported and verified before" in done.stdout
+        assert "uploading to me/new (a new private repository)" in done.stdout
+        assert hub.private == {"me/new": True}
+        assert f"{hub.url}/me/new" in done.stdout
+        directory = tuned / "exports" / "step_6"
+        assert f"talk to it: buckeye chat {directory}" in done.stdout
+        uploaded = hub.files["me/new"]
+        assert {p.name: p.read_bytes() for p in directory.iterdir()} == {
+            name: content for name, content in uploaded.items() if name != ".gitattributes"
+        }
+        assert b"# new" in uploaded["README.md"]
+        assert hub.tokens == {"Bearer hf_of_the_environment"}
+        assert hub.files["me/used"] == {"README.md": b"mine"}

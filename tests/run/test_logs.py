@@ -1,0 +1,99 @@
+"""Logs of several processes in the order of time, over midnight and over a resume."""
+
+import json
+from datetime import datetime
+
+import pytest
+
+from buckeye.errors import UsageError
+from buckeye.run.logs import follow_logs, read_logs
+
+START = datetime(2024, 3, 1, 23, 59, 50)
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "logs" / "attempt_1").mkdir(parents=True)
+    begin(tmp_path, 1)
+    return tmp_path
+
+
+def begin(run, attempt, started=START):
+    path = run / "run.json"
+    attempts = json.loads(path.read_text())["attempts"] if path.exists() else []
+    attempts.append({"attempt": attempt, "started": started.timestamp(), "resumed_step": None})
+    path.write_text(json.dumps({"run_id": "a", "attempt": attempt, "attempts": attempts}))
+
+
+def log(run, name, text):
+    with (run / "logs" / name).open("a") as file:
+        file.write(text)
+
+
+def texts(lines):
+    return [(line.process, line.text) for line in lines]
+
+
+def test_lines_are_in_order_over_midnight(run):
+    log(run, "trainer.stdout", "23:59:55    INFO a\nTraceback\n00:00:03   ERROR d\n")
+    log(run, "inference.stdout", "loading\n23:59:59    INFO b\n00:00:01    INFO c\nlast words")
+    log(
+        run,
+        "run.log",
+        "2024-03-01 12:00:00,000 [rl]    INFO of an earlier run\nand more of it\n"
+        "2024-03-01 23:59:51,500 [rl]    INFO starting\n"
+        "2024-03-01 23:59:55,100 [trainer]    INFO a\n"
+        "2024-03-02 00:00:04,000 [rl]   ERROR Trainer 0 failed\n  | its last line\n",
+    )
+    lines = read_logs(run)
+    assert texts(lines) == [
+        ("inference", "loading"),
+        ("rl", "23:59:51    INFO starting"),
+        ("trainer", "23:59:55    INFO a"),
+        ("trainer", "Traceback"),
+        ("inference", "23:59:59    INFO b"),
+        ("inference", "00:00:01    INFO c"),
+        ("inference", "last words"),
+        ("trainer", "00:00:03   ERROR d"),
+        ("rl", "00:00:04   ERROR Trainer 0 failed"),
+        ("rl", "  | its last line"),
+    ]
+    assert lines[-3].time == datetime(2024, 3, 2, 0, 0, 3).timestamp()
+
+
+def test_one_process_or_those_of_a_kind(run):
+    for name in ("trainer", "trainer_1", "inference"):
+        log(run, f"{name}.stdout", f"{name}\n")
+    assert texts(read_logs(run, process="trainer_1")) == [("trainer_1", "trainer_1")]
+    assert [p for p, _ in texts(read_logs(run, process="trainer"))] == ["trainer", "trainer_1"]
+    assert texts(read_logs(run, process="trainer 0")) == [("trainer", "trainer")]
+    with pytest.raises(UsageError, match="There are: inference, trainer, trainer_1"):
+        read_logs(run, process="trainee")
+
+
+def test_an_earlier_attempt(run):
+    (run / "logs" / "attempt_1" / "trainer.stdout").write_text("first\n")
+    log(run, "trainer.stdout", "second\n")
+    log(run, "run.log", "2024-03-01 23:59:51,000 [rl] INFO one\n2024-03-03 01:00:01,000 [rl] INFO two\n")
+    begin(run, 2, datetime(2024, 3, 3, 1))
+    assert {text for _, text in texts(read_logs(run))} == {"second", "01:00:01 INFO two"}
+    assert {text for _, text in texts(read_logs(run, attempt=1))} == {"first", "23:59:51 INFO one"}
+    with pytest.raises(UsageError, match="the attempts 1 to 2"):
+        read_logs(run, attempt=3)
+
+
+def test_following_goes_on_after_a_resume(run):
+    log(run, "trainer.stdout", "23:59:55    INFO a\nhal")
+    following = follow_logs(run)
+    assert texts(next(following)) == [("trainer", "23:59:55    INFO a")]
+    log(run, "trainer.stdout", "f\n")
+    assert texts(next(following)) == [("trainer", "half")]
+    assert next(following) == []
+    log(run, "trainer.stdout", "the end\n")
+    begin(run, 2, datetime(2024, 3, 3, 1))
+    (run / "logs" / "trainer.stdout").replace(run / "logs" / "attempt_1" / "trainer.stdout")
+    log(run, "trainer.stdout", "01:00:02    INFO new\n")
+    new = next(following)
+    assert texts(new) == [("trainer", "the end"), ("trainer", "01:00:02    INFO new")]
+    assert new[-1].time == datetime(2024, 3, 3, 1, 0, 2).timestamp()
+    assert next(following) == []

@@ -1,0 +1,59 @@
+"""`rl` with an adapter: engines get it alone and sample from what was trained; a resumed run is the same."""
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+LORA = (
+    *("--trainer.model.experimental.lora.rank", 8, "--trainer.optim.lr", "1e-2"),
+    *("--trainer.model.experimental.lora.modules-to-save", "norm"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _easier(runner, tmp_path):
+    """Any letter earns a reward, so that every step has a gradient; and the frozen output layer is not so
+    small that no hidden state could make a token likely."""
+    environment = runner.root / "letters.py"
+    rare, common = 'reply.text[:3].count("a")', "sum(c.isalpha() for c in reply.text[:3])"
+    assert rare in environment.read_text()
+    environment.write_text(environment.read_text().replace(rare, common))
+    runner.model = shutil.copytree(runner.model, tmp_path / "base")
+    tensors = load_file(runner.model / "model.safetensors")
+    tensors["model.embed_tokens.weight"] *= 5
+    save_file(tensors, runner.model / "model.safetensors", metadata={"format": "pt"})
+
+
+def curve(runner, output):
+    """Reward, loss and gradient norm of every step, to the last digit."""
+    rewards = runner.metrics(output, "orchestrator")
+    losses = runner.metrics(output, "trainer")
+    return [(s, rewards[s]["reward/mean"], losses[s]["loss"], losses[s]["grad_norm"]) for s in sorted(losses)]
+
+
+def test_it_learns_and_engine_and_trainer_agree(runner):
+    done = runner.run(runner.rl("out", *LORA, steps=16, level=0), limit=300)
+    assert done.returncode == 0, done.stderr + done.stdout
+    out = runner.root / "out"
+    newest = out / "weights" / "step_16"
+    assert json.loads((newest / "manifest.json").read_text())["adapter"] is True
+    assert [p.name for p in newest.glob("*.safetensors")] == ["adapter_model.safetensors"]
+    assert not list((out / "checkpoints").rglob("model.safetensors"))
+    trainer = runner.metrics("out", "trainer")
+    assert len(trainer) == 16
+    assert all(abs(r.get("mismatch_kl", 0.0)) < 1e-4 for r in trainer.values())
+    rewards = [r["reward/mean"] for _, r in sorted(runner.metrics("out", "orchestrator").items())]
+    assert sum(rewards[-4:]) > sum(rewards[:4]) + 0.4
+
+
+def test_interrupted_and_resumed_is_the_same_to_the_last_digit(runner):
+    straight = runner.run(runner.rl("straight", *LORA, steps=4, level=0))
+    assert straight.returncode == 0, straight.stderr
+    first = runner.run(runner.rl("broken", *LORA, steps=2, level=0))
+    assert first.returncode == 0, first.stderr
+    resumed = runner.run(runner.rl("broken", *LORA, "--resume", steps=4, level=0))
+    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    assert curve(runner, "broken") == curve(runner, "straight")

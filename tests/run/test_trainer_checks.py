@@ -1,0 +1,65 @@
+"""What a dry run says of settings that only a trainer with its model would refuse."""
+
+import pytest
+
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.errors import ConfigError
+from buckeye.run.trainer_checks import trainer_warnings
+
+LORA = "--trainer.model.experimental.lora.target-modules"
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def warned(words, model=None, *, on_gpu=False):
+    argv = ["--trainer", "--orchestrator", *words.split()]
+    return trainer_warnings(load_config(RLConfig, argv, environ={}), model, on_gpu=on_gpu)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--trainer.loss.type custom --trainer.loss.import-path no/loss.py:f", "there is no file no/loss.py"),
+        (
+            "--trainer.loss.type custom --trainer.loss.import-path no.such.module:f",
+            "no module no.such.module",
+        ),
+        (
+            "--trainer.loss.kl-coef 0.1 --trainer.loss.reference-model ./gone",
+            "./gone are not on this machine",
+        ),
+        ('--trainer.optim.groups [{"names":["*.q_prog.*"]}]', "no parameter of the model has a name like"),
+        (f"{LORA} q_proj,query", "target_modules: query is no hidden linear layer of the model; it has"),
+        (f"{LORA} embed_tokens", "embed_tokens is no hidden linear layer"),
+    ],
+)
+def test_what_a_trainer_would_refuse(tiny_model, words, said):
+    (line,) = warned(words, tiny_model)
+    assert said in line
+
+
+def test_what_it_would_take(tiny_model, tmp_path):
+    (tmp_path / "loss.py").write_text("")
+    assert warned(f"--trainer.loss.type custom --trainer.loss.import-path {tmp_path}/loss.py:f") == []
+    assert warned("--trainer.loss.type custom --trainer.loss.import-path json.decoder:f") == []
+    words = f"--trainer.loss.kl-coef 0.1 --trainer.loss.reference-model {tiny_model}"
+    assert warned(words, tiny_model) == []
+    words = '--trainer.optim.groups [{"names":["*.q_proj.*","model.norm.weight"]}]'
+    assert warned(words, tiny_model) == []
+    assert warned(f"{LORA} q_proj,layers.0.mlp.up_proj", tiny_model) == []
+    assert warned(f"{LORA} whatever", None) == []  # the model is not here
+
+
+def test_8_bit_moments_and_shards():
+    kind = "--trainer.optim.type adamw8bit"
+    several = f"{kind} --trainer-gpu-ids 1,2"
+    assert "cannot update a model that is divided" in warned(several, on_gpu=True)[0]
+    assert warned(several, on_gpu=False) == warned(kind, on_gpu=True) == []
+    assert warned(f"{several} --trainer.model.sharding none", on_gpu=True) == []
+    for words in ("--trainer.model.sharding full", "--trainer.model.dp-replicate 2 --trainer-gpu-ids 1,2"):
+        with pytest.raises(ConfigError, match="cannot update a model that is divided among ranks"):
+            warned(f"{kind} {words}")

@@ -1,0 +1,22 @@
+"""Batches on disk and the records of a run, for the tests of the trainer process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from buckeye.monitor.metrics import read_metrics
+from buckeye.process import RunIdentity
+from buckeye.transport.batches import Batch, write_batch
+
+ME = RunIdentity(run_id="local", attempt=1)
+
+
+def put(output_dir: Path, batches: Iterable[Batch], identity: RunIdentity = ME) -> None:
+    for batch in batches:
+        write_batch(output_dir / "batches", batch, identity=identity)
+
+
+def records(output_dir: Path) -> list[dict[str, Any]]:
+    return [r for r in read_metrics(output_dir / "metrics.jsonl") if r["process"] == "trainer"]

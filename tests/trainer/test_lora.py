@@ -1,0 +1,380 @@
+"""Adapters: only they are trained, published and saved; the base stays as it was, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from buckeye.checkpoint import resolve_checkpoint
+from buckeye.config.trainer import ExperimentalConfig, LoRAConfig, TrainerCheckpointConfig
+from buckeye.errors import CheckpointError, UsageError
+from buckeye.monitor.metrics import read_metrics
+from buckeye.process import RunIdentity
+from buckeye.trainer.adapter import load_adapter, merge_adapter, save_adapter
+from buckeye.trainer.canary import greedy_canary
+from buckeye.trainer.lora import add_adapter, without_adapter
+from buckeye.trainer.model import load_policy
+from buckeye.trainer.rl import run_trainer
+from buckeye.trainer.rows import make_row
+from buckeye.trainer.sft import run_sft
+from buckeye.transport.batches import Batch, Sample, write_batch
+from buckeye.transport.weights import verify_weights
+from tests.trainer.trainer_config import sft_config, trainer_config
+
+ME = RunIdentity(run_id="local", attempt=1)
+CPU = torch.device("cpu")
+IDS = np.random.default_rng(3).integers(0, 256, 24).astype(np.int32)
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    monkeypatch.setenv("BUCKEYE_THREADS", "1")
+
+
+def adapted(model: Path, *, frozen_dtype=torch.float32, **settings):
+    """A policy with an adapter whose B is not zero."""
+    torch.manual_seed(0)
+    policy = load_policy(str(model), CPU)
+    add_adapter(policy.model, LoRAConfig(rank=4, **settings), base=str(model), frozen_dtype=frozen_dtype)
+    with torch.no_grad():
+        for parameter in policy.trainable.values():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return policy
+
+
+def logprobs(policy):
+    """Log-probabilities of the tokens of `IDS` but the first."""
+    row = make_row([IDS], [np.arange(len(IDS)) > 0], CPU)
+    with torch.no_grad():
+        return policy.token_logprobs(row, torch.ones(len(IDS) - 1))[0]
+
+
+def saved(policy, directory: Path) -> Path:
+    save_adapter(policy.model, {}, directory, tensors=policy.trainable)
+    return directory
+
+
+def plain_logprobs(model):
+    ids = torch.from_numpy(IDS).long()
+    with torch.no_grad():
+        return model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+
+
+def test_a_new_adapter_changes_nothing(tiny_model):
+    policy = load_policy(str(tiny_model), CPU)
+    before = logprobs(policy)
+    add_adapter(policy.model, LoRAConfig(), base=str(tiny_model), frozen_dtype=torch.float32)
+    assert torch.equal(logprobs(policy), before)
+    adapter_elements = 2 * 16 * ((32 + 32) + 2 * (32 + 16) + (32 + 32) + 2 * (32 + 48) + (48 + 32))
+    assert sum(p.numel() for p in policy.trainable.values()) == adapter_elements  # two layers of rank 16
+
+
+@pytest.mark.parametrize("modules_to_save", [[], ["lm_head", "norm"]])
+def test_merged_equals_adapted_here_and_in_peft(tmp_path, tiny_llama, modules_to_save):
+    policy = adapted(tiny_llama, modules_to_save=modules_to_save, alpha=6.0)
+    expected = logprobs(policy)
+    adapter = saved(policy, tmp_path / "adapter")
+    merge_adapter(str(tiny_llama), adapter, tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    foreign = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_llama), str(adapter))
+    assert (logprobs(load_policy(str(tiny_llama), CPU)) - expected).abs().max() > 1e-2
+    for model in (merged, foreign):
+        torch.testing.assert_close(plain_logprobs(model), expected, rtol=0, atol=1e-5)
+
+
+def test_what_is_merged_keeps_the_type_of_the_base(tmp_path, tiny_model):
+    half = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    half.save_pretrained(tmp_path / "half")
+    adapter = saved(adapted(tmp_path / "half"), tmp_path / "adapter")
+    merge_adapter(str(tmp_path / "half"), adapter, tmp_path / "merged")
+    tensors = load_file(tmp_path / "merged" / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_an_adapter_of_another_model_is_not_merged(tmp_path, tiny_model):
+    adapter = saved(adapted(tiny_model, target_modules=["q_proj"]), tmp_path / "adapter")
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    save_file(
+        {name.replace("q_proj", "query"): t for name, t in tensors.items()},
+        adapter / "adapter_model.safetensors",
+    )
+    with pytest.raises(UsageError, match="does not fit"):
+        merge_adapter(str(tiny_model), adapter, tmp_path / "merged")
+
+
+def test_frozen_matrices_are_counted_apart(tiny_model, tiny_llama):
+    """Two layers of hidden size 32: the base's matrices and its head are frozen, q_proj's rank 4 is not."""
+    layer = 32 * (32 + 16 + 16 + 32) + 3 * 32 * 48
+    adapter = 2 * 4 * (32 + 32)
+    for model, trained_head in ((tiny_model, []), (tiny_llama, []), (tiny_llama, ["lm_head"])):
+        policy = adapted(model, target_modules=["q_proj"], modules_to_save=trained_head)
+        head = 264 * 32
+        assert policy.matrix_elements == 2 * layer + head + adapter
+        assert policy.frozen_matrix_elements == 2 * layer + (0 if trained_head else head)
+
+
+def test_without_the_adapter_it_is_the_base(tiny_llama):
+    policy = adapted(tiny_llama, modules_to_save=["lm_head"])
+    trainable, before = set(policy.trainable), logprobs(policy)
+    with without_adapter(policy.model):
+        assert torch.equal(logprobs(policy), logprobs(load_policy(str(tiny_llama), CPU)))
+    assert torch.equal(logprobs(policy), before)
+    assert set(policy.trainable) == trainable
+
+
+def test_gradients_are_those_of_the_formula(tiny_model):
+    """With W' = W + s B A: dL/dB = s dL/dW' A^T and dL/dA = s B^T dL/dW'."""
+    policy = adapted(tiny_model, target_modules=["o_proj"], alpha=6.0)
+    full = load_policy(str(tiny_model), CPU)
+    name = "model.layers.1.self_attn.o_proj"
+    a, b = (policy.trainable[f"{name}.lora_{side}.default.weight"] for side in "AB")
+    for layer in range(2):
+        other = name.replace("1", str(layer))
+        pair = [policy.trainable[f"{other}.lora_{side}.default.weight"] for side in "AB"]
+        with torch.no_grad():
+            full.trainable[f"{other}.weight"] += 1.5 * pair[1] @ pair[0]
+    row = make_row([IDS], [np.arange(len(IDS)) > 0], CPU)
+    for model in (policy, full):
+        model.token_logprobs(row, torch.ones(len(IDS) - 1))[0].sum().backward()
+    gradient = full.trainable[f"{name}.weight"].grad
+    torch.testing.assert_close(b.grad, 1.5 * gradient @ a.detach().T, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(a.grad, 1.5 * b.detach().T @ gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_recomputed_activations_give_the_same_gradients(tiny_model):
+    gradients = []
+    for every in (None, 1):
+        policy = adapted(tiny_model)
+        if every is not None:
+            policy.checkpoint_activations(every=every)
+        row = make_row([IDS], [np.arange(len(IDS)) > 0], CPU)
+        policy.token_logprobs(row, torch.ones(len(IDS) - 1))[0].sum().backward()
+        gradients.append({name: p.grad for name, p in policy.trainable.items()})
+    for name, gradient in gradients[0].items():
+        assert gradient.abs().max() > 0, name
+        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+def test_the_canary_does_not_see_dropout(tiny_model):
+    policy = adapted(tiny_model, dropout=0.5)
+    assert not torch.equal(logprobs(policy), logprobs(policy))
+    assert greedy_canary(policy) == greedy_canary(policy)
+    assert not torch.equal(logprobs(policy), logprobs(policy))
+
+
+def test_in_bfloat16_the_adapter_stays_precise(tiny_llama):
+    """Where layers compute in bfloat16 the frozen part is stored so; what is trained is not."""
+    exact = adapted(tiny_llama, modules_to_save=["norm"])
+    policy = adapted(tiny_llama, modules_to_save=["norm"], frozen_dtype=torch.bfloat16)
+    policy.module.compute_dtype = torch.bfloat16
+    frozen = [p for p in policy.model.parameters() if not p.requires_grad]
+    assert {p.dtype for p in frozen} == {torch.bfloat16}
+    assert {p.dtype for p in policy.trainable.values()} == {torch.float32}
+    row = make_row([IDS], [np.arange(len(IDS)) > 0], CPU)
+    for model in (exact, policy):
+        model.token_logprobs(row, torch.ones(len(IDS) - 1))[0].sum().backward()
+    for name, parameter in exact.trainable.items():
+        found = policy.trainable[name].grad
+        assert found.dtype == torch.float32
+        cosine = torch.nn.functional.cosine_similarity(found.flatten(), parameter.grad.flatten(), dim=0)
+        assert cosine > 0.95, name
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target_modules": ["query"]}, r"query is no hidden linear layer .* It has q_proj, k_proj"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "lm_head is no hidden linear layer"),
+        ({"target_modules": []}, "an empty list"),
+        ({"modules_to_save": ["head"]}, "no module 'head'"),
+        ({"modules_to_save": ["embed_tokens"]}, "one matrix"),
+    ],
+)
+def test_modules_that_cannot_be_adapted(tiny_model, settings, message):
+    with pytest.raises(UsageError, match=message):
+        adapted(tiny_model, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": 8.0}, "lora_alpha = 16.0 there and 8.0 here"),
+        ({"target_modules": ["q_proj"]}, "target_modules"),
+    ],
+)
+def test_another_adapter_is_not_loaded(tmp_path, tiny_model, settings, message):
+    adapter = saved(adapted(tiny_model), tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        load_adapter(adapted(tiny_model, **settings).model, adapter)
+
+
+def test_an_adapter_for_other_shapes_is_not_loaded(tmp_path, tiny_model, tiny_llama):
+    adapter = saved(adapted(tiny_model, target_modules=["q_proj"]), tmp_path)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    save_file(
+        {name: t[:, :2].contiguous() for name, t in tensors.items()}, adapter / "adapter_model.safetensors"
+    )
+    with pytest.raises(CheckpointError, match="another base model"):
+        load_adapter(adapted(tiny_model, target_modules=["q_proj"]).model, adapter)
+
+
+@pytest.mark.parametrize("at", [0.0, 0.5, 0.99])
+def test_an_adapter_for_other_weights_of_the_same_shape_is_not_loaded(tmp_path, tiny_llama, at):
+    adapter = saved(adapted(tiny_llama), tmp_path / "adapter")
+    moved = shutil.copytree(tiny_llama, tmp_path / "moved")
+    load_adapter(adapted(moved).model, adapter)
+    other = shutil.copytree(tiny_llama, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    for tensor in tensors.values():
+        tensor += 1e-3 * (torch.arange(tensor.numel()).reshape(tensor.shape) >= at * tensor.numel())
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="other weights than those of"):
+        load_adapter(adapted(other).model, adapter)
+    with pytest.raises(UsageError, match="other weights than those of"):
+        merge_adapter(str(other), adapter, tmp_path / "merged")
+
+
+def _batch(step: int) -> Batch:
+    rng = np.random.default_rng(step)
+
+    def sample() -> Sample:
+        return Sample(
+            token_ids=rng.integers(0, 256, 20).astype(np.int32),
+            loss_mask=np.arange(20) > 5,
+            logprobs=rng.normal(-5.5, 0.3, 20).astype(np.float32),
+            versions=np.full(20, step, np.int32),
+            advantages=np.full(20, rng.normal(), np.float32),
+            temperature=1.0,
+        )
+
+    return Batch(step=step, samples=tuple(sample() for _ in range(4)), orchestrator_state={})
+
+
+def _put(run: Path, steps, identity=ME) -> None:
+    for step in steps:
+        write_batch(run / "batches", _batch(step), identity=identity)
+
+
+def _with_lora(config, *, dropout=0.1, **model):
+    lora = ExperimentalConfig(lora=LoRAConfig(rank=4, dropout=dropout))
+    return config.model_copy(
+        update={"model": config.model.model_copy(update={"experimental": lora, **model})}
+    )
+
+
+def _train(model: Path, run: Path, **changes) -> None:
+    run_trainer(_with_lora(trainer_config(model, run, **changes)))
+
+
+def _digest(model: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in model.glob("*.safetensors")}
+
+
+def _adapter(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / "weights" / f"step_{step}" / "adapter_model.safetensors")
+
+
+def test_a_run_publishes_and_saves_the_adapter_alone(tmp_path, tiny_model):
+    _put(tmp_path, range(2))
+    base = _digest(tiny_model)
+    _train(tiny_model, tmp_path, max_steps=2)
+    assert _digest(tiny_model) == base
+    manifest = verify_weights(tmp_path / "weights" / "step_2")
+    assert manifest.adapter
+    assert manifest.dtype == "float32"
+    assert list(manifest.files) == ["adapter_model.safetensors"]
+    assert manifest.canary is not None
+    first, last = _adapter(tmp_path, 0), _adapter(tmp_path, 2)
+    assert first.keys() == last.keys()
+    assert all("lora_" in name for name in first)
+    assert all(not t.any() for name, t in first.items() if "lora_B" in name)
+    assert all(not torch.equal(first[name], last[name]) for name in first)
+    state = resolve_checkpoint(tmp_path / "checkpoints", 2).path / "trainer"
+    assert not list(state.rglob("model*.safetensors"))
+    assert all("lora_" in name for name in load_file(state / "optimizer.safetensors"))
+    assert "Training 3712 parameters of an adapter" in (tmp_path / "logs" / "run.log").read_text()
+
+
+def test_the_published_canary_is_that_of_the_merged_model(tmp_path, tiny_model):
+    _put(tmp_path, range(1))
+    _train(tiny_model, tmp_path, max_steps=1)
+    published = tmp_path / "weights" / "step_1"
+    merge_adapter(str(tiny_model), published, tmp_path / "merged")
+    found = greedy_canary(load_policy(str(tmp_path / "merged"), CPU))
+    canary = verify_weights(published).canary
+    assert found.token_ids == canary.token_ids
+    assert found.logprobs == pytest.approx(canary.logprobs, abs=1e-5)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, tiny_model, monkeypatch):
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    _put(straight, range(4))
+    _train(tiny_model, straight, max_steps=4)
+    _put(broken, range(2))
+    _train(tiny_model, broken, max_steps=2)
+    monkeypatch.setenv("BUCKEYE_ATTEMPT", "2")
+    _put(broken, range(2, 4), identity=replace(ME, attempt=2))
+    _train(tiny_model, broken, max_steps=4, ckpt={"resume_step": -1})
+    one, two = _adapter(straight, 4), _adapter(broken, 4)
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
+    losses = [[r["loss"] for r in read_metrics(run / "metrics.jsonl")] for run in (straight, broken)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+def test_divided_among_ranks_it_learns_the_same(tmp_path, tiny_model, monkeypatch):
+    every_token = {"mask_ratio_low": 0.0, "mask_ratio_high": 1e9}  # rounding cannot decide about any
+    for name, model in (("one", {}), ("two", {"sharding": "full"})):
+        run = tmp_path / name
+        _put(run, range(2))
+        config = trainer_config(tiny_model, run, max_steps=2, seq_len=24, loss=every_token)
+        _run_ranks(_with_lora(config, dropout=0.0, **model), tmp_path, ranks=len(model) + 1)
+        monkeypatch.setenv("BUCKEYE_ATTEMPT", "2")  # what two ranks have saved one goes on from
+        _put(run, range(2, 3), identity=replace(ME, attempt=2))
+        resumed = config.model_copy(update={"max_steps": 3, "ckpt": TrainerCheckpointConfig(resume_step=-1)})
+        _run_ranks(_with_lora(resumed, dropout=0.0), tmp_path, ranks=1)
+        monkeypatch.setenv("BUCKEYE_ATTEMPT", "1")
+    for step in (2, 3):
+        for name, tensor in _adapter(tmp_path / "one", step).items():
+            torch.testing.assert_close(_adapter(tmp_path / "two", step)[name], tensor, rtol=0, atol=2e-5)
+
+
+def _run_ranks(config, tmp_path: Path, *, ranks: int) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(config.model_dump_json())
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    script = Path(__file__).parent / "trainer_config.py"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(script), str(path)], env=environment, timeout=180, check=True)
+
+
+def test_a_checkpoint_of_the_other_kind_is_one_message(tmp_path, tiny_model):
+    _put(tmp_path, range(1))
+    _train(tiny_model, tmp_path, max_steps=1)
+    with pytest.raises(CheckpointError, match="holds an adapter and no complete model"):
+        run_trainer(trainer_config(tiny_model, tmp_path, max_steps=2, ckpt={"resume_step": -1}))
+
+
+def test_fine_tuning_an_adapter(tmp_path, tiny_model):
+    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    data = tmp_path / "chats.jsonl"
+    data.write_text("\n".join([json.dumps(chat)] * 4))
+    run_sft(_with_lora(sft_config(tiny_model, tmp_path, data={"path": data}, batch_size=4, max_steps=3)))
+    losses = [r["loss"] for r in read_metrics(tmp_path / "metrics.jsonl") if "loss" in r]
+    assert losses[-1] < losses[0]
+    assert verify_weights(tmp_path / "weights" / "step_3").adapter

@@ -1,0 +1,294 @@
+"""What losses have in common: correction of importance weights, reference KL, entropy, normalization,
+statistics, and functions of one's own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from buckeye.config.losses import CustomLossConfig
+from buckeye.errors import UsageError
+from buckeye.trainer.losses import (
+    LOSS_TYPES,
+    averages,
+    check_loss,
+    divisor,
+    needs_every_sample,
+    ratio_range,
+    statistic_names,
+)
+from tests.trainer.losses_by_hand import config_of, counts, inputs_of, loss_and_gradient, sums_of
+
+LN2 = math.log(2.0)
+WIDE = {"clip_low": 1.0, "clip_high": 99.0}
+"""Limits at which PPO and CISPO clip nothing."""
+CORRECTED = ("corrected_low", "corrected_high")
+
+
+def correct(kind, level="token", **bounds):
+    return {"correction": {"type": kind, "level": level, **bounds}}
+
+
+def test_truncated_token_weights():
+    settings = {**WIDE, **correct("truncate", high=2.0)}
+    inputs = inputs_of([4.0, 1.5, 0.1], [1.0, -1.0, 1.0])
+    assert counts(sums_of(inputs, "ppo", **settings), *CORRECTED) == [0, 1]
+    loss, gradient = loss_and_gradient(inputs, "ppo", **settings)
+    assert loss == pytest.approx(-2.0 + 1.5 - 0.1)
+    assert gradient == pytest.approx([-2.0, 1.5, -0.1])
+
+
+def test_masked_token_weights():
+    settings = {**WIDE, **correct("mask", low=0.5, high=2.0)}
+    inputs = inputs_of([4.0, 1.5, 0.1], [1.0, -1.0, 1.0])
+    assert counts(sums_of(inputs, "ppo", **settings), *CORRECTED) == [1, 1]
+    assert loss_and_gradient(inputs, "ppo", **settings)[1] == pytest.approx([0.0, 1.5, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("sequence", [-3.0 * 2 / 6, -2.0 * 2 / 6, -2.0]),  # weights 3 * 2 = 6 and 2, cut to 2
+        ("geometric", [-3.0 * 2 / math.sqrt(6), -2.0 * 2 / math.sqrt(6), -2.0]),
+    ],
+)
+def test_truncated_sequence_weights(level, expected):
+    inputs = inputs_of([3.0, 2.0, 2.0], [1.0, 1.0, 1.0], [0, 0, 1])
+    _, gradient = loss_and_gradient(inputs, "ppo", **WIDE, **correct("truncate", level, high=2.0))
+    assert gradient == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("level", "kept"),
+    [("token", [1, 1, 1, 1]), ("sequence", [0, 0, 1, 1]), ("geometric", [1, 1, 1, 1])],
+)
+def test_masked_sequence_weights(level, kept):
+    # products 1.8^2 = 3.24 and 1.8 * 0.6 = 1.08
+    inputs = inputs_of([1.8, 1.8, 1.8, 0.6], [1.0] * 4, [0, 0, 1, 1])
+    _, gradient = loss_and_gradient(inputs, "ppo", **WIDE, **correct("mask", level, low=0.5, high=2.0))
+    assert gradient == pytest.approx([-r * k for r, k in zip([1.8, 1.8, 1.8, 0.6], kept, strict=True)])
+
+
+def test_the_correction_of_decoupled_ppo_is_of_the_proximal_policy():
+    # staleness 2: w = u = sqrt 9 = 3, cut to 2
+    inputs = inputs_of([9.0], [1.0], staleness=[2])
+    _, gradient = loss_and_gradient(inputs, "decoupled_ppo", clip_high=9.0, **correct("truncate", high=2.0))
+    assert gradient == pytest.approx([-2.0 * 3.0])
+
+
+def test_a_correction_leaves_the_kl_to_the_sampler():
+    inputs = inputs_of([math.e**3], [0.0])
+    loss, gradient = loss_and_gradient(inputs, "dppo", kl_tau=0.5, **correct("mask"))
+    assert loss == pytest.approx(0.5 * 9.0)
+    assert gradient == pytest.approx([0.5 * 2 * 3.0])
+
+
+def test_an_impossible_weight_is_truncated():
+    inputs = inputs_of([1e300], [1.0])
+    _, gradient = loss_and_gradient(inputs, "ppo", clip_high=1e300, **correct("truncate", high=2.0))
+    assert gradient == pytest.approx([-2.0])
+
+
+def test_the_correction_of_gspo_is_of_the_sequence():
+    # ratios 10 and 0.1: the sequence's is 1, and neither token is corrected
+    ratios, settings = [10.0, 0.1], correct("truncate", high=5.0)
+    _, gradient = loss_and_gradient(inputs_of(ratios, [1.0, 1.0], [0, 0]), "gspo", **settings)
+    assert gradient == pytest.approx([-0.5, -0.5])
+
+
+def test_cispo_is_not_truncated_twice():
+    with pytest.raises(ValueError, match="cispo truncates importance weights by itself"):
+        config_of("cispo", **correct("truncate", high=5.0))
+
+
+REFERENCE = [-1.0 - LN2, -1.0 + LN2]  # log pi - log reference = ln 2 and -ln 2
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected", "gradient"),
+    [
+        ("k2", LN2**2 / 2 * 2, [LN2, -LN2]),
+        ("k3", (0.5 - 1 + LN2) + (2 - 1 - LN2), [1 - 0.5, 1 - 2.0]),  # d k3 / d log pi = 1 - e^-d
+    ],
+)
+def test_reference_kl_in_the_loss(estimator, expected, gradient):
+    inputs = inputs_of([1.0, 1.0], [0.0, 0.0], reference=REFERENCE)
+    loss, found = loss_and_gradient(inputs, "masked_ratio", kl_coef=0.1, kl_estimator=estimator)
+    assert loss == pytest.approx(0.1 * expected)
+    assert found == pytest.approx([0.1 * g for g in gradient])
+
+
+def test_reference_kl_as_a_reward():
+    inputs = inputs_of([1.0, 2.0], [1.0, 1.0], reference=[-1.0 - LN2, -1.0])
+    # k1 = ln 2 for both: A = 1 - 0.1 ln 2
+    _, gradient = loss_and_gradient(inputs, "masked_ratio", kl_coef=0.1, kl_estimator="k1")
+    assert gradient == pytest.approx([-(1 - 0.1 * LN2), -2 * (1 - 0.1 * LN2)])
+
+
+def test_reference_kl_is_recorded_as_k3():
+    inputs = inputs_of([1.0, 1.0], [0.0, 0.0], reference=REFERENCE)
+    sums = sums_of(inputs, "ppo", kl_coef=0.1, kl_estimator="k2")
+    assert counts(sums, "reference_kl") == pytest.approx([0.5 - 1 + LN2 + 2 - 1 - LN2])
+
+
+def test_entropy_bonus():
+    inputs = inputs_of([1.0, 1.0], [0.0, 0.0])
+    sums = sums_of(inputs, "ppo", entropy_coef=0.2)
+    assert sums.loss.item() == pytest.approx(-0.2 * (0.5 + 0.5))
+    sums.loss.backward()
+    assert inputs.entropies.grad.tolist() == pytest.approx([-0.2, -0.2])
+
+
+@pytest.mark.parametrize(
+    ("normalization", "expected", "divided_by"),
+    [("token", [-1.0, -1.0, -2.0], 6), ("sequence", [-0.5, -0.5, -2.0], 3), ("constant", [-1, -1, -2], 30)],
+)
+def test_normalizations(normalization, expected, divided_by):
+    inputs = inputs_of([1.0] * 3, [1.0, 1.0, 2.0], [0, 0, 1])
+    settings = {"normalization": normalization}
+    if normalization == "constant":
+        settings["normalization_length"] = 10
+    assert loss_and_gradient(inputs, "ppo", **settings)[1] == pytest.approx(expected)
+    # the whole batch: sequences of 2, 1 and 3 trained tokens, and one of none
+    assert divisor([2, 1, 0, 3], config_of("ppo", **settings), seq_len=99) == divided_by
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        ("masked_ratio", {}, 4),
+        ("masked_ratio", {"ratio_type": "sequence"}, 2),
+        ("ppo", {}, 4),
+        ("gspo", {}, 2),
+        ("dr_grpo", {}, 2 * 50),
+        ("cispo", {}, 4),
+        ("dppo", {}, 4),
+        ("decoupled_ppo", {}, 4),
+    ],
+)
+def test_default_divisors(kind, settings, expected):
+    assert divisor([3, 1], config_of(kind, **settings), seq_len=50) == expected
+
+
+def test_an_empty_batch_is_divided_by_something():
+    assert divisor([], config_of("ppo"), seq_len=5) == divisor([0], config_of("gspo"), seq_len=5) == 1
+
+
+@pytest.mark.parametrize("kind", sorted(LOSS_TYPES))
+def test_statistics_have_the_names_that_are_announced(kind):
+    inputs = inputs_of([1.0, 3.0], [1.0, -1.0], reference=[-1.0, -1.0])
+    for settings in ({}, {"kl_coef": 0.1}, correct("mask") if kind != "masked_ratio" else {}):
+        given = inputs if "kl_coef" in settings else inputs_of([1.0, 3.0], [1.0, -1.0])
+        sums = sums_of(given, kind, **settings)
+        assert tuple(sums.statistics) == statistic_names(config_of(kind, **settings))
+        assert not any(value.requires_grad for value in sums.statistics.values())
+
+
+def test_averages():
+    inputs = inputs_of([1.0, 2.0, 0.1, 9.0], [1.0] * 4)
+    values = averages({k: float(v) for k, v in sums_of(inputs, "masked_ratio").statistics.items()})
+    kl = (2 - LN2 - 1) + (0.1 - math.log(0.1) - 1) + (9 - math.log(9) - 1)
+    assert values["mismatch_kl"] == pytest.approx(kl / 4)
+    assert values["entropy"] == pytest.approx(0.5)
+    assert values["ratio_mean"] == pytest.approx(12.1 / 4)
+    assert values["effective_sample_size"] == pytest.approx(12.1**2 / (4 * (1 + 4 + 0.01 + 81)))
+    assert (values["masked_low"], values["masked_high"]) == (0.25, 0.25)
+    assert values["trained_tokens"] == 4
+    assert ratio_range(inputs) == pytest.approx((0.1, 9.0))
+
+
+def test_without_tokens_there_are_no_averages():
+    names = statistic_names(config_of("ppo"))
+    assert averages(dict.fromkeys(names, 0.0)) == {"trained_tokens": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        ("masked_ratio", {}, False),
+        ("masked_ratio", {"kl_tau": 0.1}, True),
+        ("ppo", {}, False),
+        ("ppo", {"kl_coef": 0.1}, True),
+        ("ppo", {"entropy_coef": 0.1}, True),
+        ("dppo", {}, True),
+        ("dppo", {"kl_tau": 0.0}, False),
+        ("custom", {"import_path": "a:b"}, True),
+    ],
+)
+def test_which_losses_need_samples_without_advantage(kind, settings, expected):
+    assert needs_every_sample(config_of(kind, **settings)) is expected
+
+
+OWN_LOSS = """
+def power(inputs, *, exponent):
+    return -inputs.advantages * (inputs.logprobs - inputs.sampler_logprobs).exp() ** exponent
+
+def scalar(inputs):
+    return inputs.logprobs.sum()
+
+value = 3
+"""
+
+
+@pytest.fixture
+def own_loss(tmp_path):
+    path = tmp_path / "own_loss.py"
+    path.write_text(OWN_LOSS)
+    return path
+
+
+def test_a_loss_of_ones_own(own_loss):
+    settings = {"import_path": f"{own_loss}:power", "kwargs": {"exponent": 2}}
+    inputs = inputs_of([3.0, 1.0], [1.0, -1.0], [0, 1])
+    loss, gradient = loss_and_gradient(inputs, "custom", **settings)
+    assert loss == pytest.approx(-9.0 + 1.0)
+    assert gradient == pytest.approx([-18.0, 2.0])
+
+
+def test_a_loss_of_ones_own_is_corrected_like_any_other(own_loss):
+    settings = {"import_path": f"{own_loss}:power", "kwargs": {"exponent": 1}}
+    inputs = inputs_of([3.0, 1.0], [1.0, -1.0], [0, 1])
+    _, gradient = loss_and_gradient(inputs, "custom", **settings, **correct("mask", high=2.0))
+    assert gradient == pytest.approx([0.0, 1.0])
+
+
+def test_a_loss_in_a_module(own_loss, monkeypatch):
+    monkeypatch.syspath_prepend(own_loss.parent)
+    settings = {"import_path": "own_loss:power", "kwargs": {"exponent": 1}}
+    assert loss_and_gradient(inputs_of([2.0], [1.0]), "custom", **settings)[0] == pytest.approx(-2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        ("power", {}, "cannot be called with .*missing a required argument: 'exponent'"),
+        ("power", {"exponent": 1, "other": 2}, "unexpected keyword argument 'other'"),
+        ("absent", {}, "has no function 'absent'"),
+        ("value", {}, "has no function 'value'"),
+    ],
+)
+def test_a_loss_that_is_not_there_is_refused_early(own_loss, name, kwargs, message):
+    config = CustomLossConfig(import_path=f"{own_loss}:{name}", kwargs=kwargs)
+    with pytest.raises(UsageError, match=message):
+        check_loss(config)
+
+
+def test_a_module_that_cannot_be_imported():
+    with pytest.raises(UsageError, match="no_such_module cannot be imported"):
+        check_loss(CustomLossConfig(import_path="no_such_module:loss"))
+
+
+def test_a_loss_must_say_something_of_every_token(own_loss):
+    with pytest.raises(UsageError, match=r"returned a tensor \[\]; expected .* \[2\]"):
+        sums_of(inputs_of([1.0, 1.0], [1.0, 1.0]), "custom", import_path=f"{own_loss}:scalar")
+
+
+def test_sums_do_not_depend_on_the_order_of_tokens():
+    """A sequence-level correction and normalization, whichever places a sequence's tokens have."""
+    ratios, sequences = [1.8, 1.8, 1.8, 0.6], [0, 0, 1, 1]
+    order = [2, 0, 3, 1]
+    settings = {"normalization": "sequence", **WIDE, **correct("truncate", "sequence", high=2.0)}
+    straight = loss_and_gradient(inputs_of(ratios, [1.0] * 4, sequences), "ppo", **settings)[1]
+    mixed = inputs_of([ratios[i] for i in order], [1.0] * 4, [sequences[i] for i in order])
+    assert loss_and_gradient(mixed, "ppo", **settings)[1] == pytest.approx([straight[i] for i in order])

@@ -1,0 +1,283 @@
+"""A model divided among ranks learns what one rank learns: FSDP, replicas, tensor parallelism, resuming."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, Qwen3Config
+
+from buckeye.checkpoint import resolve_checkpoint
+from buckeye.config.trainer import ModelConfig
+from buckeye.errors import UsageError
+from buckeye.monitor.metrics import read_metrics
+from buckeye.process import RunIdentity
+from buckeye.trainer.rl import run_trainer
+from buckeye.trainer.sft import run_sft
+from buckeye.transport.batches import Batch, Sample, write_batch
+from tests.trainer.trainer_config import sft_config, trainer_config
+
+ME = RunIdentity(run_id="local", attempt=1)
+SCRIPT = Path(__file__).parent / "trainer_config.py"
+STEPS = 4
+TOLERANCE = {"adamw": 1e-4, "sgd": 1e-4, "muon": 1e-2}  # Muon rounds to bfloat16
+SETTINGS = {
+    "seq_len": 48,
+    "max_steps": STEPS,
+    # every token counts: rounding cannot decide about any
+    "loss": {"mask_ratio_low": 0.0, "mask_ratio_high": 1e9},
+}
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    monkeypatch.setenv("BUCKEYE_THREADS", "1")
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def uneven_model(build_model) -> Path:
+    """A Qwen3 whose rows cannot be divided evenly among four ranks."""
+    return build_model(Qwen3Config, intermediate_size=46, vocab_size=266)
+
+
+@pytest.fixture(scope="module")
+def batches():
+    """Four batches; the last has one sample, so that all ranks but one have nothing to do, and one before it
+    has none that gives a gradient."""
+    rng = np.random.default_rng(0)
+
+    def sample(length: int, advantage: float) -> Sample:
+        mask = np.arange(length) >= length // 3
+        return Sample(
+            token_ids=rng.integers(0, 256, length).astype(np.int32),
+            loss_mask=mask,
+            logprobs=np.where(mask, -5.5, 0).astype(np.float32),
+            versions=np.where(mask, 0, -1).astype(np.int32),
+            advantages=np.full(length, advantage, np.float32),
+            temperature=1.0,
+        )
+
+    counts = [(9, 1.0), (7, 1.0), (3, 0.0), (1, 1.0)]
+    return [
+        Batch(
+            step=step,
+            samples=tuple(sample(int(n), scale * rng.normal()) for n in rng.integers(3, 40, count)),
+            orchestrator_state={"emitted": step},
+        )
+        for step, (count, scale) in enumerate(counts)
+    ]
+
+
+def train(source: Path, run: Path, batches, *, ranks: int = 1, division=None, attempt: int = 1, **changes):
+    for batch in batches:
+        write_batch(run / "batches", batch, identity=replace(ME, attempt=attempt))
+    config = trainer_config(source, run, **{**SETTINGS, **changes})
+    model = ModelConfig(name=str(source), device="cpu", **division or {})
+    config = config.model_copy(update={"model": model})
+    if ranks == 1:
+        run_trainer(config)
+        return
+    path = run / "config.json"
+    path.write_text(config.model_dump_json())
+    launch(ranks, str(SCRIPT), str(path), attempt=attempt)
+
+
+def launch(ranks: int, *words: str, attempt: int = 1) -> None:
+    """Run a Python command as each of the ranks, under the variables that `torchrun` sets."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"OMP_NUM_THREADS": "1", "BUCKEYE_THREADS": "1", "BUCKEYE_ATTEMPT": str(attempt)}
+    processes = [
+        subprocess.Popen([sys.executable, *words], env={**os.environ, **common, "RANK": str(rank)})
+        for rank in range(ranks)
+    ]
+    try:
+        codes = [process.wait(240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert codes == [0] * ranks
+
+
+def weights(run: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
+    (path,) = (run / "weights" / f"step_{step}").glob("*.safetensors")
+    return load_file(path)
+
+
+def optimizer(run: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
+    info = resolve_checkpoint(run / "checkpoints", step)
+    return load_file(info.path / "trainer" / "optimizer.safetensors")
+
+
+def records(run: Path, process: str = "trainer"):
+    return [r for r in read_metrics(run / "metrics.jsonl") if r["process"] == process]
+
+
+def assert_same_run(one: Path, other: Path, *, tolerance: float = 1e-4, process: str = "trainer") -> None:
+    """Equal but for rounding: losses, and what the optimizer has gathered of all gradients. Adam divides a
+    gradient that is nothing but rounding by its own size, so a weight may differ by a tenth of a step."""
+    for name, tensor in weights(one).items():
+        torch.testing.assert_close(weights(other)[name], tensor, rtol=0, atol=1e-3, msg=name)
+    assert optimizer(other).keys() == optimizer(one).keys()
+    for name, tensor in optimizer(one).items():
+        limit = tolerance * float(tensor.abs().max())
+        torch.testing.assert_close(optimizer(other)[name], tensor, rtol=0, atol=limit, msg=name)
+    for key in ("loss", "grad_norm", "entropy", "trained_tokens", "lr"):
+        expected = [pytest.approx(r[key], rel=tolerance) if key in r else None for r in records(one, process)]
+        assert [r.get(key) for r in records(other, process)] == expected, key
+
+
+def test_two_shards_equal_one_rank(tmp_path, tiny_model, batches):
+    train(tiny_model, tmp_path / "one", batches)
+    train(tiny_model, tmp_path / "two", batches, ranks=2, division={"sharding": "full"})
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "division", "kind"),
+    [
+        (4, {"sharding": "full"}, "adamw"),
+        (4, {"dp_replicate": 2, "reshard_after_forward": False}, "adamw"),
+        (2, {"tp": 2}, "adamw"),
+        (4, {"tp": 2}, "adamw"),
+        (4, {"tp": 2, "sharding": "none"}, "sgd"),
+        (2, {"sharding": "full", "ac": {"freq": 1}}, "sgd"),
+        (4, {"sharding": "full"}, "muon"),
+        (4, {"tp": 2}, "muon"),
+    ],
+)
+def test_divisions_equal_one_rank(tmp_path, uneven_model, batches, ranks, division, kind):
+    common = {"optim": {"type": kind}}
+    train(uneven_model, tmp_path / "one", batches, **common)
+    train(uneven_model, tmp_path / "many", batches, ranks=ranks, division=division, **common)
+    assert_same_run(tmp_path / "one", tmp_path / "many", tolerance=TOLERANCE[kind])
+
+
+@pytest.mark.slow
+def test_tensor_parallel_llama(tmp_path, build_model, batches):
+    """Biases, an output projection of its own, and no norms of queries and keys."""
+    model = build_model(LlamaConfig, tie_word_embeddings=False, attention_bias=True, mlp_bias=True)
+    train(model, tmp_path / "one", batches)
+    train(model, tmp_path / "two", batches, ranks=2, division={"tp": 2})
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, uneven_model, batches, kind, monkeypatch):
+    straight, moved = tmp_path / "straight", tmp_path / "moved"
+    common = {"optim": {"type": kind}, "scheduler": {"type": "linear", "warmup": 2, "decay": 0}}
+    train(uneven_model, straight, batches, **common)
+    stages = [
+        (2, {"sharding": "full"}, batches[:2]),
+        (1, {}, batches[2:3]),
+        (4, {"tp": 2}, batches[3:]),
+    ]
+    for attempt, (ranks, division, mine) in enumerate(stages, start=1):
+        monkeypatch.setenv("BUCKEYE_ATTEMPT", str(attempt))
+        train(
+            uneven_model,
+            moved,
+            mine,
+            ranks=ranks,
+            division=division,
+            attempt=attempt,
+            **common,
+            max_steps=mine[-1].step + 1,
+            ckpt={"resume_step": -1} if attempt > 1 else None,
+        )
+    assert_same_run(straight, moved, tolerance=TOLERANCE[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("division", [{"sharding": "full"}, {"tp": 2}])
+def test_shards_may_be_read_by_themselves(tmp_path, uneven_model, batches, division):
+    train(uneven_model, tmp_path / "one", batches)
+    division = {**division, "load_using_meta": True}
+    train(uneven_model, tmp_path / "two", batches, ranks=2, division=division, max_async_level=STEPS)
+    first, stored = weights(tmp_path / "two", 0), load_file(uneven_model / "model.safetensors")
+    assert first.keys() == stored.keys()
+    assert all(torch.equal(first[name], tensor) for name, tensor in stored.items())
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_adapters_on_shards(tmp_path, uneven_model, batches):
+    lora = {"experimental": {"lora": {"rank": 4}}}
+    train(uneven_model, tmp_path / "one", batches, division=lora)
+    train(uneven_model, tmp_path / "two", batches, ranks=2, division={**lora, "sharding": "full"})
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_bfloat16_on_shards(tmp_path, uneven_model, batches):
+    """Weights travel as bfloat16; what the optimizer updates, and a checkpoint holds, is float32."""
+    division = {"compute_dtype": "bfloat16", "sharding": "full"}
+    train(uneven_model, tmp_path / "one", batches)
+    train(uneven_model, tmp_path / "two", batches, ranks=2, division=division)
+    exact, rounded = ([r["loss"] for r in records(tmp_path / name)] for name in ("one", "two"))
+    assert rounded == pytest.approx(exact, rel=0.05, abs=0.01)
+    assert rounded != exact
+    assert {tensor.dtype for tensor in weights(tmp_path / "two").values()} == {torch.bfloat16}
+    stored = resolve_checkpoint(tmp_path / "two" / "checkpoints", STEPS).path / "trainer" / "model"
+    assert {t.dtype for t in load_file(stored / "model.safetensors").values()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_fine_tuning_on_shards(tmp_path, tiny_model):
+    """Three conversations that fit into no common row, and validation: forward passes alone."""
+    chats = tmp_path / "chats.jsonl"
+    texts = [("one " * 8, "waŋži"), ("two " * 8, "nuŋpa"), ("three " * 6, "yamni")]
+    roles = ("user", "assistant")
+    lines = [{"messages": [{"role": r, "content": c} for r, c in zip(roles, t, strict=True)]} for t in texts]
+    chats.write_text("\n".join(map(json.dumps, lines)))
+    common = {"seq_len": 128, "batch_size": 3, "max_steps": STEPS}
+    data = {"path": str(chats), "val_path": str(chats)}
+    run_sft(sft_config(tiny_model, tmp_path / "one", data=data, **common))
+    model = {"name": str(tiny_model), "device": "cpu", "sharding": "full"}
+    config = {
+        "data": data,
+        "model": model,
+        "optim": {"lr": 0.01},
+        "output_dir": str(tmp_path / "two"),
+        **common,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    launch(2, "-m", "buckeye", "sft", "@", str(tmp_path / "config.json"))
+    assert_same_run(tmp_path / "one", tmp_path / "two", process="sft")
+
+
+@pytest.mark.slow
+def test_heads_that_do_not_divide_are_refused(tmp_path, build_model, batches, capfd):
+    model = build_model(Qwen3Config, num_key_value_heads=1)
+    with pytest.raises(AssertionError):
+        train(model, tmp_path, batches[:1], ranks=2, division={"tp": 2})
+    assert (
+        "UsageError: trainer.model.tp = 2 does not divide the model's 1 key-value heads"
+        in capfd.readouterr().err
+    )
+
+
+def test_ranks_that_cannot_be_divided_are_one_message(tmp_path, tiny_model, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(
+        UsageError, match="3 trainer ranks cannot be divided into dp_replicate = 2 replicas of tp = 1"
+    ):
+        train(tiny_model, tmp_path, [], division={"dp_replicate": 2})

@@ -1,0 +1,106 @@
+"""Losses in the trainer process: rows, reference models, functions of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Qwen3Config
+
+from buckeye.errors import UsageError
+from buckeye.trainer.rl import run_trainer
+from tests.trainer.rl_runs import put, records
+from tests.trainer.test_parallel import train
+from tests.trainer.trainer_config import trainer_config
+
+SEQUENCE_MASK = {"type": "mask", "level": "sequence", "low": 0.5, "high": 2.0}
+LOSSES = [
+    {"type": "masked_ratio", "ratio_type": "sequence", "ratio_length_norm": True, "kl_tau": 0.01},
+    {"type": "gspo", "clip_low": 0.05, "clip_high": 0.05, "correction": SEQUENCE_MASK},
+    {"type": "dr_grpo", "normalization_length": 64, "dual_clip": 3.0, "kl_coef": 0.1},
+    {"type": "decoupled_ppo", "kl_coef": 0.1, "kl_estimator": "k1", "entropy_coef": 0.01},
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["type"])
+def test_a_loss_does_not_depend_on_the_rows(tmp_path, tiny_model, batches, loss):
+    found = []
+    for seq_len in (40, 1000):
+        put(tmp_path / str(seq_len), batches[:1])
+        config = trainer_config(tiny_model, tmp_path / str(seq_len), seq_len=seq_len, max_steps=1, loss=loss)
+        run_trainer(config)
+        found.append(records(tmp_path / str(seq_len))[0])
+    prefixes = (
+        "loss",
+        "grad_norm",
+        "entropy",
+        "mismatch",
+        "ratio",
+        "effective",
+        "reference",
+        "masked",
+        "clipped",
+        "corrected",
+    )
+    numbers = [{k: v for k, v in record.items() if k.startswith(prefixes)} for record in found]
+    assert len(numbers[0]) > 9
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-4, abs=1e-6)
+    assert numbers[0]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "target_modules": ["q_proj", "down_proj"]}])
+def test_the_reference_is_the_model_that_the_run_starts_from(tmp_path, tiny_model, batches, lora):
+    put(tmp_path, batches[:2])
+    config = trainer_config(
+        tiny_model,
+        tmp_path,
+        max_steps=2,
+        loss={"type": "ppo", "kl_coef": 0.1},
+        model={"experimental": {"lora": lora}},
+    )
+    run_trainer(config)
+    first, second = (r["reference_kl"] for r in records(tmp_path))
+    assert first == pytest.approx(0, abs=1e-6)
+    assert second > 1e-4
+
+
+def test_another_reference(tmp_path, tiny_model, tiny_llama, batches):
+    put(tmp_path, batches[:1])
+    loss = {"kl_coef": 0.1, "reference_model": str(tiny_llama)}
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=1, loss=loss))
+    assert records(tmp_path)[0]["reference_kl"] > 0.01
+
+
+def test_a_reference_with_another_vocabulary(tmp_path, tiny_model, build_model):
+    other = build_model(Qwen3Config, vocab_size=300)
+    config = trainer_config(tiny_model, tmp_path, loss={"kl_coef": 0.1, "reference_model": str(other)})
+    with pytest.raises(UsageError, match="has 300 tokens and the trained one 264"):
+        run_trainer(config)
+
+
+def test_a_broken_loss_of_ones_own_is_found_before_the_model_is_loaded(tmp_path):
+    loss = {"type": "custom", "import_path": "no_such_module:loss"}
+    with pytest.raises(UsageError, match="no_such_module cannot be imported"):
+        run_trainer(trainer_config(tmp_path / "no-model", tmp_path, loss=loss))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+def test_a_reference_divided_among_ranks(tmp_path, tiny_model, batches, lora):
+    """The last batch has one sample: a rank has nothing to compute, and must take part all the same."""
+    chosen = [*batches[:2], replace(batches[2], samples=batches[2].samples[:1])]
+    unclipped = {"type": "ppo", "kl_coef": 0.2, "clip_low": 1.0, "clip_high": 1e9}
+    settings = {"max_steps": 3, "loss": unclipped}
+    adapter = {"experimental": {"lora": lora}}
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(tiny_model, one, chosen, division=adapter, **settings)
+    train(tiny_model, two, chosen, ranks=2, division={**adapter, "sharding": "full"}, **settings)
+    for key in ("loss", "grad_norm", "reference_kl", "ratio_min", "ratio_max"):
+        expected = pytest.approx([r[key] for r in records(one)], rel=1e-4, abs=1e-6)
+        assert [r[key] for r in records(two)] == expected, key
+    found = [next((run / "weights" / "step_3").glob("*.safetensors")) for run in (one, two)]
+    expected, actual = map(load_file, found)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(actual[name], tensor, rtol=0, atol=1e-4, msg=name)
