@@ -3,8 +3,9 @@ and the limit: a bare decode loop on preallocated tensors, in one process, with 
 
     python benchmarks/inference.py [--quick] [--rounds 3] [--threads 2] [--model DIRECTORY ...]
 
-All have the same weights, dtype and number of threads, are alive at the same time, and are measured in turn,
-in each round in another order; ratios are medians over rounds. Every request has 32 prompt tokens and 96 new
+All have the same weights, dtype and number of threads, are loaded at the same time, and are measured in turn,
+in each round in another order; who is not measured is stopped (SIGSTOP), for idle engines poll and spin.
+Ratios are medians over rounds. Every request has 32 prompt tokens and 96 new
 ones and wants the log-prob of each. vLLM is left out, with a line, where it is not installed.
 """
 
@@ -14,12 +15,15 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +52,11 @@ class Contender:
     """A process that samples. `start_seconds` is from its start to its first answer."""
 
     def __init__(self, command: list[str], folder: Path, name: str, threads: int, **pipes: int) -> None:
-        environment = os.environ | {"BUCKEYE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+        environment = os.environ | {
+            "BUCKEYE_THREADS": str(threads),
+            "OMP_NUM_THREADS": str(threads),
+            "BUCKEYE_PARENT_PID": str(os.getpid()),  # servers end with this process, whatever ends it
+        }
         self.log = folder / f"{name}.log"
         self._started = time.perf_counter()
         with self.log.open("w") as log:
@@ -67,11 +75,31 @@ class Contender:
 
     def memory(self) -> float:
         """GB of memory of the process and its children; shared pages count in proportion (PSS)."""
+        return sum(one.memory_full_info().pss for one in self._processes()) / 1e9
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let it run; outside it is stopped."""
+        for one in self._processes():
+            one.resume()
+        try:
+            yield
+        finally:
+            self.suspend()
+
+    def suspend(self) -> None:
+        """Stop it until it is to be `awake`."""
+        for one in self._processes():
+            one.suspend()
+
+    def _processes(self) -> list[psutil.Process]:
         root = psutil.Process(self.process.pid)
-        return sum(one.memory_full_info().pss for one in (root, *root.children(recursive=True))) / 1e9
+        return [root, *root.children(recursive=True)]
 
     def stop(self) -> None:
         """End the process."""
+        for one in self._processes() if self.process.poll() is None else ():
+            one.resume()
         self.process.terminate()
         try:
             self.process.wait(STOP_SECONDS)
@@ -162,6 +190,7 @@ def start(model: Path, folder: Path, wanted: list[str], dtype: str, threads: int
                     dtype = served_dtype(server.endpoint)
             else:
                 contenders[kind] = Rival(kind, model, folder, dtype=dtype, threads=threads)
+            contenders[kind].suspend()
     except BaseException:
         stop(contenders)
         raise
@@ -195,7 +224,10 @@ def compare(contenders: dict[str, Contender], vocab: int, rounds: int, concurren
                 list(contenders)[number % len(contenders) :] + list(contenders)[: number % len(contenders)]
             )
             prompts = random_prompts(max(4, 2 * concurrency), vocab, seed=number)
-            speeds.append({kind: contenders[kind].measure(prompts, concurrency) for kind in order})
+            speeds.append({})
+            for kind in order:
+                with contenders[kind].awake():
+                    speeds[-1][kind] = contenders[kind].measure(prompts, concurrency)
         cells = [f"{statistics.median(s['embedded'] for s in speeds):.0f}"]
         for kind in others:
             speed = statistics.median(s[kind] for s in speeds)
@@ -225,7 +257,8 @@ def benchmark(
         if update:
             embedded = contenders["embedded"]
             assert isinstance(embedded, Server)
-            rows = asyncio.run(measure_updates(embedded.endpoint, model, folder, vocab))
+            with embedded.awake():
+                rows = asyncio.run(measure_updates(embedded.endpoint, model, folder, vocab))
             print(f"| {' | '.join(UPDATE_COLUMNS)} |\n|{'---:|' * len(UPDATE_COLUMNS)}")
             for row in rows:
                 print(f"| {' | '.join(row)} |")
@@ -262,6 +295,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--model", type=Path, nargs="+", default=[], help="further models to measure")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if given.quick:
         given.rounds, given.sizes = 1, given.sizes[:1]
     wanted = contenders_here() if given.only is None else [k for k in NAMES if k in {"embedded", *given.only}]

