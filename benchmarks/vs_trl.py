@@ -150,7 +150,7 @@ class Bench:
         contenders = {
             "TRL, float32": lambda: self._trl(work),
             "TRL, bfloat16": lambda: self._trl(work, "--bf16"),
-            "Buckeye, two steps ahead": lambda: self._buckeye(work, level=2),
+            "Buckeye, bfloat16, two steps ahead": lambda: self._buckeye(work, level=2, dtype="bfloat16"),
         }
         self._table("Environments of 0.5 s (median)", self._rounds(contenders))
 
@@ -164,7 +164,7 @@ class Bench:
             for seed in range(self.args.rounds):
                 work = Workload(steps=steps, letters=letters, seed=seed, target=target)
                 trl = self._trl(work, "--bf16").reached(target)
-                own = self._buckeye(work, level=1).reached(target)
+                own = self._buckeye(work, level=1, dtype="bfloat16").reached(target)
                 ratio = f"{own / trl:.2f}" if own and trl else "-"
                 shown = [f"{value:.1f} s" if value else "not reached" for value in (trl, own)]
                 print(f"| {letters} >= {target} | {seed} | {shown[0]} | {shown[1]} | {ratio} |", flush=True)
