@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +49,7 @@ NAMES = {
 }
 
 
-class Contender:
+class Contender(ABC):
     """A process that samples. `start_seconds` is from its start to its first answer."""
 
     def __init__(self, command: list[str], folder: Path, name: str, threads: int, **pipes: int) -> None:
@@ -69,9 +70,9 @@ class Contender:
         """Note that the first answer has come."""
         self.start_seconds = time.perf_counter() - self._started
 
+    @abstractmethod
     def measure(self, prompts: list[list[int]], concurrency: int) -> float:
         """Tokens a second."""
-        raise NotImplementedError
 
     def memory(self) -> float:
         """GB of memory of the process and its children; shared pages count in proportion (PSS)."""

@@ -14,17 +14,10 @@ from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.policy import RecordingPolicy
 
 from .chat_families import FAMILIES, save_family
+from .scripted_model import FIND
 
 QUESTION = {"role": "user", "content": "Which animal jumps?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
-FIND = {
-    "type": "function",
-    "function": {
-        "name": "find",
-        "description": "Look a word up.",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
-    },
-}
 CALL = {
     "tagged": '<tool_call>\n{"name": "find", "arguments": {"word": "dog"}}\n</tool_call>',
     "json": '{"name": "find", "parameters": {"word": "dog"}}',

@@ -32,6 +32,7 @@ from buckeye.trainer.rows import make_row
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.batches import Batch, Sample, write_batch
 from buckeye.transport.weights import verify_weights
+from tests.trainer.counting import count_passes
 from tests.trainer.trainer_config import sft_config, trainer_config
 
 ME = RunIdentity(run_id="local", attempt=1)
@@ -156,14 +157,16 @@ def test_gradients_are_those_of_the_formula(tiny_model):
 
 
 def test_recomputed_activations_give_the_same_gradients(tiny_model):
-    gradients = []
+    gradients, passes = [], []
     for every in (None, 1):
         policy = adapted(tiny_model)
+        passes.append(count_passes(policy))
         if every is not None:
             policy.checkpoint_activations(every=every)
         row = make_row([IDS], [np.arange(len(IDS)) > 0], CPU)
         policy.token_logprobs(row, torch.ones(len(IDS) - 1))[0].sum().backward()
         gradients.append({name: p.grad for name, p in policy.trainable.items()})
+    assert passes == [[1] * len(passes[0]), [2] * len(passes[0])]
     for name, gradient in gradients[0].items():
         assert gradient.abs().max() > 0, name
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)

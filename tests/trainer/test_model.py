@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from buckeye.errors import UsageError
 from buckeye.trainer.head import token_logprobs
 from buckeye.trainer.model import load_policy, pick_device
 from buckeye.trainer.rows import make_row
+from tests.trainer.counting import count_passes
 
 CPU = torch.device("cpu")
 
@@ -172,20 +172,14 @@ def test_checkpointed_activations_give_the_same_gradients(tiny_model, every):
     gradients, passes = [], []
     for checkpointed in (False, True):
         policy = load_policy(str(tiny_model), CPU)
-        layers = policy.model.base_model.layers
-        count = [0] * len(layers)
-
-        def counted(mlp, _, number, count=count):
-            count[number] += 1
-
-        for number, layer in enumerate(layers):
-            layer.mlp.register_forward_pre_hook(partial(counted, number=number))
+        count = count_passes(policy)
         if checkpointed:
             policy.checkpoint_activations(every=every)
         policy.hidden_states(ids, lengths).square().sum().backward()
         gradients.append([p.grad for p in policy.trainable.values()])
         passes.append(count)
-    assert sum(passes[0]) == len(layers)
-    assert sum(passes[1]) == len(layers) + len(range(0, len(layers), every))
+    layers = len(passes[0])
+    assert sum(passes[0]) == layers
+    assert sum(passes[1]) == layers + len(range(0, layers, every))
     for plain, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(recomputed, plain, rtol=1e-5, atol=1e-6)

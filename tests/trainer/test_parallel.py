@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -37,15 +36,6 @@ SETTINGS = {
     # every token counts: rounding cannot decide about any
     "loss": {"mask_ratio_low": 0.0, "mask_ratio_high": 1e9},
 }
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    monkeypatch.setenv("BUCKEYE_THREADS", "1")
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

@@ -24,15 +24,6 @@ from buckeye.trainer.sft import run_sft
 from tests.trainer.trainer_config import sft_config
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    monkeypatch.setenv("BUCKEYE_THREADS", "1")
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
 @pytest.fixture(scope="module")
 def chat_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "chat.jsonl"

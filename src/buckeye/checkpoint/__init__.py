@@ -6,10 +6,17 @@ from buckeye.checkpoint.commit import (
     trainer_state,
     verify_checkpoint,
 )
-from buckeye.checkpoint.find import CheckpointInfo, list_checkpoints, prune_checkpoints, resolve_checkpoint
+from buckeye.checkpoint.find import (
+    CheckpointInfo,
+    checkpoints_by_age,
+    list_checkpoints,
+    prune_checkpoints,
+    resolve_checkpoint,
+)
 
 __all__ = [
     "CheckpointInfo",
+    "checkpoints_by_age",
     "list_checkpoints",
     "prune_checkpoints",
     "read_orchestrator_state",

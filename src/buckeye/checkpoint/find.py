@@ -33,24 +33,29 @@ def list_checkpoints(root: Path) -> list[CheckpointInfo]:
     return found
 
 
+def checkpoints_by_age(root: Path) -> list[CheckpointInfo]:
+    """Every committed checkpoint under `root`, by (attempt, step): the last is the newest."""
+    return sorted(list_checkpoints(root), key=lambda info: (info.attempt, info.step))
+
+
 def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
     """The checkpoint that `resume_step` means: the newest, by (attempt, step), for -1."""
-    available = list_checkpoints(root)
+    available = checkpoints_by_age(root)
     if not available:
         raise CheckpointError(f"There is no committed checkpoint in {root}. Start without a resume step.")
     if resume_step == -1:
-        return max(available, key=_age)
+        return available[-1]
     for info in available:
         if info.step == resume_step:
             return info
-    steps = ", ".join(str(info.step) for info in available)
+    steps = ", ".join(str(step) for step in sorted(info.step for info in available))
     raise CheckpointError(f"There is no checkpoint of step {resume_step} in {root}. There are: {steps}.")
 
 
 def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ()) -> list[int]:
     """Delete all but the `keep` newest committed checkpoints and those of `protected` steps; returns the
     steps that were deleted."""
-    by_age = sorted(list_checkpoints(root), key=_age)
+    by_age = checkpoints_by_age(root)
     old = [info for info in by_age[: max(0, len(by_age) - keep)] if info.step not in protected]
     for info in old:
         storage.remove_directory(info.path)
@@ -66,7 +71,3 @@ def read_commit(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is not a committed checkpoint ({error}).") from error
     return commit
-
-
-def _age(info: CheckpointInfo) -> tuple[int, int]:
-    return info.attempt, info.step

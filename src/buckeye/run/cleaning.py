@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from buckeye.checkpoint import list_checkpoints
+from buckeye.checkpoint import checkpoints_by_age
 from buckeye.errors import BuckeyeError
 from buckeye.run.directory import LOG_FOLDER, files_of_a_run
 from buckeye.run.status import find_checkpoint, size_of
@@ -77,7 +77,7 @@ def _unfinished(output_dir: Path) -> list[Path]:
 
 
 def _old_checkpoints(output_dir: Path, keep: int) -> list[Path]:
-    by_age = sorted(list_checkpoints(output_dir / "checkpoints"), key=lambda info: (info.attempt, info.step))
+    by_age = checkpoints_by_age(output_dir / "checkpoints")
     try:
         best = find_checkpoint(output_dir, "best").path
     except BuckeyeError:  # none, or none was evaluated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -115,7 +116,7 @@ def _in_order(lines: list[LogLine], process: str | None) -> list[LogLine]:
     return sorted(chosen, key=lambda line: int(line.time))
 
 
-class _Source:
+class _Source(ABC):
     """A growing file. `process` is whose it is; `now` is the time that its last line had."""
 
     def __init__(self, path: Path, process: str, started: float) -> None:
@@ -131,8 +132,9 @@ class _Source:
         self._rest = data[end:]
         return self._lines(data[:end].decode(errors="replace").splitlines())
 
+    @abstractmethod
     def _lines(self, texts: list[str]) -> list[LogLine]:
-        raise NotImplementedError
+        """The texts that count, with their times."""
 
 
 class _ProcessLog(_Source):

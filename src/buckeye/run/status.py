@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buckeye.checkpoint import CheckpointInfo, list_checkpoints
+from buckeye.checkpoint import CheckpointInfo, checkpoints_by_age
 from buckeye.monitor.log import run_log
 from buckeye.monitor.metrics import latest_by_step
 from buckeye.run.export.choose import choose_checkpoint, read_scores
@@ -107,8 +107,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
 
 def newest_checkpoint(output_dir: Path) -> CheckpointInfo | None:
     """The checkpoint that a resume would start from."""
-    found = list_checkpoints(output_dir / "checkpoints")
-    return max(found, key=lambda info: (info.attempt, info.step), default=None)
+    return next(reversed(checkpoints_by_age(output_dir / "checkpoints")), None)
 
 
 def find_checkpoint(output_dir: Path, step: str) -> CheckpointInfo:

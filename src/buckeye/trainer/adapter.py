@@ -95,7 +95,7 @@ def load_adapter(model: PreTrainedModel, directory: Path) -> None:
     targets = {_stored_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     if targets.keys() != stored.keys() or any(stored[n].shape != p.shape for n, p in targets.items()):
         raise CheckpointError(f"The adapter in {directory} is of another base model.")
-    if base not in (None, base_digest(own["base_model_name_or_path"])):
+    if _other_base(base, own["base_model_name_or_path"]):
         raise CheckpointError(
             f"The adapter in {directory} was trained on other weights than those of "
             f"{own['base_model_name_or_path']}. Set model.name to the model it was trained on, or start a "
@@ -123,11 +123,16 @@ def merge_adapter(base: str, adapter: Path, out: Path) -> None:
         raise UsageError(f"The adapter {adapter} cannot be merged into {base!r}: {error}") from error
     if stored != get_peft_model_state_dict(adapted, save_embedding_layers=False).keys():
         raise UsageError(f"The adapter {adapter} does not fit the model {base!r}: it is of another one.")
-    here = base_digest(base)
-    if None not in (trained_on, here) and trained_on != here:
+    if _other_base(trained_on, base):
         raise UsageError(f"The adapter {adapter} was trained on other weights than those of {base!r}.")
     merged = adapted.merge_and_unload()
     save_model(merged, read_tokenizer_files(base), out, dtype=stored_as)
+
+
+def _other_base(recorded: str | None, base: str) -> bool:
+    """Whether an adapter was trained on other weights than those of `base`, as far as both are known."""
+    here = base_digest(base)
+    return None not in (recorded, here) and recorded != here
 
 
 def _recorded_base(directory: Path) -> str | None:

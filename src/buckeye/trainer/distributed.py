@@ -104,7 +104,7 @@ def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: flo
         )
     sharded = _is_sharded(model, count, device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # where collectives and shards go
+        torch.cuda.set_device(device)  # what NCCL, shards and kernels that are told no device take
     if count > 1:
         if os.environ.get("MASTER_ADDR") == "127.0.0.1" and sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # needs no name of this host

@@ -41,8 +41,6 @@ def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ra
     torch.set_num_threads(cpu_threads())
     torch.manual_seed(config.seed)
     device = pick_device(config.model.device, local_rank())
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # what NCCL and kernels that are told no device take
     ranks = join_ranks(device, config.model, timeout_seconds=config.dist_timeout_seconds)
     process = name if ranks.first else f"{name} rank {ranks.rank}"
     setup_logging(config.log.level, process, run_log(config.output_dir) if config.log.file else None)
