@@ -249,6 +249,21 @@ def test_a_server_that_sings_another_song_is_taken_out_until_it_is_started_anew(
     assert metrics["canary/max_diff"] < 1e-6
 
 
+def test_a_song_that_newer_weights_overtook_accuses_nobody(tmp_path):
+    with FakeReplica() as a:
+
+        async def use(client):
+            a.sung = [-1.0, -2.5]
+            a.on_generate = lambda: setattr(a, "version", "8")  # they are in before the update has returned
+            await update(client, tmp_path, 7, canary(-1.0, -2.0))
+            client.check()
+            return client.metrics()
+
+        metrics = watched([a], use)
+    assert metrics["inference/up"] == 1
+    assert "canary/max_diff" not in metrics
+
+
 def test_when_all_sing_another_song_the_update_fails(tmp_path):
     with FakeReplica() as a, FakeReplica() as b:
 

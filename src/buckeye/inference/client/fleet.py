@@ -130,9 +130,9 @@ class Fleet:
         """Raise InferenceError if a server does not compute what the trainer computes."""
         if target.canary is None:
             return
-        heard = await hear_canary(replica, target.canary, target.checksum, self._heard.get(replica))
-        if replica.version != target.version:
-            return  # it has been updated again; the answer belongs to several versions
+        heard = await hear_canary(replica, target, target.canary, self._heard.get(replica))
+        if heard is None:
+            return
         self._heard[replica] = heard
         if heard.problem is not None:
             error = InferenceError(

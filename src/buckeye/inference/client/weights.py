@@ -57,11 +57,14 @@ async def load(replica: Replica, target: Target) -> None:
     replica.dtype = _dtype(workers)
 
 
-async def hear_canary(replica: Replica, canary: Canary, checksum: str, before: Heard | None) -> Heard:
-    """Ask a server for the tokens that follow the canary's prompt greedily, and compare."""
+async def hear_canary(replica: Replica, target: Target, canary: Canary, before: Heard | None) -> Heard | None:
+    """Ask a server for the tokens that follow the canary's prompt greedily, and compare. None if the server
+    was given newer weights before it had said them all: such an answer belongs to no version."""
     sampling = {"temperature": 0.0, "max_tokens": len(canary.token_ids), "ignore_eos": True}
     generation = await replica.generate_fields(canary.prompt_ids, sampling)
-    return listen(canary, checksum, generation, dtype=replica.dtype, before=before)
+    if any(version != target.version for version in generation.versions):
+        return None
+    return listen(canary, target.checksum, generation, dtype=replica.dtype, before=before)
 
 
 async def _load_weights(replica: Replica, target: Target) -> None:
