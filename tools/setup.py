@@ -21,8 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-PROJECTS = (".[train,dev,docs]", "environments/dakota1890")
-INPUTS = ("pyproject.toml", "environments/dakota1890/pyproject.toml", "tools/setup.py")
+PROJECTS = (".[train,dev,docs]", "environments/dakota1890", "environments/text_2048")
+INPUTS = (
+    "pyproject.toml",
+    "environments/dakota1890/pyproject.toml",
+    "environments/text_2048/pyproject.toml",
+    "tools/setup.py",
+)
 
 
 def main() -> int:

@@ -1,0 +1,1 @@
+"""An MCP environment: find a number by guessing."""

@@ -1,0 +1,29 @@
+"""What a game is worth: from 0 to 1, by the board alone."""
+
+from __future__ import annotations
+
+import math
+
+from text_2048.board import Game
+
+EVALUATORS = ("max_number", "efficiency", "target")
+
+
+def grade(game: Game, name: str, *, target: int = 2048, min_ratio: float = 10.0) -> float:
+    """The reward of a game; 0 without a legal move.
+
+    `max_number`: how far the highest tile is on the way from 4, which a board may begin with, to `target`, in
+    doublings: log2(highest / 4) / log2(target / 4), at most 1.
+    `efficiency`: the sum of the merged tiles a move, relative to `min_ratio`, at most 1.
+    `target`: 1 if there is a tile of at least `target`, else 0.
+    Raises ValueError for another name.
+    """
+    if name not in EVALUATORS:
+        raise ValueError(f"there is no evaluator {name!r}; there are: {', '.join(EVALUATORS)}")
+    if game.moves == 0:
+        return 0.0
+    if name == "target":
+        return float(game.highest >= target)
+    if name == "efficiency":
+        return min(1.0, game.score / game.moves / min_ratio)
+    return min(1.0, max(0.0, math.log2(game.highest / 4) / math.log2(target / 4)))

@@ -1,0 +1,126 @@
+"""The server as a process, spoken to through Buckeye's own client."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from buckeye.envs.base import Reply
+from buckeye.envs.mcp.client import Deadlines, open_session
+from buckeye.envs.registry import load_environment
+from buckeye.tasks.files import read_tasks
+from buckeye.tasks.models import StdioServer
+
+HOME = Path(__file__).parent.parent
+SERVER = StdioServer(command=sys.executable, args=["-m", "text_2048"])
+DEADLINES = Deadlines(start=60.0, call=60.0, close=5.0)
+
+
+def play(*calls):
+    async def run():
+        async with open_session("text_2048", SERVER, deadlines=DEADLINES) as session:
+            return [await session.call(name, arguments) for name, arguments in calls]
+
+    return asyncio.run(run())
+
+
+def setup(**arguments):
+    return "setup", {"name": "board", **arguments}
+
+
+def test_a_game_over_the_wire():
+    """Setup flat and nested give the same board; moves change it; the end is graded."""
+    flat, nested, illegal, unknown, graded = play(
+        setup(seed=5, board_size=3),
+        ("setup", {"name": "board", "arguments": {"seed": 5, "board_size": 3}}),
+        ("move", {"direction": "sideways"}),
+        ("evaluate", {"name": "best"}),
+        ("evaluate", {"name": "max_number", "arguments": {"target": 8}}),
+    )
+    assert flat.text == nested.text
+    assert len(flat.text.splitlines()) == 3
+    assert flat.structured == {"done": False, "highest": flat.structured["highest"], "moves": 0, "score": 0}
+    assert illegal.is_error
+    assert "up, down, left, right" in illegal.text
+    assert unknown.is_error
+    assert graded.structured["reward"] == 0.0
+
+
+def test_an_illegal_move_is_an_error_that_says_what_is_legal():
+    """On two cells each way some direction soon moves nothing."""
+    calls = [("move", {"direction": direction}) for direction in ("left", "left", "left", "left")]
+    results = play(setup(seed=1, board_size=2), *calls)
+    illegal = next(result for result in results if result.is_error)
+    assert "no tile can move left. These directions can:" in illegal.text
+
+
+def test_a_game_is_done_when_nothing_moves():
+    calls = [("move", {"direction": d}) for _ in range(20) for d in ("left", "up", "right", "down")]
+    results = play(setup(seed=2, board_size=2), *calls)
+    last = [result for result in results if not result.is_error][-1]
+    assert last.structured["done"] is True
+    assert last.text.endswith("Game over.")
+    assert "the game is over" in results[-1].text
+
+
+def test_nothing_can_be_played_before_the_setup():
+    move, graded = play(("move", {"direction": "left"}), ("evaluate", {}))
+    assert move.is_error
+    assert "call setup first" in move.text
+    assert graded.is_error
+
+
+class Corner:
+    """Plays into a corner: the first of left, down, right, up that it was not told is illegal."""
+
+    def __init__(self):
+        self.boards = []
+
+    async def chat(self, messages, *, tools=()):
+        text = messages[-1]["content"]
+        self.boards.append(text)
+        moves = ["left", "down", "right", "up"]
+        if "These directions can: " in text:
+            legal = text.partition("These directions can: ")[2]
+            moves = [move for move in moves if move in legal]
+        reply = f'<tool>move("{moves[len(self.boards) % 2 if len(moves) > 1 else 0]}")</tool>'
+        return Reply(text=reply, finish_reason="stop", message={"role": "assistant", "content": reply})
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """The environment as its own files describe it."""
+    return load_environment(
+        "buckeye-vf-gym", taskset=str(HOME / "tasks.json"), config_path=str(HOME / "text_2048.yaml")
+    )
+
+
+def test_the_tasks_and_the_configuration_of_this_folder(environment):
+    train, held_out = environment.tasks("train"), environment.tasks("eval")
+    assert (len(train), len(held_out)) == (16, 8)
+    seeds = [task.data["seed"] for task in (*train, *held_out)]
+    assert len(set(seeds)) == len(seeds)
+
+    async def run():
+        policies = [Corner(), Corner()]
+        outcomes = await asyncio.gather(*(environment.rollout(train[0], policy) for policy in policies))
+        return policies, outcomes
+
+    (one, two), outcomes = asyncio.run(run())
+    assert one.boards == two.boards  # a group shares its board
+    assert one.boards[0].startswith("Play 2048.")
+    for outcome in outcomes:
+        assert outcome.error is None
+        assert outcome.stop_reason in ("turn_limit", "environment_done")
+        assert 0.2 < outcome.components["task_completion"] < 1.0
+        assert outcome.components["moves"] > 20
+
+
+def test_all_tasks_are_valid_and_differ_only_by_their_seed():
+    tasks = read_tasks(HOME / "tasks.json")
+    assert {call.arguments["board_size"] for task in tasks for call in task.setup_tool} == {4}
+    assert [t.setup_tool[0].arguments["seed"] for t in tasks] == [t.metadata["seed"] for t in tasks]
+    mapped = yaml.safe_load((HOME / "text_2048.yaml").read_text())["action_mappings"]
+    assert {action["_tool"] for action in mapped.values()} == {"move", None}

@@ -1,0 +1,56 @@
+"""Buckeye's MCP environments for `verifiers`.
+
+This module is what `verifiers` imports: `load_environment` for its v0 API, `GymTaskset` and `GymHarness` for
+v1. Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from buckeye.errors import UsageError
+
+if TYPE_CHECKING:
+    from buckeye_vf_gym.v1 import GymHarness, GymTaskset
+
+__all__ = ["GymHarness", "GymTaskset"]
+__version__ = "0.1.0"
+
+_NEEDS = {
+    "v0": ("verifiers", "MultiTurnEnv", "verifiers>=0.1.14,<0.2"),
+    "v1": ("verifiers.v1", "TaskData", "verifiers>=0.4,<0.5"),
+}
+"""API -> the module that holds it, a name in it, and what to install for it."""
+
+
+def load_environment(**arguments: Any) -> Any:
+    """The environment for `verifiers` v0; see `buckeye_vf_gym.v0.load_environment` for the arguments.
+
+    Raises UsageError, with what to install, if there is no `verifiers` with that API.
+    """
+    _require("v0")
+    from buckeye_vf_gym.v0 import load_environment as load
+
+    return load(**arguments)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _require("v1")
+    return getattr(importlib.import_module("buckeye_vf_gym.v1"), name)
+
+
+def _require(api: str) -> None:
+    module, name, requirement = _NEEDS[api]
+    try:
+        found = hasattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("verifiers", "verifiers.v1"):
+            raise
+        found = False
+    if not found:
+        raise UsageError(
+            f"no verifiers with the {api} API is installed. Install it: pip install '{requirement}'"
+        )

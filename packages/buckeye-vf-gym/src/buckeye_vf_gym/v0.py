@@ -1,0 +1,136 @@
+"""MCP environments for the v0 API of `verifiers` (0.1.14 and later of 0.1)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import verifiers as vf
+from datasets import Dataset
+from verifiers.utils.message_utils import normalize_messages
+
+from buckeye.envs.base import Message, Reply, Task, Tool
+from buckeye.envs.mcp.config import WeightsConfig
+from buckeye.envs.mcp.environment import EVAL, TRAIN, McpEnvironment
+from buckeye.envs.mcp.environment import load_environment as load_mcp_environment
+from buckeye_vf_gym.replies import NO_ROOM, reply_of
+
+COMPONENTS = tuple(WeightsConfig.model_fields)
+_OUTCOME = "outcome"
+
+
+def load_environment(
+    taskset: str,
+    config_path: str,
+    eval_taskset: str | None = None,
+    num_tasks: int | None = None,
+) -> GymEnv:
+    """The environment of the tasks in the file `taskset` and the configuration at `config_path`.
+
+    The arguments are those of `buckeye.envs.mcp.environment.load_environment`. Raises UsageError.
+    """
+    return GymEnv(load_mcp_environment(taskset, config_path, eval_taskset, num_tasks))
+
+
+class GymEnv(vf.MultiTurnEnv):
+    """Plays a rollout as Buckeye does; every reply is a step of the trajectory.
+
+    What the setup of a task says is added to the prompt, as the first step's prompt shows.
+    """
+
+    def __init__(self, gym: McpEnvironment) -> None:
+        datasets = {split: _dataset(gym, split) for split in gym.splits}
+        super().__init__(
+            dataset=datasets.get(TRAIN),
+            eval_dataset=datasets.get(EVAL),
+            rubric=_rubric(),
+            env_id=gym.name,
+        )
+        self._gym = gym
+
+    async def setup_state(self, state: vf.State) -> None:
+        """Play the whole rollout. Raises vf.InfraError if the environment failed."""
+        task = Task(id=state["info"]["task_id"], messages=())
+        outcome = await self._gym.rollout(task, _Policy(self, state))
+        if outcome.error is not None:
+            raise vf.InfraError(outcome.error)
+        state["stop_reason"] = outcome.stop_reason
+        state[_OUTCOME] = outcome
+
+    async def env_response(self, messages: vf.Messages, state: vf.State, **_: Any) -> vf.Messages:
+        """Never asked for: the conversation is over when the state has been set up."""
+        raise AssertionError("the rollout was played already")
+
+    @vf.stop
+    async def played(self, state: vf.State) -> bool:
+        """Whether the rollout is over."""
+        return _OUTCOME in state
+
+
+class _Policy:
+    """The model of one rollout."""
+
+    def __init__(self, env: GymEnv, state: vf.State) -> None:
+        self._env = env
+        self._state = state
+
+    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
+        """Ask the model. A prompt that is too long ends the rollout. Raises vf.Error for other failures."""
+        prompt = normalize_messages([_flat(message) for message in messages])
+        offered = [vf.Tool(**tool["function"]) for tool in tools]
+        try:
+            response = await self._env.get_model_response(self._state, prompt, tool_defs=offered)
+        except vf.OverlongPromptError:
+            self._state["prompt_too_long"] = self._state["is_truncated"] = True
+            return NO_ROOM
+        await self._env.add_model_response(self._state, prompt, response)
+        return reply_of(_nested(response.message), cut=response.message.is_truncated is True)
+
+
+def _flat(message: Message) -> dict[str, Any]:
+    """A message as verifiers writes it: a call is its name and arguments; tool results have no name."""
+    kept = {key: value for key, value in message.items() if key != "name"}
+    if kept.get("tool_calls"):
+        kept["tool_calls"] = [{"id": call["id"], **call["function"]} for call in kept["tool_calls"]]
+    return kept
+
+
+def _nested(message: Any) -> dict[str, Any]:
+    """The message of a response in the OpenAI form."""
+    written = message.model_dump(include={"content", "reasoning_content", "tool_calls"})
+    for call in written["tool_calls"] or ():
+        call |= {"type": "function", "function": {key: call.pop(key) for key in ("name", "arguments")}}
+    return {**written, "tool_calls": written["tool_calls"] or None}
+
+
+def _dataset(gym: McpEnvironment, split: str) -> Dataset:
+    """The tasks of a split as rows. `info` is JSON: a column cannot hold what differs between rows."""
+    return Dataset.from_list(
+        [
+            {
+                "prompt": [dict(message) for message in task.messages],
+                "answer": "",
+                "info": json.dumps({**task.data, "task_id": task.id}),
+            }
+            for task in gym.tasks(split)
+        ]
+    )
+
+
+def _rubric() -> vf.Rubric:
+    """The reward, and its parts as metrics that are not paid."""
+
+    def reward(state: vf.State) -> float:
+        return float(state[_OUTCOME].reward) if _OUTCOME in state else 0.0
+
+    parts = [_component(name) for name in COMPONENTS]
+    return vf.Rubric(funcs=[reward, *parts], weights=[1.0, *(0.0 for _ in parts)])
+
+
+def _component(name: str) -> Callable[[vf.State], float]:
+    def component(state: vf.State) -> float:
+        return float(state[_OUTCOME].components[name]) if _OUTCOME in state else 0.0
+
+    component.__name__ = name
+    return component

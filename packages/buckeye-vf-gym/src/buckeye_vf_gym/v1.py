@@ -1,0 +1,151 @@
+"""MCP environments for the v1 API of `verifiers` (0.4): a taskset, and a harness that plays its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import verifiers.v1 as vf
+
+from buckeye.envs.base import Message, Reply, Tool
+from buckeye.envs.mcp.environment import McpEnvironment, load_environment
+from buckeye.errors import UsageError
+from buckeye_vf_gym.replies import NO_ROOM, reply_of
+
+_INFO = "buckeye"
+_CHAT_TIMEOUT = 3600.0  # the rollout has a deadline of its own; this only ends a lost connection
+
+
+class GymData(vf.TaskData):
+    """A row. The servers, setup and evaluation of the task are read from its files where it is played."""
+
+    taskset: str
+    config_path: str
+    eval_taskset: str | None = None
+    split: str
+    metadata: dict[str, Any]
+
+
+class GymTask(vf.Task[GymData, vf.State, vf.TaskConfig]):
+    """A task that was graded by its own servers while it was played."""
+
+    @vf.reward
+    async def reward(self, trace: vf.Trace) -> float:
+        """What `evaluate_tool` and the weights of the configuration make."""
+        return float(_played(trace)["reward"])
+
+    @vf.metric
+    async def components(self, trace: vf.Trace) -> dict[str, float]:
+        """What is logged and never paid by itself."""
+        return dict(_played(trace)["components"])
+
+
+class GymConfig(vf.TasksetConfig):
+    """Which tasks; the names and meanings are those of `buckeye.envs.mcp.environment.load_environment`."""
+
+    taskset: str = ""
+    config_path: str = ""
+    eval_taskset: str | None = None
+    num_tasks: int | None = None
+    split: str = "train"
+
+
+class GymTaskset(vf.Taskset[GymTask, GymConfig]):
+    """The tasks of one split."""
+
+    def load(self) -> Iterator[GymTask]:
+        """Raises UsageError for files that cannot be used, and for a system prompt outside of them."""
+        config = self.config
+        if not config.taskset or not config.config_path:
+            raise UsageError("buckeye-vf-gym needs taskset (the file of tasks) and config_path")
+        if self.system_prompt is not None:
+            raise UsageError(f"write the system prompt into {config.config_path}: it tells of the actions")
+        files = {"taskset": _absolute(config.taskset), "config_path": _absolute(config.config_path)}
+        if config.eval_taskset is not None:
+            files["eval_taskset"] = _absolute(config.eval_taskset)
+        gym = load_environment(**files, num_tasks=config.num_tasks)
+        for task in gym.tasks(config.split):
+            prompt = str(task.messages[-1]["content"])
+            data = GymData(id=task.id, prompt=prompt, split=config.split, metadata=dict(task.data), **files)
+            yield GymTask(data, config.task)
+
+
+class GymHarnessConfig(vf.HarnessConfig):
+    """Everything is in the configuration of the taskset."""
+
+
+class GymHarness(vf.Harness[GymHarnessConfig]):
+    """Plays a rollout as Buckeye does, in this process; the interception server asks the model."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: vf.TaskData,
+    ) -> vf.ProgramResult:
+        """Play. Raises vf.ToolsetError if the environment failed, and vf.HarnessError for a task of another
+        taskset."""
+        if not isinstance(data, GymData):
+            raise vf.HarnessError("the harness buckeye-vf-gym plays tasks of the taskset buckeye-vf-gym only")
+        gym = _environment(data.taskset, data.config_path, data.eval_taskset)
+        task = next(task for task in gym.tasks(data.split) if task.id == data.id)
+        headers = {"Authorization": f"Bearer {secret}"}
+        async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=_CHAT_TIMEOUT) as client:
+            outcome = await gym.rollout(task, _Policy(client, ctx.model, trace))
+        if outcome.error is not None:
+            raise vf.ToolsetError(outcome.error)
+        trace.info[_INFO] = {
+            "reward": outcome.reward,
+            "components": dict(outcome.components),
+            "stop_reason": outcome.stop_reason,
+        }
+        return vf.ProgramResult(0, "", "")
+
+
+class _Policy:
+    """The model of one rollout."""
+
+    def __init__(self, client: httpx.AsyncClient, model: str, trace: vf.Trace) -> None:
+        self._client = client
+        self._model = model
+        self._trace = trace
+
+    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
+        """Ask the model. A limit of verifiers ends the rollout. Raises vf.HarnessError without a reply."""
+        body = {"model": self._model, "messages": [dict(message) for message in messages]}
+        if tools:
+            body["tools"] = [dict(tool) for tool in tools]
+        answer = await self._client.post("/chat/completions", json=body)
+        if answer.status_code != 200:
+            if self._trace.stop_condition is not None:
+                return NO_ROOM
+            raise vf.HarnessError(f"the model gave no reply (HTTP {answer.status_code}): {answer.text[:500]}")
+        choice = answer.json()["choices"][0]
+        return reply_of(choice["message"], cut=choice["finish_reason"] == "length")
+
+
+@cache
+def _environment(taskset: str, config_path: str, eval_taskset: str | None) -> McpEnvironment:
+    return load_environment(taskset, config_path, eval_taskset)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def _played(trace: vf.Trace) -> dict[str, Any]:
+    """What the harness noted. Raises vf.TaskError if another one played."""
+    if _INFO not in trace.info:
+        raise vf.TaskError("the rollout was not played by the harness buckeye-vf-gym")
+    return trace.info[_INFO]

@@ -1,0 +1,106 @@
+"""`buckeye gateway`: environments behind one MCP address."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from buckeye.errors import UsageError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.I)
+
+
+def gateway(
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that others reach needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765,
+    image: Annotated[str | None, typer.Option(help="Image for sessions without an Mcp-Image header.")] = None,
+    command: Annotated[
+        str | None, typer.Option(help="Serve all sessions with this program, an MCP server on stdio.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Serve all sessions with the server of this Python project.")
+    ] = None,
+    runtime: Annotated[
+        str, typer.Option(help="What runs images: auto, docker, podman, apptainer or chroot.")
+    ] = "auto",
+    sessions: Annotated[
+        int, typer.Option(min=1, help="Environments that run at once; more sessions wait.")
+    ] = 64,
+    queue_seconds: Annotated[
+        float, typer.Option(min=0, help="How long a session waits for its turn.")
+    ] = 120.0,
+    start_seconds: Annotated[
+        float, typer.Option(min=0.1, help="How long an environment may take to answer first.")
+    ] = 60.0,
+    idle_seconds: Annotated[
+        float, typer.Option(min=0.1, help="A session that asks nothing for so long is ended.")
+    ] = 600.0,
+    session_seconds: Annotated[float, typer.Option(min=0.1, help="Longest life of a session.")] = 7200.0,
+    warm: Annotated[
+        int, typer.Option(min=0, help="Environments kept started for each of the last images asked for.")
+    ] = 0,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Most memory of an environment, as 2g.")
+    ] = None,
+    cpus: Annotated[float | None, typer.Option(min=0.01, help="Processors of a container.")] = None,
+    network: Annotated[bool, typer.Option(help="Whether environments reach the network.")] = True,
+) -> None:
+    """Serve MCP environments on one address; every session gets an environment of its own."""
+    from buckeye.envs.gateway.serve import run_gateway
+    from buckeye.envs.gateway.settings import API_KEY_VARIABLE, GatewaySettings
+    from buckeye.envs.runtimes.base import Limits
+    from buckeye.envs.runtimes.choose import FOR_IMAGES
+    from buckeye.monitor.log import setup_logging
+    from buckeye.process import die_with_parent
+
+    die_with_parent()
+    given = [name for name, value in (("--image", image), ("--command", command), ("--dir", folder)) if value]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)}: choose one of them.")
+    if runtime not in ("auto", *FOR_IMAGES):
+        raise UsageError(f"--runtime {runtime}: choose auto, {', '.join(FOR_IMAGES)}.")
+    settings = GatewaySettings(
+        host=host,
+        port=port,
+        api_key=os.environ.get(API_KEY_VARIABLE) or None,
+        image=image or "",
+        sessions=sessions,
+        queue_seconds=queue_seconds,
+        start_seconds=start_seconds,
+        idle_seconds=idle_seconds,
+        session_seconds=session_seconds,
+        warm=warm,
+    )
+    setup_logging("info", "gateway", None)
+    run_gateway(
+        settings,
+        Limits(memory=_bytes(memory), cpus=cpus, network=network),
+        runtime=runtime,
+        command=_words(command),
+        folder=folder,
+    )
+
+
+def _words(command: str | None) -> list[str] | None:
+    if command is None:
+        return None
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--command: {error}.") from None
+
+
+def _bytes(size: str | None) -> int | None:
+    if size is None:
+        return None
+    match = _SIZE.fullmatch(size.strip())
+    if match is None or float(match[1]) == 0:
+        raise UsageError(f"--memory {size}: write a number and a unit, as 512m or 2g.")
+    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))

@@ -1,0 +1,41 @@
+"""How a gateway behaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from buckeye.envs.gateway.address import is_loopback
+from buckeye.errors import UsageError
+
+API_KEY_VARIABLE = "BUCKEYE_API_KEY"
+DEFAULT_PORT = 8765
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatewaySettings:
+    """Limits are counts and seconds. Raises UsageError for an address in reach of others without a key."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    api_key: str | None = None
+    image: str = ""
+    """For sessions that name none."""
+    sessions: int = 64
+    """Environments that run at once; more sessions wait."""
+    queue_seconds: float = 120.0
+    """How long a session waits for its turn before it is refused."""
+    start_seconds: float = 60.0
+    """How long an environment may take to answer its first request."""
+    idle_seconds: float = 600.0
+    """A session without a request, and without an open stream, for so long is ended."""
+    session_seconds: float = 7200.0
+    """Longest life of a session."""
+    warm: int = 0
+    """Environments kept started for each of the images and variables last asked for."""
+
+    def __post_init__(self) -> None:
+        if self.api_key is None and not is_loopback(self.host):
+            raise UsageError(
+                f"--host {self.host} is reachable from other machines, so a key is required: set the "
+                f"environment variable {API_KEY_VARIABLE}. Clients send it as `Authorization: Bearer ...`."
+            )

@@ -1,0 +1,1 @@
+"""Container images without a daemon: fetched from a registry, checked, unpacked."""

@@ -1,0 +1,84 @@
+"""Logins to registries, from where docker and podman keep them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from buckeye.envs.images.reference import DOCKER_HUB
+
+_HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "docker.io")
+_HELPER_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A user and a password (or token), or an identity token alone."""
+
+    user: str
+    password: str = field(repr=False)
+    is_token: bool = False
+
+
+def find_login(registry: str) -> Login | None:
+    """The login for a registry host; None if nobody has logged in there."""
+    keys = (*_HUB_KEYS, DOCKER_HUB) if registry == DOCKER_HUB else (registry, f"https://{registry}")
+    for file in _files():
+        try:
+            config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        for key in keys:
+            login = _helped(config, key) or _stored(config.get("auths", {}).get(key))
+            if login is not None:
+                return login
+    return None
+
+
+def _files() -> list[Path]:
+    """In the order in which they are asked."""
+    environ = os.environ
+    named = [environ[name] for name in ("REGISTRY_AUTH_FILE",) if environ.get(name)]
+    docker = environ.get("DOCKER_CONFIG") or Path.home() / ".docker"
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    files = [Path(name) for name in named] + [Path(docker) / "config.json"]
+    if runtime:
+        files.append(Path(runtime) / "containers" / "auth.json")
+    return files
+
+
+def _stored(entry: Any) -> Login | None:
+    if not isinstance(entry, dict):
+        return None
+    if token := entry.get("identitytoken"):
+        return Login("<token>", str(token), is_token=True)
+    try:
+        user, _, password = base64.b64decode(str(entry.get("auth", ""))).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+    return Login(user, password.rstrip("\0")) if user else None
+
+
+def _helped(config: dict[str, Any], key: str) -> Login | None:
+    name = config.get("credHelpers", {}).get(key) or (
+        config.get("credsStore") if key in config.get("auths", {}) else None
+    )
+    program = shutil.which(f"docker-credential-{name}") if name else None
+    if program is None:
+        return None
+    try:
+        ran = subprocess.run(
+            [program, "get"], input=key, capture_output=True, text=True, timeout=_HELPER_SECONDS, check=False
+        )
+        answer = json.loads(ran.stdout)
+        user, secret = str(answer["Username"]), str(answer["Secret"])
+    except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired):
+        return None
+    return Login(user, secret, is_token=user == "<token>")

@@ -1,0 +1,1 @@
+"""MCP servers as environments: sessions, action mappings, the parser of replies, and the rollout."""

@@ -1,0 +1,221 @@
+"""JSON Schemas of parameters in words for a model's prompt, and values that fit them."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_TAG = re.compile(r"<(?=[/|!?A-Za-z])([^<>]{0,80})>")
+_LOOSE_TAG = re.compile(r"<(?=\s*[/|]?\s*(?:tool|think|result|im_|\|))", re.I)
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]"
+)
+_CHOICES = re.compile(
+    r"(?:[^:]{0,60}:\s*)?((?:[\w-]+,\s*)+(?:or\s+|and\s+)?[\w-]+|[\w-]+(?:,\s*[\w-]+)*,?\s+or\s+[\w-]+)\.?"
+)
+_FOR_EXAMPLE = re.compile(
+    r"(?:e\.g\.|i\.e\.|for example|such as|for instance|like|example:)[\s,:]*(['\"`])([^'\"`]{1,60})\1", re.I
+)
+_FORMS = {"HH:MM:SS": "12:00:00", "HH:MM": "12:00", "YYYY-MM-DD": "2026-01-31"}
+_MOST_CHOICES = 12
+_LONGEST_CHOICES = 300
+_LONGEST_DEFAULT = 60
+_MAX_DEPTH = 6
+_PLACEHOLDERS = {
+    "uri": "https://example.com",
+    "url": "https://example.com",
+    "email": "someone@example.com",
+    "date": "2026-01-31",
+    "date-time": "2026-01-31T12:00:00Z",
+    "time": "12:00:00",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+    "ipv4": "127.0.0.1",
+    "hostname": "example.com",
+}
+
+Schema = Mapping[str, Any]
+
+
+class NoExample(ValueError):
+    """No value can be made up for a schema; the text says why."""
+
+
+def harmless(text: str) -> str:
+    """A text of a stranger on one line: no terminal codes, no invisible characters, and no tag that a model
+    or the parser could take for one of its own (`<tool>` becomes `‹tool›`)."""
+    text = _ANSI.sub("", text)
+    visible = "".join(sign for sign in text if sign in "\n\r\t" or unicodedata.category(sign)[0] != "C")
+    line = " ".join(visible.split())
+    return _LOOSE_TAG.sub("‹", _TAG.sub(r"‹\1›", line))
+
+
+def literal(value: Any) -> str:
+    """A value as a call writes it. Signs that could be a tag, or are not seen, are escaped and stay exact."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(f"\\u{ord(sign):04x}" if sign == "<" else _seen(sign) for sign in text)
+
+
+def _seen(sign: str) -> str:
+    hidden = sign != " " and unicodedata.category(sign)[0] in "CZ"
+    return json.dumps(sign)[1:-1] if hidden else sign
+
+
+def type_words(schema: Any, root: Schema) -> str:
+    """What a parameter may be: `integer`, `"up" | "down"`, `array of string`, `any`."""
+    return _words(schema, root, 0)
+
+
+def default_words(schema: Schema) -> str:
+    """` = 3` for a parameter with this default; "" without one, or with one too long to be shown."""
+    if schema.get("default") is None:
+        return ""
+    text = literal(schema["default"])
+    return f" = {text}" if len(text) <= _LONGEST_DEFAULT else ""
+
+
+def example(schema: Any, root: Schema) -> Any:
+    """A value that fits the schema as far as can be told. Raises NoExample."""
+    return _example(schema, root, 0)
+
+
+def choices(schema: Any, root: Schema) -> list[Any]:
+    """Values worth trying: those of an enumeration, or words that the description lists (`up, down or
+    left`); none if there is no such list."""
+    schema = _resolved(schema, root)
+    if isinstance(schema.get("enum"), list):
+        return list(schema["enum"])
+    if schema.get("type") != "string" or "default" in schema:
+        return []
+    match = _CHOICES.fullmatch(harmless(str(schema.get("description") or "")))
+    words = re.split(r",\s*(?:or\s+|and\s+)?|\s+or\s+", match[1]) if match is not None else []
+    return [word for word in words if word]
+
+
+def _words(schema: Any, root: Schema, depth: int) -> str:
+    schema = _resolved(schema, root)
+    if depth > _MAX_DEPTH:
+        return "any"
+    if "const" in schema:
+        return literal(schema["const"])
+    if isinstance(schema.get("enum"), list):
+        return _enumerated(schema["enum"])
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            parts = [_words(part, root, depth + 1) for part in schema[key]]
+            return " | ".join(dict.fromkeys(part for part in parts if part != "null")) or "null"
+    kinds = schema.get("type")
+    if isinstance(kinds, list):
+        names = [str(kind) for kind in kinds if kind != "null"]
+        return " | ".join(harmless(name) for name in names) or "any"
+    if kinds == "array" and schema.get("items"):
+        inner = _words(schema["items"], root, depth + 1)
+        return f"array of ({inner})" if " | " in inner else f"array of {inner}"
+    if kinds == "object" and isinstance(schema.get("properties"), Mapping) and schema["properties"]:
+        inside = [
+            f"{literal(str(name))}: {_words(part, root, depth + 1)}"
+            for name, part in list(schema["properties"].items())[:_MOST_CHOICES]
+        ]
+        more = ", ..." if len(schema["properties"]) > _MOST_CHOICES else ""
+        return "{" + ", ".join(inside) + more + "}"
+    return harmless(str(kinds))[:40] if kinds else "any"
+
+
+def _enumerated(values: Sequence[Any]) -> str:
+    shown: list[str] = []
+    for value in values:
+        text = literal(value)
+        if len(shown) == _MOST_CHOICES or sum(map(len, shown)) + len(text) > _LONGEST_CHOICES:
+            return " | ".join([*shown, f"... ({len(values)} in all)"])
+        shown.append(text)
+    return " | ".join(shown) or "any"
+
+
+def _resolved(schema: Any, root: Schema) -> Schema:
+    """The schema that a local `$ref` means; {} for what is no schema."""
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(schema, Mapping):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return schema
+        found: Any = root
+        for part in reference[2:].split("/"):
+            found = (
+                found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else {}
+            )
+        schema = {**found, **{key: schema[key] for key in schema if key != "$ref"}} if found else {}
+    return {}
+
+
+def _example(schema: Any, root: Schema, depth: int) -> Any:
+    schema = _resolved(schema, root)
+    if depth > _MAX_DEPTH:
+        raise NoExample("its schema is nested too deeply")
+    if "const" in schema:
+        return schema["const"]
+    if options := choices(schema, root):
+        return options[0]
+    examples = schema.get("examples")
+    for value in [schema.get("default"), *(examples if isinstance(examples, list) else [])]:
+        if value is not None:
+            return value
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(key), list) and schema[key]:
+            parts = [part for part in schema[key] if _resolved(part, root).get("type") != "null"]
+            return _example(parts[0] if parts else {"type": "null"}, root, depth + 1)
+    kinds = schema.get("type")
+    kind = kinds[0] if isinstance(kinds, list) and kinds else kinds
+    return _of_kind(kind, schema, root, depth)
+
+
+def _mentioned(schema: Schema) -> str | None:
+    """A text that the description gives as an example, or whose form it says."""
+    described = harmless(str(schema.get("description") or ""))
+    if (match := _FOR_EXAMPLE.search(described)) is not None:
+        return match[2]
+    return next((text for form, text in _FORMS.items() if form in described), None)
+
+
+def _of_kind(kind: Any, schema: Schema, root: Schema, depth: int) -> Any:
+    if kind in ("integer", "number"):
+        return _number(schema, whole=kind == "integer")
+    if kind == "boolean":
+        return True
+    if kind == "null":
+        return None
+    if kind == "array":
+        return [_example(schema.get("items"), root, depth + 1) for _ in range(_count(schema, "minItems"))]
+    if kind == "object":
+        known = schema.get("properties") or {}
+        return {name: _example(known.get(name), root, depth + 1) for name in schema.get("required") or ()}
+    if (mentioned := _mentioned(schema)) is not None:
+        return mentioned
+    if "pattern" in schema:
+        raise NoExample("its text has to fit a pattern")
+    return _PLACEHOLDERS.get(str(schema.get("format")), "." * max(3, _count(schema, "minLength")))
+
+
+def _count(schema: Schema, key: str) -> int:
+    value = schema.get(key)
+    count = value if isinstance(value, int) else 0
+    if count > 100:
+        raise NoExample(f"{key} is {count}")
+    return count
+
+
+def _number(schema: Schema, *, whole: bool) -> int | float:
+    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    value: float = 1
+    if isinstance(low, int | float):
+        value = max(value, low)
+    if isinstance(above, int | float) and value <= above:
+        value = above + 1
+    if isinstance(high, int | float):
+        value = min(value, high)
+    if isinstance(below, int | float) and value >= below:
+        value = below - 1
+    return int(value) if whole or float(value).is_integer() else value

@@ -1,0 +1,170 @@
+"""One MCP server as a child process: lines in, lines out, bounded, in a process group of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from buckeye.envs.mcp.errors import McpFault, OutputFlood, StartError
+from buckeye.envs.mcp.guard import GUARD
+
+MAX_OUTPUT = 16 * 1024 * 1024
+"""Most bytes a server may write to its standard output between two messages to it."""
+
+MAX_STDERR = 64 * 1024 * 1024
+"""Most bytes it may write to its standard error in all."""
+
+_CHUNK = 64 * 1024
+_TAIL = 2_000
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
+
+
+def clean_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """What a server's process sees: where programs, home and temporary files are, the language, and what the
+    task gives it. Nothing else of this process's environment: no key, no setting."""
+    return {name: os.environ[name] for name in _INHERITED if name in os.environ} | dict(given)
+
+
+class ServerProcess:
+    """A running server. Read its lines from one task only. `fault` is set when it broke a limit."""
+
+    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self._name = name
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self._buffer = bytearray()
+        self._unasked = 0
+        self._stderr_tail = b""
+        self._garbage = b""
+        self.garbage_lines = 0
+        self.fault: McpFault | None = None
+        self._stderr = asyncio.create_task(self._keep_stderr(process.stderr))
+
+    @classmethod
+    async def start(
+        cls, argv: Sequence[str], *, env: Mapping[str, str], name: str, cwd: Path | None = None
+    ) -> ServerProcess:
+        """Start `argv` with exactly the environment `env`. Raises StartError if it cannot be run."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise StartError(f"server {name!r}: {argv[0]} cannot be run: {reason}") from None
+        GUARD.watch(process.pid)
+        return cls(process, name)
+
+    @property
+    def pid(self) -> int:
+        """Also the id of its process group."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server itself (not every child of it) has ended."""
+        return self._process.returncode is not None
+
+    async def read_line(self) -> bytes | None:
+        """The next line without its end; None when the output is closed. Raises OutputFlood."""
+        searched = 0
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
+            chunk = await self._stdout.read(_CHUNK)
+            if not chunk:
+                return None
+            self._unasked += len(chunk)
+            if self._unasked > MAX_OUTPUT:
+                self._break(f"wrote more than {MAX_OUTPUT // 2**20} MiB in answer to one message")
+                return None
+            self._buffer += chunk
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return line
+
+    async def write_line(self, line: bytes) -> None:
+        """Send one line. Raises ConnectionError if the server does not read any more."""
+        self._unasked = 0
+        self._stdin.write(line + b"\n")
+        await self._stdin.drain()
+
+    def note_garbage(self, line: bytes) -> None:
+        """Remember a line that is no message, for what is said if an answer never comes."""
+        self.garbage_lines += 1
+        self._garbage = line[:200]
+
+    def last_words(self) -> str:
+        """How it ended and what it wrote last, to be put behind a message; "" if there is nothing to say."""
+        parts = []
+        code = self._process.returncode
+        if code is not None:
+            parts.append(f"it ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}")
+        if self.garbage_lines:
+            shown = self._garbage.decode("utf-8", "replace").strip()
+            parts.append(f"{self.garbage_lines} lines of its output are no messages, the last: {shown!r}")
+        if tail := self._stderr_tail.decode("utf-8", "replace").strip():
+            parts.append(f"its error output ends with:\n{tail}")
+        return "; ".join(parts)
+
+    async def settle(self, seconds: float = 1.0) -> None:
+        """After its output has ended, wait until it has too, so that its last words are known."""
+        await asyncio.wait({self._stderr}, timeout=seconds)
+        await self._ends_within(seconds)
+
+    def kill(self) -> None:
+        """Kill the server and its children at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def close(self, *, grace: float = 2.0) -> None:
+        """Close its input, give it `grace` seconds to end by itself, half as long again after SIGTERM, then
+        kill what is left of its group. A cancellation kills at once."""
+        try:
+            self._stdin.close()
+            if not await self._ends_within(grace):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGTERM)
+                await self._ends_within(grace / 2)
+        finally:
+            self.kill()
+            GUARD.forget(self.pid)
+            self._stderr.cancel()
+            await self._ends_within(5.0)
+            self._process._transport.close()  # type: ignore[attr-defined]  # a stray child may hold a pipe
+
+    async def _ends_within(self, seconds: float) -> bool:
+        # Not `wait()`: that also waits for every pipe, which a grandchild may keep open.
+        pause, waited = 0.002, 0.0
+        while self._process.returncode is None:
+            if waited >= seconds:
+                return False
+            await asyncio.sleep(pause)
+            waited += pause
+            pause = min(0.05, pause * 1.5)
+        return True
+
+    async def _keep_stderr(self, stream: asyncio.StreamReader) -> None:
+        total = 0
+        while chunk := await stream.read(_CHUNK):
+            self._stderr_tail = (self._stderr_tail + chunk)[-_TAIL:]
+            total += len(chunk)
+            if total > MAX_STDERR:
+                self._break(f"wrote more than {MAX_STDERR // 2**20} MiB to its error output")
+                return
+
+    def _break(self, what: str) -> None:
+        self.fault = OutputFlood(f"server {self._name!r} {what}")
+        self.kill()

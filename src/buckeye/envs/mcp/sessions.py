@@ -1,0 +1,62 @@
+"""The sessions of one rollout: one with each server of the task, their tools under one roof."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from buckeye.envs.mcp.client import CallResult, Deadlines, Server, Session, ToolInfo, open_session
+from buckeye.envs.mcp.errors import StartError
+from buckeye.errors import UsageError
+from buckeye.tasks.dotenv import variables
+from buckeye.tasks.models import McpTask
+from buckeye.tasks.variables import resolve
+
+
+class Sessions:
+    """Open sessions. `tools` has every tool by name."""
+
+    def __init__(self, sessions: Mapping[str, Session]) -> None:
+        self._owners: dict[str, Session] = {}
+        for session in sessions.values():
+            for tool in session.tools:
+                if tool in self._owners:
+                    first = self._owners[tool].name
+                    raise StartError(f"the servers {first!r} and {session.name!r} both have a tool {tool!r}")
+                self._owners[tool] = session
+        self.tools: dict[str, ToolInfo] = {
+            name: session.tools[name] for name, session in self._owners.items()
+        }
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """Tool -> its input schema."""
+        return {name: tool.input_schema for name, tool in self.tools.items()}
+
+    async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout: float) -> CallResult:
+        """Call one of `tools`. Raises as `Session.call` does."""
+        return await self._owners[tool].call(tool, arguments, timeout=timeout)
+
+
+@asynccontextmanager
+async def open_sessions(task: McpTask, deadlines: Deadlines) -> AsyncIterator[Sessions]:
+    """Sessions with all servers of the task. Its variables are resolved here and nowhere else.
+
+    Raises StartError, also for a variable that is not set.
+    """
+    async with AsyncExitStack() as stack:
+        sessions = {}
+        for name, server in task.mcp_config.items():
+            ready = _resolved(name, server)
+            sessions[name] = await stack.enter_async_context(open_session(name, ready, deadlines=deadlines))
+        yield Sessions(sessions)
+
+
+def _resolved(name: str, server: Server) -> Server:
+    try:
+        return type(server).model_validate(resolve(server.model_dump(), variables()))
+    except UsageError as error:
+        raise StartError(f"server {name!r} of mcp_config: {error}") from None
+    except ValueError as error:  # a variable that makes no address
+        raise StartError(f"server {name!r} of mcp_config: {type(error).__name__} once resolved") from None

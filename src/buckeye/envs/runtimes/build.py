@@ -1,0 +1,43 @@
+"""Building the image of a folder with a Dockerfile."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from buckeye.envs.runtimes.base import PrepareError, RuntimeUnavailable
+from buckeye.errors import UsageError
+
+_BUILD_SECONDS = 3600.0
+_BUILDERS = ("docker", "podman")
+
+
+def build_image(folder: Path, name: str) -> str:
+    """Build `name:latest` with docker or podman; returns `name`.
+
+    Raises UsageError without a Dockerfile, RuntimeUnavailable without a builder, PrepareError with the last
+    words of a build that failed.
+    """
+    if not (folder / "Dockerfile").is_file():
+        raise UsageError(f"--build: {folder} has no Dockerfile")
+    program = next((found for one in _BUILDERS if (found := shutil.which(one))), None)
+    if program is None:
+        raise RuntimeUnavailable(f"--build needs {' or '.join(_BUILDERS)}, and neither is installed.")
+    argv = [program, "build", "--tag", f"{name}:latest", str(folder)]
+    try:
+        ran = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_BUILD_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PrepareError(f"{folder} was not built within {_BUILD_SECONDS:g} s.") from None
+    if ran.returncode != 0:
+        words = "\n".join((ran.stderr or ran.stdout).strip().splitlines()[-12:])
+        raise PrepareError(f"{folder} cannot be built into an image:\n{words}")
+    return name

@@ -1,0 +1,224 @@
+"""Runs one command confined: `python -I -S confine.py SPEC`, where SPEC is a JSON object.
+
+    argv         the command and its arguments
+    namespaces   whether to give it namespaces of its own: processes, mounts, System V objects, host name
+    user         with namespaces, whether a user namespace comes first (for callers that are not root)
+    network      with namespaces, false takes the network away
+    root         a directory that becomes its `/`, or null
+    layers       with a root: [lower, upper, work] to lay over it with overlayfs, or null for a private copy
+    uid, gid     whom it runs as, or null for the caller
+    cwd          its working directory, inside the root
+    memory       most bytes of private memory of one process, or null
+
+The environment of the command is the JSON object in BUCKEYE_CONFINED_ENV, so that no variable of a task (as
+LD_PRELOAD) acts on this script, which may run as root. With namespaces this process stays as the parent of
+the command, which is process 1 there: when it ends, however, the kernel ends everything inside.
+
+The file is run as a script, without site packages, so it imports nothing of Buckeye. It ends with the code
+of the command; 125 if the command could not be confined, with the reason on the last line of stderr, and
+127 if it could not be run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import stat
+import struct
+import sys
+from typing import Any, NoReturn
+
+_CANNOT_CONFINE, _CANNOT_RUN = 125, 127
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_NEW_NS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PID, _NEW_NET = (
+    0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
+)  # fmt: skip
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
+_OPEN_FILES = 4096
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> int:
+    """Confine, run, wait."""
+    spec = json.loads(sys.argv[1])
+    environment = json.loads(os.environ.get("BUCKEYE_CONFINED_ENV", "{}"))
+    try:
+        _die_with_parent()
+        if not spec["namespaces"]:
+            _prepare_root(spec)
+            _become(spec)
+            _execute(spec, environment)
+        _new_namespaces(spec)
+        child = os.fork()
+        if child == 0:
+            _die_with_parent()
+            _prepare_root(spec)
+            _become(spec)
+            _execute(spec, environment)
+    except OSError as error:
+        sys.stderr.write(f"confine: {error}\n")
+        sys.stderr.flush()
+        os._exit(_CANNOT_CONFINE)
+    return _wait(child)
+
+
+def _wait(child: int) -> int:
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):  # the pipes are the command's: whoever reads them sees it end
+        os.dup2(null, descriptor)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _new_namespaces(spec: dict[str, Any]) -> None:
+    flags = _NEW_NS | _NEW_PID | _NEW_IPC | _NEW_UTS
+    if not spec["network"]:
+        flags |= _NEW_NET
+    if spec["user"]:
+        uid, gid = os.geteuid(), os.getegid()
+        _unshare(_NEW_USER | flags)
+        for name, line in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(line)
+    else:
+        _unshare(flags)
+    _mount("none", "/", None, _MS_REC | _MS_PRIVATE, None)
+    if not spec["network"]:
+        _raise_loopback()
+
+
+def _prepare_root(spec: dict[str, Any]) -> None:
+    root = spec["root"]
+    if root is None:
+        if spec["namespaces"]:
+            _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
+        os.chdir(spec["cwd"])
+        return
+    if spec["layers"] is not None:
+        lower, upper, work = spec["layers"]
+        options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+        if spec["user"]:
+            options += ",userxattr"
+        _mount("overlay", root, "overlay", 0, options)
+    if spec["namespaces"]:
+        _mount_system(root)
+    else:
+        _make_devices(root)
+    os.chdir(root)
+    os.chroot(".")
+    try:
+        os.chdir(spec["cwd"])
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        os.makedirs(spec["cwd"], exist_ok=True)  # as container engines do
+        os.chdir(spec["cwd"])
+
+
+def _mount_system(root: str) -> None:
+    for name in ("proc", "dev", "tmp"):
+        _real_directory(root, name)
+    _mount("proc", f"{root}/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
+    sources = {name: os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
+    _mount("tmpfs", f"{root}/dev", "tmpfs", _MS_NOSUID, "mode=755,size=65536k")
+    for name, descriptor in sources.items():
+        os.close(os.open(f"{root}/dev/{name}", os.O_CREAT | os.O_WRONLY, 0o666))
+        _mount(f"/proc/self/fd/{descriptor}", f"{root}/dev/{name}", None, _MS_BIND, None)
+        os.close(descriptor)
+    os.mkdir(f"{root}/dev/shm", 0o1777)
+    os.chmod(f"{root}/dev/shm", 0o1777)
+    for link, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(target, f"{root}/dev/{link}")
+
+
+def _make_devices(root: str) -> None:
+    """Without namespaces nothing can be mounted; what cannot be made either is left out."""
+    _real_directory(root, "dev")
+    for name, (major, minor) in _DEVICES.items():
+        with contextlib.suppress(FileExistsError, PermissionError):
+            os.mknod(f"{root}/dev/{name}", stat.S_IFCHR | 0o666, os.makedev(major, minor))
+            os.chmod(f"{root}/dev/{name}", 0o666)
+
+
+def _real_directory(root: str, name: str) -> None:
+    """A link in the image must not lead a mount out of the root."""
+    path = f"{root}/{name}"
+    if os.path.islink(path):
+        os.unlink(path)
+    os.makedirs(path, exist_ok=True)
+
+
+def _become(spec: dict[str, Any]) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
+    if spec["memory"] is not None:
+        _limit(resource.RLIMIT_DATA, spec["memory"])
+    if sys.platform == "linux" and _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise _error("no_new_privs")
+    if spec["uid"] is not None:
+        os.setgroups([])
+        os.setresgid(spec["gid"], spec["gid"], spec["gid"])
+        os.setresuid(spec["uid"], spec["uid"], spec["uid"])
+        _die_with_parent()  # the kernel forgets it when the user changes
+    os.umask(0o022)
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def _execute(spec: dict[str, Any], environment: dict[str, str]) -> NoReturn:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and its children would too
+        signal.signal(number, signal.SIG_DFL)
+    argv = spec["argv"]
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        sys.stderr.write(f"{argv[0]} cannot be run: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(_CANNOT_RUN)
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _unshare(flags: int) -> None:
+    if _libc.unshare(flags) != 0:
+        raise _error("namespaces")
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    if _libc.mount(*encoded[:3], ctypes.c_ulong(flags), encoded[3]) != 0:
+        raise _error(f"mount {kind or source} on {target}")
+
+
+def _raise_loopback() -> None:
+    """Programs expect 127.0.0.1 to be there even without a network."""
+    get_flags, set_flags, up = 0x8913, 0x8914, 1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sH14x", b"lo", 0)
+        flags = struct.unpack("16sH14x", fcntl.ioctl(any_socket, get_flags, request))[1]
+        fcntl.ioctl(any_socket, set_flags, struct.pack("16sH14x", b"lo", flags | up))
+
+
+def _error(what: str) -> OSError:
+    number = ctypes.get_errno() or errno.EPERM
+    return OSError(number, f"{what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

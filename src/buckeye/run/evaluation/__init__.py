@@ -1,0 +1,1 @@
+"""`buckeye eval`: any environment with any model that speaks the OpenAI chat API."""

@@ -1,0 +1,164 @@
+"""A policy behind the OpenAI chat API: text or native tool calls; no token ids are needed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+
+from buckeye.envs.base import Message, Reply, Tool
+from buckeye.errors import InferenceError
+from buckeye.monitor.redact import redacted
+
+_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
+_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+_LONGEST_WAIT = 60.0
+_TOO_LONG = re.compile(
+    r"context[_ ]length|maximum context|the context is|max_model_len|prompt is too long|too many tokens", re.I
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatSampling:
+    """How replies are sampled; None leaves it to the server."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+
+    def with_seed(self, seed: int) -> ChatSampling:
+        """The same with another seed, where there is one at all."""
+        return self if self.seed is None else replace(self, seed=seed)
+
+    def body(self, turn: int) -> dict[str, Any]:
+        """The request's fields; every turn has a seed of its own."""
+        given = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        given["seed"] = None if self.seed is None else (self.seed + turn) % 2**31
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(slots=True)
+class ChatServer:
+    """Where a model is served: `base_url` ends in /v1. `refusal` says why no request will ever be answered:
+    a wrong key, no such model or route."""
+
+    base_url: str
+    model: str
+    client: httpx.AsyncClient
+    refusal: str | None = None
+
+    async def complete(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The answer to one chat completion; None if the conversation is too long for the model.
+
+        Asks again where the server is busy or unreachable, for about a minute. Raises InferenceError.
+        """
+        url = f"{self.base_url}/chat/completions"
+        problem = ""
+        for wait in (*_WAITS, None):
+            asked = 0.0
+            try:
+                answer = await self.client.post(url, json={"model": self.model, **body})
+            except httpx.TransportError as error:
+                problem = f"{url} did not answer: {str(error) or type(error).__name__}"
+            else:
+                if answer.status_code == 200:
+                    return _json(url, answer)
+                problem = f"{url} answered {answer.status_code}: {_short(answer.text)}"
+                if answer.status_code in (400, 413, 422) and _TOO_LONG.search(answer.text):
+                    return None
+                if answer.status_code in (401, 403, 404):
+                    self.refusal = problem
+                if answer.status_code not in _AGAIN:
+                    raise InferenceError(problem)
+                asked = _retry_after(answer)
+            if wait is None:
+                break
+            await asyncio.sleep(min(_LONGEST_WAIT, max(asked, wait * random.uniform(0.75, 1.25))))
+        raise InferenceError(f"{problem} (asked {len(_WAITS) + 1} times)")
+
+
+@dataclass(slots=True)
+class ChatPolicy:
+    """`Policy` for one rollout. `messages` is the conversation as it stood after its last turn."""
+
+    server: ChatServer
+    sampling: ChatSampling
+    messages: list[Message] = field(default_factory=list)
+    turns: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    truncated: bool = False
+
+    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
+        """Sample the next message. A conversation that has become too long gets an empty reply with finish
+        reason "length". Raises InferenceError if the very first prompt is too long."""
+        body: dict[str, Any] = {"messages": [_sent(m) for m in messages], **self.sampling.body(self.turns)}
+        if tools:
+            body["tools"] = list(tools)
+        answer = await self.server.complete(body)
+        if answer is None:
+            return self._no_room(messages)
+        choice = answer["choices"][0]
+        usage = answer.get("usage") or {}
+        self.turns += 1
+        self.prompt_tokens += usage.get("prompt_tokens") or 0
+        self.completion_tokens += usage.get("completion_tokens") or 0
+        reply = _reply(choice)
+        self.truncated = reply.finish_reason == "length"
+        self.messages = [*messages, reply.message]
+        return reply
+
+    def _no_room(self, messages: Sequence[Message]) -> Reply:
+        if self.turns == 0:
+            raise InferenceError("the prompt is longer than the model's context")
+        self.truncated = True
+        self.messages = list(messages)
+        return Reply(text="", finish_reason="length", message={"role": "assistant", "content": ""})
+
+
+def _reply(choice: Mapping[str, Any]) -> Reply:
+    message = choice["message"]
+    content = message.get("content") or ""
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+    kept: dict[str, Any] = {"role": "assistant", "content": content}
+    if reasoning:
+        kept["reasoning_content"] = reasoning
+    if message.get("tool_calls"):
+        kept["tool_calls"] = message["tool_calls"]
+    return Reply(
+        text=f"<think>{reasoning}</think>{content}" if reasoning else content,
+        finish_reason="length" if choice.get("finish_reason") == "length" else "stop",
+        message=kept,
+    )
+
+
+def _sent(message: Message) -> dict[str, Any]:
+    """A message as servers accept it; earlier reasoning is not sent back."""
+    return {name: value for name, value in message.items() if name != "reasoning_content"}
+
+
+def _json(url: str, answer: httpx.Response) -> dict[str, Any]:
+    try:
+        value = answer.json()
+        if isinstance(value["choices"][0]["message"], dict):
+            return value  # type: ignore[no-any-return]
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise InferenceError(f"{url} answered with no chat completion: {_short(answer.text)}")
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    try:
+        return max(0.0, float(answer.headers.get("retry-after", "0")))
+    except ValueError:  # a date
+        return 0.0
+
+
+def _short(text: str) -> str:
+    return str(redacted(" ".join(text.split())[:300]))

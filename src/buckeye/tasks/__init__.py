@@ -1,0 +1,1 @@
+"""Tasks as files hold them: reading, checking, and the variables they mention."""

@@ -1,0 +1,58 @@
+"""The file `.env`: settings and keys that belong to a project and not to its repository."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from buckeye.errors import UsageError
+
+_LINE = re.compile(
+    r"""\s*(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=[ \t]*
+    (?:'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>(?!['"])(?:[^#\s]|[ \t]+[^#\s]|(?<=\S)\#)*))
+    [ \t]*(?:\#.*)?""",
+    re.VERBOSE,
+)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+def variables(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> dict[str, str]:
+    """The variables of the environment, over those of `.env` in `folder` (default: where we are).
+
+    `environ` replaces `os.environ`. Raises UsageError for a file that cannot be read.
+    """
+    return {**read_dotenv((folder or Path()) / ".env"), **(os.environ if environ is None else environ)}
+
+
+def read_dotenv(path: Path) -> dict[str, str]:
+    """The variables of a file with lines `NAME=value`; none if there is no such file.
+
+    `export` before a name, quotes around a value and comments are allowed. Nothing is expanded. Raises
+    UsageError with the number of the line, and never its content.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"{path} cannot be read: {reason}.") from None
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise UsageError(
+                f"{path}:{number}: expected NAME=value, with quotes around a value that has any."
+            )
+        found[match["name"]] = _value(match)
+    return found
+
+
+def _value(match: re.Match[str]) -> str:
+    if match["quoted"] is not None:
+        return re.sub(r"\\(.)", lambda escape: _ESCAPES.get(escape[1], escape[1]), match["quoted"])
+    return match["raw"] if match["raw"] is not None else match["bare"]

@@ -1,0 +1,203 @@
+"""Images made by hand, and a registry that serves them, as far as a pull needs one."""
+
+import gzip
+import hashlib
+import io
+import json
+import platform
+import re
+import subprocess
+import tarfile
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+
+
+def digest(data):
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def entry(name, content=b"", *, kind=tarfile.REGTYPE, mode=0o644, link=""):
+    """A member of a layer and its content."""
+    info = tarfile.TarInfo(name)
+    info.type, info.mode, info.linkname = kind, mode, link
+    info.size = len(content) if kind == tarfile.REGTYPE else 0
+    return info, content
+
+
+def directory(name, mode=0o755):
+    return entry(name, kind=tarfile.DIRTYPE, mode=mode)
+
+
+def symlink(name, target):
+    return entry(name, kind=tarfile.SYMTYPE, link=target)
+
+
+def hardlink(name, target):
+    return entry(name, kind=tarfile.LNKTYPE, link=target)
+
+
+def layer(*entries):
+    """An uncompressed tar."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for info, content in entries:
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+class Image:
+    """Blobs by digest, and the manifest. `layers` are uncompressed tars."""
+
+    def __init__(self, *layers, **config):
+        packed = [gzip.compress(data, mtime=0) for data in layers]
+        described = {
+            "architecture": ARCHITECTURE,
+            "os": "linux",
+            "config": config,
+            "rootfs": {"type": "layers", "diff_ids": [digest(data) for data in layers]},
+        }
+        raw = json.dumps(described).encode()
+        self.blobs = {digest(data): data for data in (raw, *packed)}
+        self.manifest = json.dumps(
+            {
+                "schemaVersion": 2,
+                "mediaType": MANIFEST,
+                "config": {"mediaType": CONFIG, "digest": digest(raw), "size": len(raw)},
+                "layers": [{"mediaType": LAYER, "digest": digest(p), "size": len(p)} for p in packed],
+            }
+        ).encode()
+
+    def index(self):
+        """A manifest list: another platform first, then this one."""
+        ours = {"mediaType": MANIFEST, "digest": digest(self.manifest), "size": len(self.manifest)}
+        other = ours | {"digest": digest(b"other"), "platform": {"os": "linux", "architecture": "mips"}}
+        ours["platform"] = {"os": "linux", "architecture": ARCHITECTURE}
+        return json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": [other, ours]}).encode()
+
+
+class FakeRegistry:
+    """What it serves may be changed by a test; what was asked is noted."""
+
+    def __init__(self):
+        self.manifests, self.blobs, self.asked = {}, {}, []
+        self.token = None  # the token that every request needs, given out by /token
+        self.login = None  # the Authorization header that /token wants
+        self.port = 0
+
+    def add(self, name, image, *, tag="latest", indexed=False):
+        """Serve an image as `name:tag`; returns its whole name."""
+        self.blobs |= image.blobs
+        self.manifests[f"{name}:{digest(image.manifest)}"] = (MANIFEST, image.manifest)
+        served = (INDEX, image.index()) if indexed else (MANIFEST, image.manifest)
+        self.manifests[f"{name}:{tag}"] = served
+        return f"127.0.0.1:{self.port}/{name}:{tag}"
+
+    def answer(self, path, headers):
+        """Status, headers, body."""
+        if path.startswith("/token"):
+            if self.login is not None and headers.get("Authorization") != self.login:
+                return 401, {}, b"{}"
+            return 200, {"Content-Type": "application/json"}, json.dumps({"token": self.token}).encode()
+        if self.token is not None and headers.get("Authorization") != f"Bearer {self.token}":
+            realm = f"http://127.0.0.1:{self.port}/token"
+            return 401, {"WWW-Authenticate": f'Bearer realm="{realm}",service="fake"'}, b"{}"
+        if match := re.fullmatch(r"/v2/(.+)/manifests/(.+)", path):
+            found = self.manifests.get(f"{match[1]}:{match[2]}")
+            return (404, {}, b"{}") if found is None else (200, {"Content-Type": found[0]}, found[1])
+        if match := re.fullmatch(r"/v2/.+/blobs/(.+)", path):
+            found = self.blobs.get(match[1])
+            return (404, {}, b"{}") if found is None else (200, {}, found)
+        return 404, {}, b"{}"
+
+
+@contextmanager
+def fake_registry():
+    registry = FakeRegistry()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            registry.asked.append(self.path)
+            status, headers, body = registry.answer(self.path, self.headers)
+            self.send_response(status)
+            for name, value in (headers | {"Content-Length": str(len(body))}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    registry.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield registry
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def shell_layer(*extra):
+    """A tree with nothing but /bin/sh and what it needs to run, out of this machine's own."""
+    shell = Path("/bin/sh").resolve()
+    listed = subprocess.run(["ldd", str(shell)], capture_output=True, text=True, check=True).stdout
+    libraries = [Path(path) for path in re.findall(r"(/\S+)", listed)]
+    folders, files = set(), []
+    for path in libraries:
+        folders |= set(path.parents)
+        files.append(entry(str(path).lstrip("/"), path.read_bytes(), mode=0o755))
+    made = [directory(str(folder).lstrip("/")) for folder in sorted(folders) if str(folder) != "/"]
+    made += [directory("bin"), directory("tmp", 0o1777), directory("app")]
+    return layer(*made, *files, entry("bin/sh", shell.read_bytes(), mode=0o755), *extra)
+
+
+SHELL_SERVER = rb"""#!/bin/sh
+# An MCP server out of nothing but a shell: each tool writes or reads a file, or says who runs it.
+while read -r line; do
+  case "$line" in *'"id"'*) ;; *) continue ;; esac
+  id=${line#*'"id":'}; id=${id#' '}; id=${id%%[,\}]*}
+  case "$line" in
+    *'"initialize"'*)
+      info="\"serverInfo\":{\"name\":\"sh\",\"version\":\"1\"}"
+      result="{\"protocolVersion\":\"2025-06-18\",\"capabilities\":{},$info}"
+      echo "{\"jsonrpc\":\"2.0\",\"id\":$id,\"result\":$result}"
+      continue ;;
+    *'"write"'*) said=done; echo "$SECRET" > /app/memory || said=refused ;;
+    *'"read"'*) said=nothing; if [ -e /app/memory ]; then read -r said < /app/memory; fi ;;
+    *'"who"'*) said="uid=none"
+      if [ -e /proc/self/status ]; then
+        while read -r key value rest; do
+          if [ "$key" = Uid: ]; then said="uid=$value"; fi
+        done < /proc/self/status
+      fi
+      said="$said cwd=$PWD image=$IMAGE_VARIABLE processes=$(echo /proc/[0-9]*)" ;;
+    *'"outside"'*) said=hidden; if [ -e "$OUTSIDE" ]; then said=visible; fi ;;
+    *'"null"'*) said=broken; if echo x > /dev/null; then said=works; fi ;;
+  esac
+  echo "{\"jsonrpc\":\"2.0\",\"id\":$id,\"result\":{\"content\":[{\"type\":\"text\",\"text\":\"$said\"}]}}"
+done
+"""
+
+
+def shell_image():
+    """An image whose command is the server above."""
+    server = entry("app/server", SHELL_SERVER, mode=0o755)
+    return Image(
+        shell_layer(server),
+        Entrypoint=["/bin/sh"],
+        Cmd=["/app/server"],
+        Env=["IMAGE_VARIABLE=from-the-image"],
+        WorkingDir="/app",
+    )

@@ -1,0 +1,29 @@
+"""Which processes are left of those that a test started."""
+
+import os
+import time
+from pathlib import Path
+
+
+def processes_with(marker):
+    """The ids of the processes that have `marker` in their environment or on their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            known = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+            zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            continue
+        if marker.encode() in known and not zombie:
+            found.append(int(entry.name))
+    return found
+
+
+def assert_none_left(marker, *, within=10.0):
+    """No process has the marker, at the latest after `within` seconds."""
+    deadline = time.monotonic() + within
+    while left := processes_with(marker):
+        assert time.monotonic() < deadline, f"processes left: {left}"
+        time.sleep(0.02)

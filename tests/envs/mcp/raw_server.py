@@ -1,0 +1,191 @@
+"""An MCP server in raw JSON-RPC on standard input and output, that misbehaves in the way it is told.
+
+    python raw_server.py [WAY]
+
+Without a way it is well behaved, and knows the older handshake only. With `modern-only` it knows the newer.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+WAY = sys.argv[1] if len(sys.argv) > 1 else ""
+state = {"calls": 0, "secret": ""}
+
+
+def tool(name, **properties):
+    return {
+        "name": name,
+        "description": f"The tool {name}.",
+        "inputSchema": {"type": "object", "properties": properties, "required": sorted(properties)},
+    }
+
+
+TOOLS = [
+    tool("setup"),
+    tool("act", text={"type": "string"}),
+    tool("recall"),
+    tool("environment"),
+    tool("evaluate"),
+]
+
+
+def send(message):
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def answer(request, result):
+    send({"jsonrpc": "2.0", "id": request["id"], "result": result})
+
+
+def refuse(request, code, message):
+    send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": code, "message": message}})
+
+
+def text(value, **more):
+    newer = {"resultType": "complete"} if WAY == "modern-only" else {}
+    return {"content": [{"type": "text", "text": value}], **newer, **more}
+
+
+def hang():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(60)
+
+
+def called(request):
+    name, arguments = request["params"]["name"], request["params"].get("arguments") or {}
+    state["calls"] += 1
+    if name == "setup":
+        if WAY == "setup-fails":
+            return answer(request, text("no board", isError=True))
+        if WAY == "hang-in-setup":
+            hang()
+        return answer(request, text("The board is empty."))
+    if name == "act":
+        return acted(request, arguments)
+    if name == "recall":
+        return answer(request, text(state["secret"]))
+    if name == "environment":
+        return answer(request, text(json.dumps(dict(os.environ))))
+    if name == "evaluate":
+        return evaluated(request)
+    return refuse(request, -32602, f"Unknown tool: {name}")
+
+
+def acted(request, arguments):
+    state["secret"] = arguments.get("text", "")
+    if WAY == "hang-in-call":
+        hang()
+    if WAY == "hang-with-child":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        hang()
+    if WAY == "die-in-call":
+        print("out of cheese", file=sys.stderr, flush=True)
+        os._exit(3)
+    if WAY == "huge-result":
+        return answer(request, text("x" * 20_000_000))
+    if WAY == "flood":
+        while True:
+            sys.stdout.write("y" * 65536 + "\n")
+    if WAY == "flood-stderr":
+        while True:
+            sys.stderr.write("z" * 65536 + "\n")
+    if WAY == "garbage":
+        sys.stdout.write("this is not JSON\n" * 10)
+        sys.stdout.flush()
+        return None
+    if WAY == "noise":
+        sys.stdout.write("loading...\n")
+    if WAY == "wrong-shape":
+        return answer(request, {"content": "not a list"})
+    if WAY == "internal-error":
+        return refuse(request, -32603, "the database is down")
+    if WAY == "long-result":
+        return answer(request, text("ab" * 50_000))
+    if WAY == "image":
+        image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+        return answer(request, {"content": [image, {"type": "text", "text": "seen"}]})
+    if WAY == "tool-gone":
+        TOOLS[:] = [tool for tool in TOOLS if tool["name"] != "act"]
+        send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+    if WAY == "tool-gone-silently" and state["calls"] > 2:
+        TOOLS[:] = [tool for tool in TOOLS if tool["name"] != "act"]
+        return refuse(request, -32602, "Unknown tool: act")
+    if WAY == "tool-differs":
+        TOOLS[1]["inputSchema"] = {"type": "object", "properties": {"other": {"type": "number"}}}
+        send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+    if WAY == "tool-added":
+        TOOLS.append(tool("extra"))
+        send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+    if WAY == "refuses-arguments":
+        return refuse(request, -32602, "Invalid arguments: text must be short")
+    if WAY == "ends":
+        return answer(request, text("You win.", structuredContent={"done": True}))
+    return answer(request, text(f"You said {arguments.get('text')}."))
+
+
+def evaluated(request):
+    rewards = {
+        "nan": {"reward": float("nan")},
+        "no-reward": {"points": 3},
+        "grade": {"grade": 0.25, "moves": 4},
+        "bool": {"reward": True},
+        "score-and-reward": {"score": 9, "reward": 0.5},
+        "failed-inside": {"reward": 0.0, "isError": True},
+    }
+    if WAY in rewards:
+        return answer(request, text("graded", structuredContent=rewards[WAY]))
+    if WAY == "json-text":
+        return answer(request, text('{"score": 0.75}'))
+    if WAY == "bare-number":
+        return answer(request, text("0.125"))
+    if WAY == "evaluate-fails":
+        return answer(request, text("no grader", isError=True))
+    if WAY == "hang-in-evaluate":
+        hang()
+    said = float(state["secret"] == "win")
+    return answer(request, text("graded", structuredContent={"reward": said, "calls": state["calls"]}))
+
+
+def main():
+    if WAY == "hang-in-start":
+        hang()
+    if WAY == "die-in-start":
+        print("no such board", file=sys.stderr)
+        sys.exit(7)
+    if WAY == "garbage-in-start":
+        sys.stdout.write("Usage: server [options]\n")
+        sys.stdout.flush()
+    for line in sys.stdin:
+        request = json.loads(line)
+        method = request.get("method")
+        if method == "initialize" and WAY not in ("garbage-in-start", "modern-only"):
+            info = {"name": "raw", "version": "1"}
+            version = request["params"]["protocolVersion"]
+            capabilities = {"tools": {"listChanged": True}}
+            answer(request, {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info})
+        elif method == "server/discover" and WAY == "modern-only":
+            about = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
+            answer(request, about | {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"})
+        elif method == "tools/list" and WAY == "modern-only":
+            about = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+            answer(request, {"tools": TOOLS} | about)
+        elif method == "tools/list":
+            if WAY == "endless-tools":
+                answer(request, {"tools": TOOLS, "nextCursor": "again"})
+            else:
+                answer(request, {"tools": TOOLS})
+        elif method == "tools/call":
+            called(request)
+        elif "id" in request and WAY != "garbage-in-start":
+            refuse(request, -32601, "Method not found")
+    if WAY == "stays":
+        hang()
+
+
+main()

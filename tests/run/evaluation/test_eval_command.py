@@ -1,0 +1,203 @@
+"""`buckeye eval` as a person calls it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.run.evaluation.chat_server import chat_server
+
+ENVIRONMENT = """
+from buckeye.envs.base import Outcome, Task
+
+
+class Numbers:
+    name = "numbers"
+
+    def tasks(self, split):
+        if split != "train":
+            raise KeyError(split)
+        return [
+            Task(id=f"n{n}", messages=({"role": "user", "content": f"Say {n}."},), data={"n": n})
+            for n in range(4)
+        ]
+
+    async def rollout(self, task, policy):
+        reply = await policy.chat(task.messages)
+        right = float(reply.text == str(task.data["n"]))
+        return Outcome(reward=right, components={"length": len(reply.text)}, stop_reason="answered")
+
+
+def load_environment():
+    return Numbers()
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    path = tmp_path / "numbers.py"
+    path.write_text(ENVIRONMENT)
+    return str(path)
+
+
+def command(environment, tmp_path, *words):
+    return [
+        sys.executable,
+        "-m",
+        "buckeye",
+        "eval",
+        environment,
+        "--output-dir",
+        str(tmp_path / "out"),
+        *words,
+    ]
+
+
+def evaluate(environment, tmp_path, *words, code=0, **variables):
+    done = subprocess.run(
+        command(environment, tmp_path, *words),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **variables},
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def rows(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()]
+
+
+def number_of(body):
+    return int(body["messages"][-1]["content"].split()[1].rstrip("."))
+
+
+def test_figures_by_hand(environment, tmp_path):
+    """Task 0 is always solved, task 1 in one of two rollouts, 2 and 3 never: mean reward and pass@1 are
+    (1 + 1/2) / 4, pass@2 is 2 / 4."""
+    seen = []
+
+    def answer(body, _):
+        n = number_of(body)
+        seen.append(n)
+        return "0" if n == 0 else "1" if n == 1 and seen.count(1) == 1 else "no"
+
+    with chat_server(answer) as (url, requests):
+        done = evaluate(
+            environment, tmp_path, "--base-url", url, "--model", "m", "-r", "2", "--temperature", "0.5",
+            "--max-tokens", "9", "--json", OPENAI_API_KEY="the-secret-key",
+        )  # fmt: skip
+    report = json.loads(done.stdout)
+    assert (report["tasks"], report["scored"], report["errored"], report["split"]) == (4, 8, 0, "train")
+    assert report["reward"]["value"] == report["pass@1"]["value"] == 0.375
+    assert report["pass@2"]["value"] == 0.5
+    assert 0.0 <= report["pass@2"]["low"] < 0.5 < report["pass@2"]["high"] <= 1.0
+    assert report["means"]["length"] == (1 + 1 + 1 + 2 + 2 + 2 + 2 + 2) / 8
+    assert report["means"]["completion_tokens"] == 3.0
+    assert report["stop_reasons"] == {"answered": 8}
+    headers, body = requests[0]
+    assert headers["Authorization"] == "Bearer the-secret-key"
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.5, 9)
+    assert "seed" not in body
+    played = rows(tmp_path)
+    assert sorted((row["task_id"], row["rollout"]) for row in played) == [
+        (f"n{n}", r) for n in range(4) for r in range(2)
+    ]
+    assert played[0]["messages"][-1]["role"] == "assistant"
+    everything = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
+    assert "the-secret-key" not in everything + done.stdout + done.stderr
+
+
+def test_the_table(environment, tmp_path):
+    with chat_server(lambda body, _: str(number_of(body))) as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "-n", "3")
+    lines = done.stdout.splitlines()
+    assert "(train) with m" in lines[0]
+    assert lines[2].split()[:2] == ["reward", "1.0000"]
+    assert any(line.startswith("3 rollouts of 3 tasks scored, 0 errored") for line in lines)
+    assert "ended by: answered 3" in lines
+
+
+def test_a_busy_server_is_asked_again(environment, tmp_path):
+    with chat_server(lambda body, n: (503, "busy") if n == 1 else str(number_of(body))) as (url, requests):
+        evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--max-concurrent", "1")
+    assert len(requests) == 5
+
+
+def test_errors_are_counted_and_have_no_reward(environment, tmp_path):
+    def answer(body, _):
+        return (400, "bad request") if number_of(body) == 2 else str(number_of(body))
+
+    with chat_server(answer) as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--json")
+    report = json.loads(done.stdout)
+    assert (report["scored"], report["errored"], report["reward"]["value"]) == (3, 1, 1.0)
+    assert "bad request" in next(iter(report["errors"]))
+    assert [row["reward"] for row in rows(tmp_path) if row["task_id"] == "n2"] == [None]
+
+
+def test_resume_plays_only_what_is_missing_or_errored(environment, tmp_path):
+    def broken(body, _):
+        return (400, "bad request") if number_of(body) == 2 else str(number_of(body))
+
+    with chat_server(broken) as (url, _):
+        words = ("--base-url", url, "--model", "m", "--json")
+        evaluate(environment, tmp_path, *words, "-n", "3")
+        again = evaluate(environment, tmp_path, *words, code=2)
+        assert "--resume" in again.stderr
+        other = evaluate(environment, tmp_path, *words, "--resume", "--temperature", "0.1", code=2)
+        assert "temperature was None and is 0.1" in other.stderr
+    path = tmp_path / "out" / "rollouts.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"task_id": "n3", "roll')  # killed while writing
+    with chat_server(lambda body, _: str(number_of(body))) as (url, requests):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--json", "--resume")
+    assert sorted(number_of(body) for _, body in requests) == [2, 3]
+    assert len(rows(tmp_path)) == 5  # the torn line is gone, the errored rollout is there twice
+    report = json.loads(done.stdout)
+    assert (report["scored"], report["errored"], report["reward"]["value"]) == (4, 0, 1.0)
+
+
+def test_an_interrupted_evaluation_keeps_what_it_has(environment, tmp_path):
+    def answer(body, _):
+        if number_of(body) == 3:
+            time.sleep(30)
+        return str(number_of(body))
+
+    with chat_server(answer) as (url, _):
+        words = ("--base-url", url, "--model", "m")
+        process = subprocess.Popen(command(environment, tmp_path, *words), stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "out" / "rollouts.jsonl").exists() or len(rows(tmp_path)) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume goes on" in said
+    assert sorted(row["task_id"] for row in rows(tmp_path)) == ["n0", "n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [(401, "answered 401"), (404, "answered 404")], ids=["wrong key", "no such model"]
+)
+def test_a_refusal_ends_it_at_once(environment, tmp_path, status, says):
+    with chat_server(lambda body, _: (status, "no")) as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", code=2)
+    assert says in done.stderr
+
+
+def test_wrong_words(environment, tmp_path):
+    assert "--model is required" in evaluate(environment, tmp_path, code=2).stderr
+    words = ("--model", "m", "--base-url", "localhost:8000")
+    assert "is no address" in evaluate(environment, tmp_path, *words, code=2).stderr
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    words = ("--model", "m", "--base-url", "http://127.0.0.1:9/v1")
+    assert "holds something else" in evaluate(environment, tmp_path, *words, code=2).stderr
