@@ -5,9 +5,12 @@
     │   ├── ConfigError       a configuration file or flag; carries every problem found
     │   └── EnvironmentNotFoundError   an environment id that resolves to nothing
     ├── InferenceError        an engine or its server answered wrongly, or not at all
+    │   └── PortTakenError    its port is in use
     ├── TransportError        a batch or a weights directory is missing, torn or foreign
     ├── CheckpointError       nothing to resume from, or what is there cannot be trusted
+    ├── DiskFullError         nothing was freed for so long that waiting has ended
     └── RunError              a process of a run ended or stalled
+        └── FinalRunError     and would do so again, however often it is started
 
 A bad rollout is data (`Outcome.error`), not an exception. Assertions are for programmers.
 All of them survive pickling, so they may cross a process border.
@@ -17,15 +20,18 @@ from __future__ import annotations
 
 
 class BuckeyeError(Exception):
-    """Base of all errors meant to be read by a person. `exit_code` is what a command ends with."""
+    """Base of all errors meant to be read by a person. `exit_code` is what a command ends with; `final` says
+    that starting the process again cannot mend it."""
 
     exit_code = 1
+    final = False
 
 
 class UsageError(BuckeyeError):
     """The caller's input is wrong; nothing was started."""
 
     exit_code = 2
+    final = True
 
 
 class ConfigError(UsageError):
@@ -40,6 +46,10 @@ class InferenceError(BuckeyeError):
     """An inference server refused a request, answered nonsense, or did not answer in time."""
 
 
+class PortTakenError(InferenceError):
+    """A server cannot listen on its port, because another process does."""
+
+
 class TransportError(BuckeyeError):
     """A batch or weights directory is missing, incomplete, corrupted, or from another run."""
 
@@ -48,5 +58,17 @@ class CheckpointError(BuckeyeError):
     """There is no usable checkpoint where one was asked for."""
 
 
+class DiskFullError(BuckeyeError):
+    """A disk is full, and the wait for space has ended."""
+
+    final = True
+
+
 class RunError(BuckeyeError):
     """A process of a run failed, stalled, or could not be started."""
+
+
+class FinalRunError(RunError):
+    """A run that has failed for a reason that another start does not change."""
+
+    final = True

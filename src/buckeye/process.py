@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -45,6 +47,20 @@ def usable_cores() -> int:
         return cores
 
 
+_OPEN_FILES = 65_536  # where the system names no most
+
+
+def raise_open_files_limit() -> None:
+    """Let this process and its children have as many open files and connections as this user may have: every
+    rollout that is played has some, and systems begin with 256 or 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if hard != resource.RLIM_INFINITY else _OPEN_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    with suppress(ValueError, OSError):  # some systems have a lower limit than the one they name
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 INTERRUPTED = 130
 """Exit code of a command that SIGTERM, SIGINT or SIGHUP ended before its work was done."""
 
@@ -62,7 +78,16 @@ class StopFlag:
         return self
 
     def _request(self, _number: int, _frame: FrameType | None) -> None:
-        self.requested = True
+        global _stop_requested
+        self.requested = _stop_requested = True
+
+
+_stop_requested = False
+
+
+def stop_requested() -> bool:
+    """Whether a `StopFlag` of this process was ever raised: for waits that do not know the flag."""
+    return _stop_requested
 
 
 def die_with_parent() -> None:

@@ -21,6 +21,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+from buckeye.faults import fault_point
+
 _TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)$", re.DOTALL)
 _STEP = re.compile(r"^step_(0|[1-9]\d*)$")
 
@@ -40,8 +42,11 @@ def write_directory(final: Path, fill: Callable[[Path], None], *, replace: bool 
     temporary.mkdir()
     try:
         fill(temporary)
+        fault_point("storage.temporary_written")
         _sync_tree(temporary)
+        fault_point("storage.before_rename")
         _move_into_place(temporary, final)
+        fault_point("storage.after_rename")
         _sync(final.parent)
     finally:
         _remove(temporary)  # after an exchange this is the old directory
@@ -56,8 +61,11 @@ def write_file(path: Path, data: bytes | str) -> None:
         with temporary.open("wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
+            fault_point("storage.temporary_written")
             os.fsync(file.fileno())
+        fault_point("storage.before_rename")
         temporary.replace(path)
+        fault_point("storage.after_rename")
         _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)

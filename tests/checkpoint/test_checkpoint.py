@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,15 +18,18 @@ from buckeye.checkpoint import (
     resolve_checkpoint,
     save_checkpoint,
     trainer_state,
+    usable_checkpoint,
     verify_checkpoint,
 )
 from buckeye.errors import CheckpointError
+from buckeye.faults import DONE, FAULTS
 from buckeye.process import RunIdentity
 
 
 def _save(root: Path, step: int, attempt: int = 1) -> Path:
-    def fill(directory: Path) -> None:
+    def fill(directory: Path) -> dict[str, str]:
         (directory / "model.safetensors").write_text(f"weights of {step}")
+        return {}
 
     state = {"next": step * 10}
     identity = RunIdentity(run_id="run", attempt=attempt)
@@ -86,6 +91,41 @@ def test_damage_is_noticed(tmp_path):
         read_orchestrator_state(info)
 
 
+def test_the_newest_that_is_whole(tmp_path, caplog):
+    for step in (1, 2, 3):
+        _save(tmp_path, step)
+    (tmp_path / "step_4").mkdir()
+    (tmp_path / "step_3" / "trainer" / "model.safetensors").write_text("weights of 2")
+    assert usable_checkpoint(tmp_path, -1, verify_checkpoint).step == 2
+    assert [record.message.partition(str(tmp_path))[0] for record in caplog.records] == [
+        "Passing over ",
+        "Passing over the checkpoint of step 3, which is damaged: ",
+    ]
+    assert "step_4: it has no readable COMMITTED" in caplog.records[0].message
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        usable_checkpoint(tmp_path, 3, verify_checkpoint)
+    for step in (1, 2):
+        (tmp_path / f"step_{step}" / "trainer" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"Every checkpoint in .* is damaged"):
+        usable_checkpoint(tmp_path, -1, verify_checkpoint)
+
+
+def test_several_processes_verify_every_file_together(tmp_path):
+    path = _save(tmp_path, 1)
+    info = resolve_checkpoint(tmp_path, -1)
+    for name in ("trainer/model.safetensors", "orchestrator/state.json"):
+        content = (path / name).read_bytes()
+        (path / name).write_bytes(b"{}")
+        found = 0
+        for share in range(3):
+            try:
+                verify_checkpoint(info, share=share, shares=3)
+            except CheckpointError:
+                found += 1
+        assert found == 1
+        (path / name).write_bytes(content)
+
+
 def test_prune_deletes_the_oldest_and_only_committed_ones(tmp_path):
     for step in (1, 2, 3):
         _save(tmp_path, step)
@@ -94,6 +134,43 @@ def test_prune_deletes_the_oldest_and_only_committed_ones(tmp_path):
     assert prune_checkpoints(tmp_path, keep=2) == [1]
     assert prune_checkpoints(tmp_path, keep=5) == []
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_0", "step_2", "step_3"]
+
+
+_AT_A_POINT = """
+import pathlib, sys
+from buckeye.checkpoint import save_checkpoint
+from buckeye.process import RunIdentity
+root = pathlib.Path(sys.argv[1])
+def fill(directory):
+    (directory / "model").write_text("new")
+    return {}
+save_checkpoint(root, 4, fill, orchestrator_state={}, identity=RunIdentity(run_id="run", attempt=2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("point", "attempt"),
+    [
+        ("checkpoint.before_commit", 1),
+        ("storage.temporary_written", 1),
+        ("storage.before_rename", 1),
+        ("storage.after_rename", 2),
+        ("checkpoint.committed", 2),
+    ],
+)
+def test_a_kill_at_any_point_leaves_one_of_the_two(tmp_path, point, attempt):
+    root, marks = tmp_path / "checkpoints", tmp_path / "marks"
+    marks.mkdir()
+    _save(root, 4)
+    environment = {**os.environ, FAULTS: f"{point}=kill", DONE: str(marks)}
+    command = [sys.executable, "-c", _AT_A_POINT, str(root)]
+    killed = subprocess.run(command, env=environment, timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    info = resolve_checkpoint(root, -1)
+    verify_checkpoint(info)
+    assert info.attempt == attempt
+    _save(root, 6)
+    assert not list(root.glob(".*"))
 
 
 _DYING = """
@@ -105,6 +182,7 @@ def fill(directory):
     (directory / "model").write_text("new")
     if when == "fill":
         os._exit(9)
+    return {}
 real = pathlib.Path.write_text
 def write_text(self, *args, **kwargs):
     if self.name == when:

@@ -159,7 +159,8 @@ def test_what_continues_a_run(rl, start, tmp_path):
     assert goes_on.working_directory == tmp_path
     flags = ["--max-steps", "9", "--resume", "--output-dir", str(run), "--max-steps", "12"]
     assert goes_on.arguments == ["@", "run.toml", *flags]
-    made_run(tmp_path / "none")
+    none = made_run(tmp_path / "none")
+    assert "--resume" in continuation(none, []).arguments  # without a checkpoint from the start
     (tmp_path / "run.toml").write_text("[trainer.optim]\nlr = 1e-4\n[orchestrator]\nseed = 5\n")
     code, _, err = rl("resume", run, "--max-steps", 12)
     assert code == 2
@@ -176,7 +177,6 @@ def test_what_continues_a_run(rl, start, tmp_path):
     ]
     (tmp_path / "run.toml").unlink()
     assert as_it_was in rl("resume", run, "--max-steps", 12)[2]
-    assert "no checkpoint" in rl("resume", "none")[2]
     made_run(tmp_path / "done", state="finished", checkpoints=(20,))
     code, _, err = rl("resume", "done")
     assert code == 2
@@ -240,15 +240,26 @@ def test_clean_keeps_the_newest_and_the_best_checkpoints(rl, tmp_path):
     assert (run / "weights" / "step_9").exists()
 
 
-def test_clean_refuses_a_run_that_goes_on_and_kinds_that_are_none(rl, tmp_path):
+def test_clean_leaves_a_run_that_goes_on_what_it_uses(rl, tmp_path):
     run = filled_run(tmp_path / "one")
     before = tree(run)
     with locked(run):
+        code, _, err = rl("clean", "one", "--yes", "--only", "weights")
+        assert code == 2
+        assert "the run goes on and uses its weights" in err
+        assert set(tree(run)) - set(before) == {".lock"}
         code, _, err = rl("clean", "one", "--yes")
-    assert code == 2
-    assert "in use" in err
+        assert code == 0
+        assert "its weights and batches stay" in err
+    gone = {"/".join(name.split("/")[:2]) for name in set(before) - set(tree(run))}
+    assert gone == {"rollouts/step_0.jsonl", "logs/attempt_1", f"weights/.step_8.tmp-{_dead_pid()}"}
+
+
+def test_clean_refuses_kinds_that_are_none(rl, tmp_path):
+    run = filled_run(tmp_path / "one")
+    before = tree(run)
     assert "There are: weights" in rl("clean", "one", "--yes", "--only", "weight")[2]
-    assert set(tree(run)) - set(before) == {".lock"}
+    assert tree(run) == before
 
 
 def test_a_fork_is_a_run_of_its_own(rl, tmp_path):

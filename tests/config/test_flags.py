@@ -1,6 +1,7 @@
 import pytest
 
-from buckeye.config.orchestrator import OnlineDifficultyBufferConfig, OrchestratorConfig
+from buckeye.config.buffer import OnlineDifficultyBufferConfig
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import SGDConfig, TrainerConfig
 
@@ -72,13 +73,13 @@ def test_a_text_where_a_list_is_meant(load):
 
 def test_bare_flag_enables_a_section_with_its_defaults(load_run):
     config = load_run("--ckpt --trainer.model.ac --trainer.model.compile")
-    assert config.trainer.ckpt.interval == config.orchestrator.ckpt.interval == 50
+    assert config.trainer.ckpt.interval == config.orchestrator.ckpt.interval == 10
     assert config.trainer.model.ac.freq == 1
     assert config.trainer.model.compile.fullgraph is False
 
 
 def test_dotted_flag_enables_the_section_around_it(load):
-    assert load(TrainerConfig, "--ckpt.interval 10").ckpt.interval == 10
+    assert load(TrainerConfig, "--ckpt.interval 7").ckpt.interval == 7
     assert load(TrainerConfig, "--ckpt --ckpt.keep 2").ckpt.keep == 2
     assert load(TrainerConfig, "--ckpt.keep 2 --ckpt").ckpt.keep == 2
 

@@ -28,7 +28,7 @@ def test_eight_devices(load):
     assert {str(c.output_dir) for c in (config, config.trainer, config.orchestrator, config.inference)} == {
         "outputs/dakota-v12-1000steps"
     }
-    assert config.trainer.ckpt is None
+    assert (config.trainer.ckpt.interval, config.trainer.ckpt.keep) == (10, 3)
     assert config.clean is False
 
 
@@ -39,18 +39,18 @@ def test_two_devices(load):
 
 
 def test_checkpoints_by_flags(load):
-    ckpt = " ".join(f"--{role}.ckpt.interval 10 --{role}.ckpt.keep 3" for role in ("trainer", "orchestrator"))
+    ckpt = " ".join(f"--{role}.ckpt.interval 20 --{role}.ckpt.keep 4" for role in ("trainer", "orchestrator"))
     config = load(RLConfig, f"{FILES} {ckpt} {EIGHT}")
-    assert (config.trainer.ckpt.interval, config.trainer.ckpt.keep) == (10, 3)
-    assert (config.orchestrator.ckpt.interval, config.orchestrator.ckpt.keep) == (10, 3)
+    assert (config.trainer.ckpt.interval, config.trainer.ckpt.keep) == (20, 4)
+    assert (config.orchestrator.ckpt.interval, config.orchestrator.ckpt.keep) == (20, 4)
 
 
 def test_checkpoints_by_files(load, folder):
-    table = "\n[ckpt]\ninterval = 10  # Save checkpoint every 10 steps\nkeep = 3\n"
+    table = "\n[ckpt]\ninterval = 20  # Save checkpoint every 20 steps\nkeep = 4\n"
     for name in ("train.toml", "orch.toml"):
         folder.write(name, (GUIDE / name).read_text() + table)
     config = load(RLConfig, "--trainer @ train.toml --orchestrator @ orch.toml")
-    assert (config.trainer.ckpt.interval, config.orchestrator.ckpt.keep) == (10, 3)
+    assert (config.trainer.ckpt.interval, config.orchestrator.ckpt.keep) == (20, 4)
     assert config.inference is None
 
 
@@ -59,4 +59,4 @@ def test_resume(load, step):
     resume = f"--trainer.ckpt.resume-step {step} --orchestrator.ckpt.resume-step {step}"
     config = load(RLConfig, f"{FILES} {resume} {EIGHT}")
     assert config.trainer.ckpt.resume_step == config.orchestrator.ckpt.resume_step == step
-    assert config.trainer.ckpt.interval is None
+    assert config.trainer.ckpt.interval == 10

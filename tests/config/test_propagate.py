@@ -26,12 +26,35 @@ def test_checkpoints(load_run, owner):
         assert (role.ckpt.interval, role.ckpt.keep, role.ckpt.resume_step) == (4, 2, 8)
 
 
-def test_the_default_interval_holds_only_for_the_section_of_the_run(load_run):
-    assert load_run("--ckpt.keep 2").trainer.ckpt.interval == 50
-    assert load_run("--trainer.ckpt.keep 2").orchestrator.ckpt.interval is None
-    config = load_run("--ckpt --orchestrator.ckpt.interval 7")
-    assert config.trainer.ckpt.interval == config.orchestrator.ckpt.interval == 7
-    assert load_run("--ckpt.interval None").trainer.ckpt.interval is None
+@pytest.mark.parametrize(
+    ("words", "interval", "keep"),
+    [
+        ("", 10, 3),
+        ("--ckpt.keep 2", 10, 2),
+        ("--trainer.ckpt.keep 2", 10, 2),
+        ("--ckpt --orchestrator.ckpt.interval 7", 7, 3),
+        ("--ckpt.interval None", None, 3),
+        ("--trainer.ckpt.interval None --ckpt.keep None", None, None),
+    ],
+)
+def test_checkpoints_are_on_by_default(load_run, words, interval, keep):
+    config = load_run(words)
+    for role in (config.trainer, config.orchestrator):
+        assert (role.ckpt.interval, role.ckpt.keep) == (interval, keep)
+
+
+@pytest.mark.parametrize("words", ["--ckpt None", "--trainer.ckpt None", "--orchestrator.ckpt None"])
+def test_checkpoints_can_be_off(load, load_run, folder, words):
+    config = load_run(words)
+    assert config.trainer.ckpt is config.orchestrator.ckpt is None
+    folder.write("on.toml", "[trainer.ckpt]\nkeep = 9\n[orchestrator]\n")
+    assert load(RLConfig, "@ on.toml --ckpt None").trainer.ckpt is None
+
+
+def test_what_a_process_has_of_its_own_stands_over_none_of_the_run(load, folder):
+    folder.write("run.json", '{"ckpt": null, "trainer": {"ckpt": {"interval": 3}}, "orchestrator": {}}')
+    config = load(RLConfig, "@ run.json")
+    assert config.trainer.ckpt.interval == config.orchestrator.ckpt.interval == 3
 
 
 @pytest.mark.parametrize("words", ["--resume", "--resume --ckpt.resume-step -1", "--ckpt.resume-step -1"])

@@ -2,7 +2,8 @@
 
 import pytest
 
-from buckeye.config.orchestrator import OnlineDifficultyBufferConfig, OrchestratorConfig
+from buckeye.config.buffer import OnlineDifficultyBufferConfig
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rewards import GroupAdvantageConfig, MaxRLAdvantageConfig, TurnAdvantageConfig
 
 

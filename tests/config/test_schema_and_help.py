@@ -63,9 +63,8 @@ def test_help_says_type_default_and_meaning():
     line = lines["--trainer.optim.lr"]
     assert line.split(maxsplit=1)[1] == "Peak learning rate. (a number >= 0; default 1e-06)"
     assert "one of all, masked, unmasked; default all" in lines["--trainer.loss.kl-mask-type"]
-    assert (
-        "[trainer.ckpt] Checkpoints at an interval; None writes one at the end only. Off by default." in text
-    )
+    assert "[trainer.ckpt] Checkpoints at an interval; None writes one at the end only.\n" in text
+    assert "[trainer.model.ac] Trade time for memory: recompute activations. Off by default." in text
     assert '[trainer.optim] type = "sgd": Stochastic gradient descent.' in text
     assert "[[orchestrator.env]] The environments." in text
     assert "required" in help_text(SFTConfig, "sft")

@@ -189,6 +189,8 @@ def test_spans_become_a_version_per_token():
         {"choices": []},
         {"choices": [CHOICE | {"token_ids": [1]}]},
         {"choices": [CHOICE | {"logprobs": None}]},
+        {"choices": [CHOICE | {"logprobs": {"token_logprobs": [-1.0, None]}}]},
+        {"choices": [CHOICE | {"logprobs": {"token_logprobs": [-1.0, 1e999]}}]},
         {"choices": [CHOICE | {"weight_versions": None}]},
         {"choices": [CHOICE | {"finish_reason": None}]},
     ],

@@ -359,6 +359,23 @@ class TestRealVllm:
         expected = tied[1].logprobs([5, 6, 7], generation.token_ids)
         assert torch.tensor(generation.logprobs) == pytest.approx(expected, abs=1e-5)
 
+    def test_an_update_whose_client_has_died_is_finished_first(self, vllm_server, tied, tmp_path):
+        """vLLM's engine would end if another was begun."""
+        path = publish(tied[0], tmp_path, 9)
+        with vllm_server.http() as dead:
+            dead.post("/pause", params={"mode": "keep", "clear_cache": "true"}).raise_for_status()
+            dead.post("/init_weight_transfer_engine", json={"init_info": {}}).raise_for_status()
+            dead.post("/start_weight_update").raise_for_status()
+
+        async def use(client):
+            await client.update_weights(path, 9, read_weights_manifest(path).checksum)
+            return await client.generate([5, 6, 7], SamplingParams(max_tokens=4))
+
+        generation = run(vllm_server, tied[0], use)
+        assert set(generation.versions) == {9}
+        expected = tied[0].logprobs([5, 6, 7], generation.token_ids)
+        assert torch.tensor(generation.logprobs) == pytest.approx(expected, abs=1e-5)
+
     def test_no_process_outlives_a_killed_server(self, vllm_server):
         family = psutil.Process(vllm_server.process.pid).children(recursive=True)
         assert len(family) >= 2

@@ -1,12 +1,13 @@
 """From groups to samples, figures and the record of rollouts."""
 
+import asyncio
 import json
 
 import numpy as np
 import pytest
 
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.orchestrator.batch import batch_metrics, make_batch, write_rollouts
+from buckeye.orchestrator.batch import batch_metrics, make_batch, prune_rollouts, write_rollouts
 
 from .played import group, rollout
 
@@ -76,10 +77,21 @@ def test_without_shaping_there_are_no_figures_of_it():
 
 def test_the_record_has_raw_and_shaped_rewards(tmp_path):
     shaped = rollout(1.0, turns=(1, 1), turn_rewards=(0.25, 0.75), shaping={"length": -0.5})
-    write_rollouts(tmp_path / "step_2.jsonl", [group(shaped, rollout(None))], lambda ids: "text")
+    groups = [group(shaped, rollout(None))]
+    asyncio.run(write_rollouts(tmp_path / "step_2.jsonl", groups, lambda ids: "text"))
     good, errored = map(json.loads, (tmp_path / "step_2.jsonl").read_text().splitlines())
     assert good["reward"] == 1.0
     assert good["shaped_reward"] == pytest.approx(0.5)
     assert good["shaping"] == {"length": -0.5}
     assert good["turn_rewards"] == [0.25, 0.75]
     assert (errored["reward"], errored["shaped_reward"], errored["turn_rewards"]) == (None, None, [])
+
+
+def test_only_the_newest_rollouts_are_kept(tmp_path):
+    for name in ("step_1.jsonl", "step_2.jsonl", "step_9.jsonl", "step_10.jsonl", "step_x.jsonl", "notes"):
+        (tmp_path / name).write_text("")
+    prune_rollouts(tmp_path, 10, keep=2)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("step_9.jsonl", "step_10.jsonl"),
+        *("step_x.jsonl", "notes"),  # of somebody else
+    }

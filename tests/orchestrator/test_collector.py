@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,11 +12,11 @@ from hypothesis import strategies as st
 
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome
-from buckeye.errors import RunError
+from buckeye.errors import FinalRunError, RunError
 from buckeye.inference.client import SamplingParams
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.filters import group_filter
+from buckeye.orchestrator.filters import group_filter, smallest_group
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
@@ -29,8 +30,10 @@ def collector(
     engine, env, *, level=1, groups=2, size=4, state=FRESH, lockstep=None, again_below=None, **changes
 ):
     options = {
+        "output_dir": Path("none"),
         "groups_per_batch": groups,
         "group_size": size,
+        "min_group_size": min(2, size),
         "max_async_level": level,
         "max_off_policy_steps": 8,
         "oversampling_factor": 1.0,
@@ -145,9 +148,43 @@ def test_a_failed_rollout_is_retried_and_then_leaves_a_smaller_group():
     assert all(r.outcome.error and r.reward is None for r in batch.groups[0].rollouts if r.reward is None)
 
 
+@pytest.mark.parametrize(
+    ("failing", "least", "trained"),
+    [(2, 2, [2]), (2, 3, []), (1, 3, [3]), (3, 1, [1]), (4, 1, [])],
+)
+def test_a_group_is_trained_with_what_is_left_of_it_if_that_is_enough(failing, least, trained):
+    def fail(task, attempt):
+        return task.id == "letters-0" and attempt <= 2 * failing  # each fails, and again at its second try
+
+    engine, env = FakeEngine(), LetterEnvironment(size=2, fail=fail)
+    c = collector(engine, env, groups=2, min_group_size=least)
+    (batch,) = asyncio.run(batches(c, engine, 1))
+    sizes = {g.rollouts[0].task.id: len(g.scored) for g in batch.groups if g.index < 2}
+    assert [size for task, size in sizes.items() if task == "letters-0"] == trained
+    assert sizes["letters-1"] == 4
+    assert batch.dropped == ({} if trained else {"errored": 1})
+    assert batch.errored_rollouts == failing
+    assert all(reward in (0.0, 1.0) for reward in batch.played_rewards)
+    assert len(batch.played_rewards) == 4 * (3 - len(trained)) - failing
+
+
+@pytest.mark.parametrize(
+    ("size", "asked", "least"),
+    [(1, None, 1), (2, None, 2), (3, None, 2), (5, None, 3), (16, None, 8), (4, 1, 1)],
+)
+def test_half_a_group_is_enough_unless_something_else_is_asked_for(size, asked, least):
+    config = OrchestratorConfig(batch_size=size, rollouts_per_example=size, min_group_size=asked)
+    assert smallest_group(config) == least
+
+
+def test_a_smallest_group_that_no_group_can_have_is_refused():
+    with pytest.raises(ValueError, match="no group could be used"):
+        OrchestratorConfig(batch_size=8, rollouts_per_example=4, min_group_size=5)
+
+
 def test_an_environment_that_always_fails_ends_the_run_with_the_reason():
     engine, env = FakeEngine(), LetterEnvironment(fail=lambda task, attempt: True)
-    with pytest.raises(RunError, match="errored"):
+    with pytest.raises(FinalRunError, match="errored"):
         asyncio.run(batches(collector(engine, env), engine, 1))
 
 
@@ -170,7 +207,7 @@ def test_tasks_of_which_no_group_is_used_end_the_run_with_the_reason(reward, sai
 
     engine = FakeEngine()
     drop = group_filter(OrchestratorConfig(buffer={"online_difficulty_filtering": True}))
-    with pytest.raises(RunError, match=f"3 batches' worth of groups in a row .*{said}"):
+    with pytest.raises(FinalRunError, match=f"3 batches' worth of groups in a row .*{said}"):
         asyncio.run(batches(collector(engine, Constant(), filter_group=drop), engine, 1))
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -295,8 +296,10 @@ def collector(
         retries=1,
     )
     options = CollectorSettings(
+        output_dir=Path("none"),
         groups_per_batch=4,
         group_size=4,
+        min_group_size=2,
         max_async_level=level,
         max_off_policy_steps=8,
         oversampling_factor=oversampling,

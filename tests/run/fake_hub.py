@@ -1,4 +1,4 @@
-"""A hub of models on the loopback, as far as creating, listing and uploading go."""
+"""A hub of models and datasets on the loopback, as far as creating, listing and uploading go."""
 
 from __future__ import annotations
 
@@ -43,10 +43,14 @@ class FakeHub:
         self._server.server_close()
 
     def _get(self, path):
-        repository = path.removeprefix("/api/models/").removesuffix("/tree/main")
+        repository = (
+            path.removeprefix("/api/models/").removeprefix("/api/datasets/").removesuffix("/tree/main")
+        )
         files = self.files.get(repository)
         if files is None:
             return None
+        if not path.endswith("/tree/main"):
+            return {"id": repository, "private": self.private.get(repository, False), "siblings": []}
         return [{"type": "file", "path": p, "size": len(c), "oid": "0"} for p, c in files.items()]
 
     def _post(self, path, body):
@@ -68,6 +72,8 @@ class FakeHub:
             }
         for line in body.splitlines():
             entry = json.loads(line)
+            if entry["key"] == "deletedFile":
+                del self.files[f"{owner}/{name}"][entry["value"]["path"]]
             if entry["key"] == "file":
                 content = base64.b64decode(entry["value"]["content"])
                 self.files[f"{owner}/{name}"][entry["value"]["path"]] = content

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from functools import partial
 
 import psutil
 
@@ -11,7 +12,7 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.process import RunIdentity
 from buckeye.run.changes import as_recorded
-from buckeye.run.record import ProcessRecord, RunRecord, write_record
+from buckeye.run.record import ProcessRecord, RunRecord, birth_of, write_record
 from buckeye.run.registry import register
 
 STARTED = 1_700_000_000.0
@@ -50,12 +51,17 @@ def made_run(directory, *, run_id="aaaa1111", checkpoints=(), **changes):
         save_checkpoint(
             directory / "checkpoints",
             step,
-            lambda folder, step=step: (folder / "model.safetensors").write_bytes(b"m" * step),
+            partial(_write_model, step),
             orchestrator_state={"step": step},
             identity=RunIdentity(run_id=run_id, attempt=record.attempt),
         )
     register(directory, run_id)
     return directory
+
+
+def _write_model(step, folder):
+    (folder / "model.safetensors").write_bytes(b"m" * step)
+    return {}
 
 
 def _flags(words):
@@ -65,7 +71,8 @@ def _flags(words):
 def recorded(process, title="rl", **changes):
     """The record of a process that was started by a test."""
     started = psutil.Process(process.pid).create_time()
-    return ProcessRecord(**{"title": title, "pid": process.pid, "started": started, **changes})
+    known = {"title": title, "pid": process.pid, "started": started, "birth": birth_of(process.pid)}
+    return ProcessRecord(**{**known, **changes})
 
 
 def write_metrics(directory, *records):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from buckeye.errors import UsageError
-from buckeye.run.directory import begin_attempt, claimed, clean
+from buckeye.run.directory import attempt_logs, begin_attempt, claimed, clean, earlier_logs, link_log
 
 
 @pytest.fixture(autouse=True)
@@ -52,21 +52,14 @@ def test_clean_leaves_nothing_of_the_run(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "notes.txt"]
 
 
-def test_logs_go_under_the_number_of_their_attempt_wherever_a_start_is_killed(tmp_path, monkeypatch):
+def test_a_log_of_an_earlier_version_is_put_away_and_not_replaced(tmp_path):
     logs = tmp_path / "logs"
-    logs.mkdir()
-    begin_attempt(tmp_path, resumed_step=None)
-    (logs / "trainer.stdout").write_text("first")
-    with monkeypatch.context() as patch:
-        patch.setattr("buckeye.run.directory.write_file", _killed)
-        with pytest.raises(KeyboardInterrupt):
-            begin_attempt(tmp_path, resumed_step=1)
-    begin_attempt(tmp_path, resumed_step=1)
-    (logs / "trainer.stdout").write_text("second")
-    begin_attempt(tmp_path, resumed_step=2)
-    kept = {str(path.relative_to(logs)): path.read_text() for path in logs.rglob("*.stdout")}
-    assert kept == {"attempt_1/trainer.stdout": "first", "attempt_2/trainer.stdout": "second"}
-
-
-def _killed(*_):
-    raise KeyboardInterrupt
+    for attempt in (2, 3):
+        attempt_logs(tmp_path, attempt).mkdir(parents=True)
+    (logs / "trainer.stdout").write_text("of attempt 1")
+    for attempt in (2, 3):
+        (attempt_logs(tmp_path, attempt) / "trainer.stdout").write_text(f"of attempt {attempt}")
+        link_log(tmp_path, attempt, "trainer.stdout")
+        assert (logs / "trainer.stdout").read_text() == f"of attempt {attempt}"
+    assert (logs / "attempt_1" / "trainer.stdout").read_text() == "of attempt 1"
+    assert [path.name for path in earlier_logs(tmp_path)] == ["attempt_1", "attempt_2"]

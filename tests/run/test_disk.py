@@ -1,32 +1,189 @@
-"""Estimates of disk, by hand from a model's shapes."""
+"""Estimates of disk, by hand from a model's shapes, and what is done with them."""
+
+from __future__ import annotations
 
 import json
 
-from buckeye.config.orchestrator import OrchestratorConfig
+import pytest
+
+from buckeye.config.disk import DiskConfig
+from buckeye.config.orchestrator import EvalConfig, EvalEnvConfig, OrchestratorConfig, RolloutsConfig
 from buckeye.config.rl import RLConfig
-from buckeye.config.trainer import ExperimentalConfig, LoRAConfig, ModelConfig, TrainerConfig
-from buckeye.run.disk import count_parameters, estimate_disk
+from buckeye.config.trainer import (
+    ExperimentalConfig,
+    LoRAConfig,
+    ModelConfig,
+    MuonConfig,
+    SGDConfig,
+    TrainerCheckpointConfig,
+    TrainerConfig,
+)
+from buckeye.errors import UsageError
+from buckeye.run.cleaning import prune_logs
+from buckeye.run.disk import check_disk, count_parameters, disk_table, estimate_disk
+from tests.small_disk import fill, small_disk
 
 
-def _estimate(model, lora):
-    trainer = TrainerConfig(model=ModelConfig(device="cpu", experimental=ExperimentalConfig(lora=lora)))
-    return estimate_disk(RLConfig(trainer=trainer, orchestrator=OrchestratorConfig()), model)
-
-
-def test_an_adapter_takes_what_its_matrices_take(tiny_model):
-    whole, adapter = (
-        _estimate(tiny_model, None),
-        _estimate(
-            tiny_model, LoRAConfig(rank=2, target_modules=["down_proj"], modules_to_save=["model.norm"])
-        ),
+def _config(tmp_path, *, lora=None, optim=None, ckpt=None, disk=None, clean=False, **orchestrator):
+    model = ModelConfig(device="cpu", experimental=ExperimentalConfig(lora=lora))
+    changes = {"optim": optim} if optim is not None else {}
+    return RLConfig(
+        trainer=TrainerConfig(model=model, ckpt=ckpt, max_async_level=1, **changes),
+        orchestrator=OrchestratorConfig(max_async_level=1, **orchestrator),
+        output_dir=tmp_path / "out",
+        disk=disk or DiskConfig(),
+        clean=clean,
     )
-    parameters = count_parameters(tiny_model)
-    assert (whole.weights, whole.checkpoints) == (4 * 4 * parameters, 3 * 4 * parameters)
+
+
+def _small_files(model):
+    return sum(path.stat().st_size for path in model.iterdir() if path.suffix != ".safetensors")
+
+
+def test_weights_and_checkpoints_are_as_large_as_the_model(tmp_path, tiny_model):
+    ckpt = TrainerCheckpointConfig(interval=10, keep=3)
+    estimate = estimate_disk(_config(tmp_path, max_steps=100, ckpt=ckpt), tiny_model)
+    parameters, files = count_parameters(tiny_model), _small_files(tiny_model)
+    assert estimate.of("weights").size == 4 * (4 * parameters + files)
+    assert estimate.of("checkpoints").size == (3 + 1) * (12 * parameters + files)
+    assert estimate_disk(_config(tmp_path), None).of("weights").size is None
+    assert estimate_disk(_config(tmp_path), None).total is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "interval", "keep", "evaluated", "count"),
+    [
+        (100, 10, 3, False, 4),  # three, and one being written
+        (100, 10, 3, True, 5),  # and the best
+        (20, 10, 3, False, 2),  # there are no more
+        (95, 10, None, False, 10),  # nine, and one at the end
+        (100, None, 3, False, 1),  # at the end only
+    ],
+)
+def test_how_many_checkpoints_there_are_at_worst(
+    tmp_path, tiny_model, steps, interval, keep, evaluated, count
+):
+    evaluation = EvalConfig(env=[EvalEnvConfig(id="x")]) if evaluated else None
+    ckpt = TrainerCheckpointConfig(interval=interval, keep=keep)
+    estimate = estimate_disk(_config(tmp_path, max_steps=steps, ckpt=ckpt, eval=evaluation), tiny_model)
+    one = 12 * count_parameters(tiny_model) + _small_files(tiny_model)
+    assert estimate.of("checkpoints").size == count * one
+
+
+def test_an_adapter_takes_what_its_matrices_take(tmp_path, tiny_model):
+    lora = LoRAConfig(rank=2, target_modules=["down_proj"], modules_to_save=["model.norm"])
+    estimate = estimate_disk(_config(tmp_path, lora=lora), tiny_model)
     hidden, inner, layers = _shape(tiny_model)
-    trained = layers * 2 * (hidden + inner) + hidden
-    assert (adapter.weights, adapter.checkpoints) == (4 * 4 * trained, 3 * 4 * trained)
+    trained, files = layers * 2 * (hidden + inner) + hidden, _small_files(tiny_model)
+    assert estimate.of("weights").size == 4 * (4 * trained + files)
+    assert estimate.of("checkpoints").size == 12 * trained + files
+
+
+def test_an_optimizer_takes_what_it_remembers(tmp_path, tiny_model):
+    parameters, files = count_parameters(tiny_model), _small_files(tiny_model)
+
+    def size(optim):
+        return estimate_disk(_config(tmp_path, optim=optim), tiny_model).of("checkpoints").size - files
+
+    assert size(SGDConfig(momentum=0.0)) == 4 * parameters
+    assert size(SGDConfig()) == 8 * parameters
+    assert 8 * parameters < size(MuonConfig()) < 12 * parameters
+
+
+def test_text_is_bounded_by_tokens_and_by_what_is_kept(tmp_path):
+    settings = {"batch_size": 10, "rollouts_per_example": 5, "seq_len": 100, "max_steps": 50}
+    each = 100 * 6 + 400
+    assert estimate_disk(_config(tmp_path, **settings), None).of("rollouts").size == 50 * 10 * each
+    kept = _config(tmp_path, **settings, rollouts=RolloutsConfig(keep=4))
+    assert estimate_disk(kept, None).of("rollouts").size == 5 * 10 * each  # four, and one being written
+    assert estimate_disk(kept, None).of("batches").size == 3 * 10 * 100 * 17
+    assert estimate_disk(kept, None).of("logs").size == 50 * 6000
+
+
+def test_evaluations_are_counted_at_the_start_in_between_and_at_the_end(tmp_path):
+    evaluation = EvalConfig(
+        interval=10,
+        num_examples=20,
+        rollouts_per_example=2,
+        env=[EvalEnvConfig(id="x"), EvalEnvConfig(id="y", num_examples=5, rollouts_per_example=1)],
+    )
+    estimate = estimate_disk(_config(tmp_path, max_steps=35, eval=evaluation), None)
+    assert estimate.of("evaluations").size == (2 + 3) * (20 * 2 + 5) * 1000
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "out", size=4_000_000) as path:
+        yield path
+
+
+def test_a_run_that_cannot_fit_is_refused_with_the_arithmetic(tmp_path, tiny_model, disk):
+    fill(disk, leave=1_500_000)
+    ckpt = TrainerCheckpointConfig(interval=1, keep=2)
+    config = _config(tmp_path, ckpt=ckpt, max_steps=20, disk=DiskConfig(reserve=1000))
+    estimate = estimate_disk(config, tiny_model)
+    with pytest.raises(UsageError, match=r"--disk\.check false") as raised:
+        check_disk(config, estimate)
+    sure = sum(estimate.of(kind).size for kind in ("weights", "checkpoints"))
+    free = 1_500_000 // 4096 * 4096
+    first, *parts = str(raised.value).splitlines()
+    assert f"needs {(sure + 1000 - free) / 1e6:.1f} MB more disk" in first
+    assert [part.partition(":")[0].strip() for part in parts] == [
+        *("checkpoints", "weights", "in reserve", "free", "To start all the same"),
+    ]
+    assert "2 kept, and one being written: " in parts[0]
+    assert "less with ckpt.keep" in parts[0]
+    unchecked = config.model_copy(update={"disk": DiskConfig(check=False, reserve=1000)})
+    assert check_disk(unchecked, estimate).startswith("The run needs")
+
+
+def test_what_a_resumed_run_has_already_is_not_needed_again(tmp_path, tiny_model, disk):
+    ckpt = TrainerCheckpointConfig(interval=1, keep=2)
+    quiet = {"batch_size": 1, "rollouts_per_example": 1, "seq_len": 1, "max_steps": 20}
+    config = _config(tmp_path, ckpt=ckpt, disk=DiskConfig(reserve=0), **quiet)
+    estimate = estimate_disk(config, tiny_model)
+    assert check_disk(config, estimate) is None
+    (disk / "checkpoints" / "step_1").mkdir(parents=True)
+    checkpoints = disk / "checkpoints" / "step_1" / "x"
+    checkpoints.write_bytes(b"x" * estimate.of("checkpoints").size)
+    fill(disk, leave=estimate.of("weights").size + 150_000)  # and what is small
+    assert check_disk(config, estimate) is None
+    afresh = config.model_copy(update={"clean": True})
+    assert check_disk(afresh, estimate) is None
+    checkpoints.write_bytes(b"")
+    (disk / "ballast2").write_bytes(b"x" * estimate.of("checkpoints").size)
+    with pytest.raises(UsageError):
+        check_disk(afresh, estimate)
+
+
+def test_what_may_be_less_is_a_warning_only(tmp_path, tiny_model, disk):
+    config = _config(tmp_path, max_steps=1000, disk=DiskConfig(reserve=0))
+    warning = check_disk(config, estimate_disk(config, tiny_model))
+    assert warning.startswith("The run may need ")
+    assert "less with orchestrator.rollouts.keep" in warning
+
+
+def test_the_table_has_every_kind_and_what_is_free(tmp_path, tiny_model, disk):
+    config = _config(tmp_path, max_steps=1000, disk=DiskConfig(reserve=100_000))
+    lines = disk_table(config, estimate_disk(config, tiny_model)).splitlines()
+    kinds = [line.split()[0] for line in lines]
+    assert kinds == ["disk", "checkpoints", "weights", "batches", "rollouts", "logs", "in"]
+    assert "free: 4.0 MB, of which 100.0 kB are kept in reserve" in lines[-1]
 
 
 def _shape(model):
     config = json.loads((model / "config.json").read_text())
     return config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
+
+
+def test_logs_of_old_attempts_go_but_those_in_use_stay(tmp_path):
+    logs = tmp_path / "logs"
+    for attempt in (1, 2, 9, 10, 11):
+        (logs / f"attempt_{attempt}").mkdir(parents=True)
+    (logs / "trainer.stdout").symlink_to("attempt_11/trainer.stdout")
+    (logs / "inference.stdout").symlink_to("attempt_1/inference.stdout")  # a server outlives attempts
+    prune_logs(tmp_path, None)
+    assert len(list(logs.glob("attempt_*"))) == 5
+    prune_logs(tmp_path, 1)
+    left = {path.name for path in logs.glob("attempt_*")}
+    assert left == {"attempt_1", "attempt_10", "attempt_11"}

@@ -13,13 +13,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from buckeye.checkpoint import read_scores
 from buckeye.cli.app import app
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import CheckpointError, RunError, UsageError
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.run.export.choose import choose_checkpoint, read_scores
+from buckeye.run.export.choose import choose_checkpoint
 from buckeye.run.export.export import ExportRequest, export_model
 from buckeye.trainer import release
 from buckeye.trainer.sft import run_sft

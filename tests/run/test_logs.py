@@ -6,6 +6,7 @@ from datetime import datetime
 import pytest
 
 from buckeye.errors import UsageError
+from buckeye.run.directory import attempt_logs, link_log
 from buckeye.run.logs import follow_logs, read_logs
 
 START = datetime(2024, 3, 1, 23, 59, 50)
@@ -13,7 +14,6 @@ START = datetime(2024, 3, 1, 23, 59, 50)
 
 @pytest.fixture
 def run(tmp_path):
-    (tmp_path / "logs" / "attempt_1").mkdir(parents=True)
     begin(tmp_path, 1)
     return tmp_path
 
@@ -23,11 +23,15 @@ def begin(run, attempt, started=START):
     attempts = json.loads(path.read_text())["attempts"] if path.exists() else []
     attempts.append({"attempt": attempt, "started": started.timestamp(), "resumed_step": None})
     path.write_text(json.dumps({"run_id": "a", "attempt": attempt, "attempts": attempts}))
+    attempt_logs(run, attempt).mkdir(parents=True)
 
 
-def log(run, name, text):
-    with (run / "logs" / name).open("a") as file:
+def log(run, name, text, attempt=1):
+    folder = run / "logs" if name == "run.log" else attempt_logs(run, attempt)
+    with (folder / name).open("a") as file:
         file.write(text)
+    if name != "run.log":
+        link_log(run, attempt, name)
 
 
 def texts(lines):
@@ -72,12 +76,14 @@ def test_one_process_or_those_of_a_kind(run):
 
 
 def test_an_earlier_attempt(run):
-    (run / "logs" / "attempt_1" / "trainer.stdout").write_text("first\n")
-    log(run, "trainer.stdout", "second\n")
-    log(run, "run.log", "2024-03-01 23:59:51,000 [rl] INFO one\n2024-03-03 01:00:01,000 [rl] INFO two\n")
-    begin(run, 2, datetime(2024, 3, 3, 1))
-    assert {text for _, text in texts(read_logs(run))} == {"second", "01:00:01 INFO two"}
-    assert {text for _, text in texts(read_logs(run, attempt=1))} == {"first", "23:59:51 INFO one"}
+    log(run, "trainer.stdout", "first\n")
+    log(run, "inference.stdout", "23:59:58 one\n01:00:03 two\n")  # it outlives the attempt
+    log(run, "run.log", "2024-03-01 23:59:51,000 [rl] INFO one\n2024-03-02 01:00:01,000 [rl] INFO two\n")
+    begin(run, 2, datetime(2024, 3, 2, 1))
+    log(run, "trainer.stdout", "second\n", attempt=2)
+    assert {text for _, text in texts(read_logs(run))} == {"second", "01:00:01 INFO two", "01:00:03 two"}
+    first = {"first", "23:59:51 INFO one", "23:59:58 one"}
+    assert {text for _, text in texts(read_logs(run, attempt=1))} == first
     with pytest.raises(UsageError, match="the attempts 1 to 2"):
         read_logs(run, attempt=3)
 
@@ -91,8 +97,7 @@ def test_following_goes_on_after_a_resume(run):
     assert next(following) == []
     log(run, "trainer.stdout", "the end\n")
     begin(run, 2, datetime(2024, 3, 3, 1))
-    (run / "logs" / "trainer.stdout").replace(run / "logs" / "attempt_1" / "trainer.stdout")
-    log(run, "trainer.stdout", "01:00:02    INFO new\n")
+    log(run, "trainer.stdout", "01:00:02    INFO new\n", attempt=2)
     new = next(following)
     assert texts(new) == [("trainer", "the end"), ("trainer", "01:00:02    INFO new")]
     assert new[-1].time == datetime(2024, 3, 3, 1, 0, 2).timestamp()

@@ -1,10 +1,15 @@
 """Processes that end with their launcher."""
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
+
+from buckeye.run.resume import wait_for_leftovers
+
+from .made_runs import made_run, recorded
 
 SEES_PROCESS_1 = """
 import os
@@ -20,3 +25,16 @@ def test_process_1_is_a_parent_only_if_it_is_the_launcher(launcher, code):
     environment = os.environ | {"BUCKEYE_PARENT_PID": launcher}
     done = subprocess.run([sys.executable, "-c", SEES_PROCESS_1], env=environment, timeout=60, check=False)
     assert done.returncode == code
+
+
+def test_what_is_left_of_a_run_and_suspended_is_killed_when_it_goes_on(tmp_path):
+    """Suspended before it could ask to end with its launcher, it would wait for ever."""
+    words = [sys.executable, "-c", "import time; time.sleep(100)"]
+    left = subprocess.Popen(words)
+    try:
+        run = made_run(tmp_path / "run", state="running", processes=(recorded(left, "trainer 0"),))
+        left.send_signal(signal.SIGSTOP)
+        wait_for_leftovers(run)
+        assert left.wait(30) == -signal.SIGKILL
+    finally:
+        left.kill()

@@ -5,12 +5,14 @@ import time
 
 import pytest
 
+from buckeye.config.supervision import SupervisionConfig
 from buckeye.errors import RunError
 from buckeye.run.plan import Role
 from buckeye.run.processes import Processes
 from buckeye.run.restarts import Restarts
 from buckeye.transport.restarts import request_restart
 
+LIMITS = SupervisionConfig(max_restarts=3)
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 
 
@@ -36,23 +38,23 @@ def tend_until(restarts, condition, seconds=30):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
-        restarts.tend()
+        restarts.tend(0)
         time.sleep(0.01)
 
 
 def test_the_fourth_end_is_the_last(processes, tmp_path):
     processes.start(server("print('out of luck'); raise SystemExit(1)"))
     noted = []
-    restarts = Restarts(processes, tmp_path, first_delay=0.02, note=lambda *what: noted.append(what))
+    restarts = Restarts(processes, tmp_path, LIMITS, first_delay=0.02, note=noted.append)
     with pytest.raises(RunError, match=r"(?s)Inference 0 failed with exit code 1.*out of luck.*3 times"):
         tend_until(restarts, lambda: False)
-    assert noted == [("inference 0", "Inference 0 failed with exit code 1")] * 3
+    assert [(e.title, e.cause) for e in noted] == [("inference 0", "Inference 0 failed with exit code 1")] * 3
     assert (tmp_path / "logs" / "inference_0.stdout").read_text() == "out of luck\n" * 4
 
 
 def test_wrong_settings_are_not_tried_again(processes, tmp_path):
     processes.start(server("print('no such model'); raise SystemExit(2)"))
-    restarts = Restarts(processes, tmp_path, first_delay=0.02)
+    restarts = Restarts(processes, tmp_path, LIMITS, first_delay=0.02)
     with pytest.raises(RunError, match=r"(?s)exit code 2.*no such model"):
         tend_until(restarts, lambda: False)
     assert (tmp_path / "logs" / "inference_0.stdout").read_text() == "no such model\n"
@@ -61,8 +63,8 @@ def test_wrong_settings_are_not_tried_again(processes, tmp_path):
 def test_a_server_is_ended_on_request_and_the_others_stay(processes, tmp_path):
     request_restart(tmp_path, "http://127.0.0.1:4000", "of an earlier attempt")
     first, second = (processes.start(server(SLEEP, index)) for index in range(2))
-    restarts = Restarts(processes, tmp_path, first_delay=0.02)
-    restarts.tend()
+    restarts = Restarts(processes, tmp_path, LIMITS, first_delay=0.02)
+    restarts.tend(0)
     assert first.running
     request_restart(tmp_path, "http://127.0.0.1:4001", "it is silent")
     request_restart(tmp_path, "http://127.0.0.2:4000", "another machine")
@@ -70,3 +72,37 @@ def test_a_server_is_ended_on_request_and_the_others_stay(processes, tmp_path):
     assert first.running
     assert [child.role.index for child in processes.children] == [0, 1]
     assert processes.children[1].running
+
+
+def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(processes, tmp_path):
+    processes.start(server("print('RuntimeError: the same again'); raise SystemExit(1)"))
+    restarts = Restarts(processes, tmp_path, LIMITS, first_delay=0.02)
+    with pytest.raises(RunError, match=r"(?s)the same again.*in the same way before, also at step 0"):
+        tend_until(restarts, lambda: False)
+    log = (tmp_path / "logs" / "inference_0.stdout").read_text()
+    assert log == "RuntimeError: the same again\n" * 2
+
+
+def test_without_restarts_the_first_end_is_the_last(processes, tmp_path):
+    processes.start(server("raise SystemExit(1)"))
+    limits = SupervisionConfig(restart=False)
+    with pytest.raises(RunError, match="exit code 1"):
+        tend_until(Restarts(processes, tmp_path, limits, first_delay=0.02), lambda: False)
+
+
+def test_a_server_whose_port_is_taken_is_told_apart(processes, tmp_path):
+    says = "from buckeye import beat; beat.start_beating(); "
+    says += "beat.failed('Cannot listen', error='PortTakenError', final=False); raise SystemExit(1)"
+    child = processes.start(server(says))
+    restarts = Restarts(processes, tmp_path, LIMITS, first_delay=60)
+    homeless = []
+    tend_until_any(restarts, homeless)
+    assert homeless == [child]
+
+
+def tend_until_any(restarts, found, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not found:
+        assert time.monotonic() < deadline
+        found += restarts.tend(0)
+        time.sleep(0.01)

@@ -91,24 +91,6 @@ def test_a_used_directory_is_refused_with_the_command_to_type(runner):
     assert (runner.root / "out" / "notes.txt").read_text() == "mine"
 
 
-def test_a_child_that_dies_ends_the_run_with_its_last_lines(runner):
-    running = runner.start(runner.rl("out", steps=500))
-    wait_for(lambda: runner.metrics("out", "trainer"), "the first step")
-    (trainer,) = [p for p in processes_of("out") if "trainer" in p.cmdline()]
-    trainer.send_signal(signal.SIGKILL)
-    printed, _ = running.communicate(timeout=60)
-    assert running.returncode == 1
-    assert "Trainer 0 was ended by SIGKILL" in printed
-    assert "SUCCESS Step" in printed
-    assert "Traceback" not in printed
-    wait_for(lambda: not processes_of(runner.root / "out"), "the end of all children", 15)
-    status = json.loads((runner.root / "out" / "status.json").read_text())
-    assert status["state"] == "failed"
-    assert "Trainer 0 was ended by SIGKILL" in status["reason"]
-    last_event = json.loads((runner.root / "out" / "events.jsonl").read_text().splitlines()[-1])
-    assert (last_event["event"], last_event["cause"]) == ("failure", status["reason"])
-
-
 def test_children_end_with_a_launcher_that_is_killed(runner):
     running = runner.start(runner.rl("out", steps=500))
     wait_for(lambda: len(processes_of(runner.root / "out" / "configs")) == 3, "three children")
@@ -128,6 +110,7 @@ def test_an_environment_that_always_fails_is_not_a_reward_of_zero(runner):
     assert done.returncode == 1
     assert "gave nothing to train on" in done.stderr
     assert not runner.metrics("out", "trainer")
+    assert '"restart"' not in (runner.root / "out" / "events.jsonl").read_text()  # no other try can mend it
 
 
 def test_two_runs_do_not_share_a_directory(runner):
@@ -175,7 +158,7 @@ def test_dry_run_writes_nothing(runner):
     done = runner.run(runner.rl("out", "--dry-run", "--inference-gpu-ids", "0,1", "--trainer-gpu-ids", "2"))
     assert done.returncode == 0, done.stderr
     assert "inference 1" in done.stdout
-    assert "disk: weights" in done.stdout
+    assert "kept in reserve" in done.stdout  # what it takes of the disk, and what is free
     assert '"max_async_level": 1' in done.stdout
     assert sorted(runner.root.rglob("*")) == before
 
@@ -213,16 +196,6 @@ def test_clean_does_not_take_folders_that_no_run_made(runner):
     assert (runner.root / "mine" / "configs").exists()
 
 
-def test_a_trainer_stopped_from_outside_ends_the_run(runner):
-    running = runner.start(runner.rl("out", steps=500))
-    wait_for(lambda: runner.metrics("out", "trainer"), "the first step")
-    (trainer,) = [p for p in processes_of("out") if "trainer" in p.cmdline()]
-    trainer.terminate()
-    printed, _ = running.communicate(timeout=60)
-    assert running.returncode == 1
-    assert "was stopped from outside" in printed
-
-
 def test_sft_refuses_a_directory_that_holds_a_run(runner):
     assert runner.run(runner.rl("out", steps=1)).returncode == 0
     (runner.root / "chats.jsonl").write_text(
@@ -251,12 +224,12 @@ def test_a_run_goes_on_when_an_engine_is_killed(runner):
     words = ("--inference-gpu-ids", "0,1", "--trainer-gpu-ids", "2")
     running = runner.start(runner.rl("out", *words, steps=12))
     wait_for(lambda: len(runner.metrics("out", "trainer")) >= 2, "the second step")
-    engine = next(p for p in processes_of("out") if "inference_1.json" in p.cmdline()[-1])
+    engine = next(p for p in processes_of(runner.root / "out") if "inference_1.json" in p.cmdline()[-1])
     engine.send_signal(signal.SIGKILL)
     printed, _ = running.communicate(timeout=200)
     assert running.returncode == 0, printed
     assert "Inference 1 was ended by SIGKILL" in printed
-    assert "Starting it again in 1 s, for the 1. of at most 3 times" in printed
+    assert "Starting it again in 1 s, for the 1. of at most 5 times" in printed
     assert sorted(runner.metrics("out", "trainer")) == list(range(12))
     steps = runner.metrics("out", "orchestrator")
     assert all(m["rollouts/errored"] == 0 for m in steps.values())
@@ -268,7 +241,7 @@ def test_a_run_goes_on_when_an_engine_is_killed(runner):
 def test_an_engine_that_is_not_right_is_started_anew(runner):
     running = runner.start(runner.rl("out", steps=500))
     wait_for(lambda: runner.metrics("out", "trainer"), "the first step")
-    (engine,) = [p for p in processes_of("out") if "inference" in p.cmdline()]
+    (engine,) = [p for p in processes_of(runner.root / "out") if "inference" in p.cmdline()]
     request_restart(runner.root / "out", base_url(runner, "out"), "it sings another song")
     wait_for(lambda: not engine.is_running(), "the end of the engine")
     last = max(runner.metrics("out", "trainer"))

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from buckeye.errors import UsageError
 from buckeye.run.record import ProcessRecord, read_record
 from buckeye.run.status import run_status
-from buckeye.run.waits import waits
+from buckeye.run.waits import Wait, circle, sentence, waits
 from tests.run.made_runs import STARTED, made_run, recorded, write_metrics
 
 
@@ -71,6 +72,20 @@ def test_time_left_is_at_the_pace_of_the_last_steps(tmp_path, sleeper):
     assert seen.seconds_left == pytest.approx(15 * 100, abs=60)  # of 20 steps 5 are done
 
 
+def test_a_clock_that_is_set_changes_neither_the_state_nor_the_step_nor_the_time_left(
+    tmp_path, sleeper, monkeypatch
+):
+    run = made_run(tmp_path / "run", state="running", launcher=recorded(sleeper), started=time.time() + 3600)
+    offset = time.time() - STARTED
+    seconds = [offset + 3000, offset + 3100, offset - 200, offset - 100, offset]  # back by an hour
+    write_metrics(run, *(("trainer", step, at, {}) for step, at in enumerate(seconds)))
+    created = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: created(process) - 3600)
+    seen = run_status(run)
+    assert (seen.state, seen.step) == ("running", 5)
+    assert seen.seconds_left == pytest.approx(15 * 100, abs=60)
+
+
 def test_a_launcher_that_is_suspended_gone_or_another_process(tmp_path, sleeper):
     launcher = recorded(sleeper)
     run = made_run(tmp_path / "run", state="running", launcher=launcher)
@@ -93,39 +108,49 @@ def test_a_directory_without_a_record(tmp_path):
         run_status(tmp_path)
 
 
+def process(title, doing="starts", on=None, since=None):
+    return ProcessRecord(title=title, pid=1, started=STARTED, doing=doing, on=on, since=since)
+
+
+def test_who_waits_for_whom(tmp_path):
+    processes = (
+        process("inference 0", "serves 3 requests", since=STARTED + 4),
+        process("inference 1"),
+        process("orchestrator", "rollouts of batch 3", "inference", STARTED + 5),
+        process("trainer 0", "batch 2", "orchestrator", STARTED + 7),
+        process("trainer 1", "batch 2", "orchestrator", STARTED + 6),
+    )
+    run = made_run(tmp_path / "run", state="running", processes=processes)
+    found = waits(read_record(run))
+    assert [sentence(wait, STARTED + 27) for wait in found] == [
+        "inference 0: serves 3 requests (for 23 s)",
+        "inference 1: starts (for 27 s)",
+        "orchestrator waits for rollouts of batch 3 from inference (for 22 s)",
+        "trainer waits for batch 2 from orchestrator (for 21 s)",  # both ranks
+    ]
+    assert circle(found) is None
+
+
 @pytest.mark.parametrize(
-    ("collected", "trained", "batch", "weights", "orchestrator", "trainer"),
+    ("whom", "expected"),
     [
-        (None, None, None, 0, ("inference", "rollouts of batch 0", 0), ("orchestrator", "batch 0", 0)),
-        (0, None, 0, 0, ("inference", "rollouts of batch 1", 5), (None, "trains on batch 0", 7)),
-        (1, None, 0, 0, ("trainer", "weights 1", 6), (None, "trains on batch 0", 7)),
-        (1, 0, None, 1, ("inference", "rollouts of batch 2", 6), ("orchestrator", "batch 1", 8)),
-        (19, 18, None, 19, (None, "all batches are written", 24), ("orchestrator", "batch 19", 26)),
+        ((None, "trainer", "orchestrator"), ["orchestrator", "trainer", "orchestrator"]),
+        (("orchestrator", "inference", None), ["inference", "orchestrator", "inference"]),
+        (("orchestrator", "trainer", None), None),
+        (("orchestrator", "disk", "orchestrator"), None),
+        (("trainer", "inference", "orchestrator"), ["inference", "trainer", "orchestrator", "inference"]),
     ],
 )
-def test_who_waits_for_whom(tmp_path, collected, trained, batch, weights, orchestrator, trainer):
-    run = made_run(tmp_path / "run", state="running")
-    (run / "weights" / f"step_{weights}").mkdir(parents=True)
-    if batch is not None:
-        arrived = run / "batches" / f"step_{batch}"
-        arrived.mkdir(parents=True)
-        os.utime(arrived, (STARTED + 7, STARTED + 7))
-    records = [
-        {step: {"time": STARTED + first + step} for step in range(0 if newest is None else newest + 1)}
-        for newest, first in ((trained, 8), (collected, 5))
-    ]
-    found = waits(run, read_record(run), *records)
-    assert [(w.who, w.whom, w.what, w.since - STARTED) for w in found] == [
-        ("orchestrator", *orchestrator),
-        ("trainer", *trainer),
-    ]
+def test_a_circle_is_found(whom, expected):
+    names = ("inference", "orchestrator", "trainer")
+    found = [Wait(who=w, whom=o, what="x", since=0.0) for w, o in zip(names, whom, strict=True)]
+    assert circle(found) == expected
 
 
-def test_a_run_that_starts_waits_for_its_servers_first(tmp_path):
-    processes = tuple(
-        ProcessRecord(title=title, pid=1, started=0.0, ready=ready)
-        for title, ready in (("inference 0", True), ("inference 1", False), ("orchestrator", False))
-    )
-    run = made_run(tmp_path / "run", state="starting", processes=processes)
-    found = waits(run, read_record(run), {}, {})
-    assert [(w.who, w.whom) for w in found] == [("inference 1", None), ("orchestrator", "inference 1")]
+def test_a_kind_of_which_one_works_is_in_no_circle():
+    found = [
+        Wait(who="inference 0", whom="orchestrator", what="x", since=0.0),
+        Wait(who="inference 1", whom=None, what="x", since=0.0),
+        Wait(who="orchestrator", whom="inference", what="x", since=0.0),
+    ]
+    assert circle(found) is None

@@ -92,11 +92,11 @@ def _environment(monkeypatch):
 
 @pytest.fixture(scope="session")
 def batches(tiny_model):
-    """Four batches whose log-probabilities are the model's, a little off."""
+    """Four batches of the version before their own, whose log-probs are the model's, a little off."""
     policy = load_policy(str(tiny_model), torch.device("cpu"))
     rng = np.random.default_rng(0)
 
-    def sample(length: int) -> Sample:
+    def sample(step: int, length: int) -> Sample:
         ids = rng.integers(0, 256, length).astype(np.int32)
         row = make_row([ids], [np.arange(length) > 0], policy.device)
         with torch.no_grad():
@@ -107,7 +107,7 @@ def batches(tiny_model):
             token_ids=ids,
             loss_mask=mask,
             logprobs=np.where(mask, noisy, 0).astype(np.float32),
-            versions=np.where(mask, 0, -1).astype(np.int32),
+            versions=np.where(mask, max(0, step - 1), -1).astype(np.int32),
             advantages=np.full(length, rng.normal(), np.float32),
             temperature=1.0,
         )
@@ -115,7 +115,7 @@ def batches(tiny_model):
     return [
         Batch(
             step=step,
-            samples=tuple(sample(int(n)) for n in rng.integers(3, 40, 9)),
+            samples=tuple(sample(step, int(n)) for n in rng.integers(3, 40, 9)),
             orchestrator_state={"emitted": step},
         )
         for step in range(4)

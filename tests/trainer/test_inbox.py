@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -32,14 +34,21 @@ class OtherRanks:
 
 def _inbox(root, *, ranks=None, timeout=0.2) -> Inbox:
     ranks = ranks or Ranks(0, 1, torch.device("cpu"))
-    return Inbox(root=root, identity=ME, ranks=ranks, stop=StopFlag(), timeout_seconds=timeout)
+    skipped = root / "skipped"
+    return Inbox(
+        root=root, skipped=skipped, identity=ME, ranks=ranks, stop=StopFlag(), timeout_seconds=timeout
+    )
 
 
 def _put(root):
+    return write_batch(root, _batch(step=0), identity=ME)
+
+
+def _batch(step):
     arrays = {"loss_mask": np.array([False, True]), "versions": np.zeros(2, np.int32)}
     arrays |= {name: np.zeros(2, np.float32) for name in ("logprobs", "advantages")}
     sample = Sample(token_ids=np.zeros(2, np.int32), temperature=1.0, **arrays)
-    return write_batch(root, Batch(step=0, samples=(sample,), orchestrator_state={}), identity=ME)
+    return Batch(step=step, samples=(sample,), orchestrator_state={})
 
 
 def test_the_deadline_says_what_was_waited_for(tmp_path):
@@ -84,10 +93,49 @@ def test_the_end_of_another_attempt_is_none(tmp_path):
         _inbox(tmp_path).next_batch(0)
 
 
-def test_damage_ends_the_wait(tmp_path):
+def test_a_damaged_batch_is_set_aside_and_read_when_it_is_there_again(tmp_path):
     (_put(tmp_path) / "batch.safetensors").write_bytes(b"x")
+    again = threading.Thread(target=_put_when_gone, args=(tmp_path,))
+    again.start()
+    batch = _inbox(tmp_path, timeout=60.0).next_batch(0)
+    again.join()
+    assert batch is not None
+    assert (tmp_path / "skipped" / "damaged_step_0" / "batch.safetensors").read_bytes() == b"x"
+
+
+def _put_when_gone(root):
+    while (root / "step_0").exists():
+        time.sleep(0.01)
+    _put(root)
+
+
+def test_a_damaged_batch_that_does_not_come_again_ends_the_wait(tmp_path, monkeypatch):
+    (_put(tmp_path) / "batch.safetensors").write_bytes(b"x")
+    monkeypatch.setattr(inbox, "_AGAIN_SECONDS", 0.05)
+    with pytest.raises(TransportError, match=r"did not write it again within 0\.05 s"):
+        _inbox(tmp_path, timeout=60.0).next_batch(0)
+
+
+def test_a_batch_that_is_always_damaged_ends_the_wait(tmp_path, monkeypatch):
+    def damaged(root, step, *, identity):
+        raise TransportError("SHA-256 differs")
+
+    monkeypatch.setattr(inbox, "read_batch", damaged)
     with pytest.raises(TransportError, match="SHA-256"):
-        _inbox(tmp_path).next_batch(0)
+        _inbox(tmp_path, timeout=60.0).next_batch(0)
+
+
+def test_batches_of_others_are_told_and_not_read(tmp_path, monkeypatch, caplog):
+    _put(tmp_path)
+    write_batch(tmp_path, _batch(step=3), identity=RunIdentity(run_id="run", attempt=2))
+    write_batch(tmp_path, _batch(step=5), identity=RunIdentity(run_id="other", attempt=1))
+    monkeypatch.setattr(logging.getLogger("buckeye"), "propagate", True)
+    with caplog.at_level("WARNING"):
+        _inbox(tmp_path).tell_foreign()
+    assert "2 batches" in caplog.text
+    assert "ignored: steps 3, 5" in caplog.text
+    with pytest.raises(TransportError, match="No batch 3 arrived"):
+        _inbox(tmp_path).next_batch(3)
 
 
 def test_other_ranks_follow_the_first(tmp_path):

@@ -14,21 +14,27 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3Config
 
-from buckeye.checkpoint import resolve_checkpoint
+from buckeye.checkpoint import list_checkpoints, resolve_checkpoint, trainer_state, verify_checkpoint
+from buckeye.checkpoint.shards import has_shards, read_shards
 from buckeye.config.trainer import ModelConfig
 from buckeye.errors import UsageError
-from buckeye.monitor.metrics import read_metrics
+from buckeye.faults import DONE, FAULTS
+from buckeye.monitor.metrics import latest_by_step
 from buckeye.process import RunIdentity
+from buckeye.run.model_files import fetch_model
+from buckeye.trainer.release import write_model
 from buckeye.trainer.rl import run_trainer
 from buckeye.trainer.sft import run_sft
+from buckeye.trainer.shards import read_like
 from buckeye.transport.batches import Batch, Sample, write_batch
 from tests.trainer.trainer_config import sft_config, trainer_config
 
 ME = RunIdentity(run_id="local", attempt=1)
 SCRIPT = Path(__file__).parent / "trainer_config.py"
 STEPS = 4
+FSDP, TENSOR, REPLICAS, WHOLE = {"sharding": "full"}, {"tp": 2}, {"dp_replicate": 2}, {}
 TOLERANCE = {"adamw": 1e-4, "sgd": 1e-4, "muon": 1e-2}  # Muon rounds to bfloat16
 SETTINGS = {
     "seq_len": 48,
@@ -50,13 +56,13 @@ def batches():
     has none that gives a gradient."""
     rng = np.random.default_rng(0)
 
-    def sample(length: int, advantage: float) -> Sample:
+    def sample(step: int, length: int, advantage: float) -> Sample:
         mask = np.arange(length) >= length // 3
         return Sample(
             token_ids=rng.integers(0, 256, length).astype(np.int32),
             loss_mask=mask,
             logprobs=np.where(mask, -5.5, 0).astype(np.float32),
-            versions=np.where(mask, 0, -1).astype(np.int32),
+            versions=np.where(mask, step, -1).astype(np.int32),
             advantages=np.full(length, advantage, np.float32),
             temperature=1.0,
         )
@@ -65,7 +71,7 @@ def batches():
     return [
         Batch(
             step=step,
-            samples=tuple(sample(int(n), scale * rng.normal()) for n in rng.integers(3, 40, count)),
+            samples=tuple(sample(step, int(n), scale * rng.normal()) for n in rng.integers(3, 40, count)),
             orchestrator_state={"emitted": step},
         )
         for step, (count, scale) in enumerate(counts)
@@ -110,13 +116,25 @@ def weights(run: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
+def stored(run: Path, part: str, step: int = STEPS) -> dict[str, torch.Tensor]:
+    """The tensors of the `model` or the `optimizer` of a checkpoint, whole."""
+    state = trainer_state(resolve_checkpoint(run / "checkpoints", step))
+    if has_shards(state):
+        return {
+            name.removeprefix(f"{part}/"): read_like(tensor, name, None)
+            for name, tensor in read_shards(state).items()
+            if name.startswith(f"{part}/")
+        }
+    paths = {"optimizer": "optimizer.safetensors", "model": "model/model.safetensors"}
+    return load_file(state / paths[part])
+
+
 def optimizer(run: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
-    info = resolve_checkpoint(run / "checkpoints", step)
-    return load_file(info.path / "trainer" / "optimizer.safetensors")
+    return stored(run, "optimizer", step)
 
 
 def records(run: Path, process: str = "trainer"):
-    return [r for r in read_metrics(run / "metrics.jsonl") if r["process"] == process]
+    return list(latest_by_step(run / "metrics.jsonl", process).values())
 
 
 def assert_same_run(one: Path, other: Path, *, tolerance: float = 1e-4, process: str = "trainer") -> None:
@@ -135,8 +153,36 @@ def assert_same_run(one: Path, other: Path, *, tolerance: float = 1e-4, process:
 
 def test_two_shards_equal_one_rank(tmp_path, tiny_model, batches):
     train(tiny_model, tmp_path / "one", batches)
-    train(tiny_model, tmp_path / "two", batches, ranks=2, division={"sharding": "full"})
-    assert_same_run(tmp_path / "one", tmp_path / "two")
+    two = tmp_path / "two"
+    train(tiny_model, two, batches, ranks=2, division={"sharding": "full"})
+    assert_same_run(tmp_path / "one", two)
+    info = resolve_checkpoint(two / "checkpoints", STEPS)
+    assert sum(path.stat().st_size for path in info.path.rglob("*.safetensors")) < 2e6  # nothing twice
+    directory = fetch_model(str(trainer_state(info) / "model"))  # what chat, evals and others load
+    verify_checkpoint(info)
+    loaded = AutoModelForCausalLM.from_pretrained(directory).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights(two).items())
+    assert AutoTokenizer.from_pretrained(directory).chat_template
+    (two / "exported").mkdir()
+    assert write_model(trainer_state(info), two / "exported", dtype=None).dtype == "float32"
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_in_a_checkpoint(tmp_path, tiny_model, batches, monkeypatch):
+    """The other one commits nothing without it; the run goes on from the checkpoint before."""
+    straight, broken, marks = tmp_path / "straight", tmp_path / "broken", tmp_path / "marks"
+    marks.mkdir()
+    train(tiny_model, straight, batches)
+    monkeypatch.setenv(DONE, str(marks))
+    monkeypatch.setenv(FAULTS, "checkpoint.captured=kill@2")  # once in the run: whichever rank comes first
+    with pytest.raises(AssertionError):
+        train(tiny_model, broken, batches, ranks=2, division=FSDP, ckpt={"interval": 1})
+    assert [info.step for info in list_checkpoints(broken / "checkpoints")] == [1]
+    monkeypatch.setenv("BUCKEYE_ATTEMPT", "2")
+    ckpt = {"interval": 1, "resume_step": -1}
+    train(tiny_model, broken, batches[1:], ranks=2, division=FSDP, attempt=2, ckpt=ckpt)
+    assert not list((broken / "checkpoints").glob(".*"))
+    assert_same_run(straight, broken)
 
 
 @pytest.mark.slow
@@ -170,29 +216,39 @@ def test_tensor_parallel_llama(tmp_path, build_model, batches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, uneven_model, batches, kind, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "stages"),
+    [
+        ("adamw", [(2, FSDP), (4, TENSOR), (1, WHOLE), (2, TENSOR)]),
+        ("muon", [(2, TENSOR), (2, FSDP), (4, REPLICAS), (1, WHOLE)]),
+    ],
+)
+def test_a_run_goes_on_with_another_number_of_ranks(
+    tmp_path, uneven_model, batches, kind, stages, monkeypatch
+):
+    """Every stage goes on from the checkpoint of the one before, with the very same weights."""
     straight, moved = tmp_path / "straight", tmp_path / "moved"
     common = {"optim": {"type": kind}, "scheduler": {"type": "linear", "warmup": 2, "decay": 0}}
     train(uneven_model, straight, batches, **common)
-    stages = [
-        (2, {"sharding": "full"}, batches[:2]),
-        (1, {}, batches[2:3]),
-        (4, {"tp": 2}, batches[3:]),
-    ]
-    for attempt, (ranks, division, mine) in enumerate(stages, start=1):
-        monkeypatch.setenv("BUCKEYE_ATTEMPT", str(attempt))
+    for step, (ranks, division) in enumerate(stages):
+        monkeypatch.setenv("BUCKEYE_ATTEMPT", str(step + 1))
         train(
             uneven_model,
             moved,
-            mine,
+            batches[step : step + 1],
             ranks=ranks,
             division=division,
-            attempt=attempt,
+            attempt=step + 1,
             **common,
-            max_steps=mine[-1].step + 1,
-            ckpt={"resume_step": -1} if attempt > 1 else None,
+            max_steps=step + 1,
+            ckpt={"resume_step": -1} if step else None,
         )
+        state = trainer_state(resolve_checkpoint(moved / "checkpoints", step + 1))
+        assert has_shards(state) == (division != WHOLE)
+        if step:
+            began, ended = weights(moved, step), stored(moved, "model", step)
+            assert began.keys() == ended.keys()
+            assert all(torch.equal(began[name], tensor) for name, tensor in ended.items())
     assert_same_run(straight, moved, tolerance=TOLERANCE[kind])
 
 
@@ -202,9 +258,9 @@ def test_shards_may_be_read_by_themselves(tmp_path, uneven_model, batches, divis
     train(uneven_model, tmp_path / "one", batches)
     division = {**division, "load_using_meta": True}
     train(uneven_model, tmp_path / "two", batches, ranks=2, division=division, max_async_level=STEPS)
-    first, stored = weights(tmp_path / "two", 0), load_file(uneven_model / "model.safetensors")
-    assert first.keys() == stored.keys()
-    assert all(torch.equal(first[name], tensor) for name, tensor in stored.items())
+    first, source = weights(tmp_path / "two", 0), load_file(uneven_model / "model.safetensors")
+    assert first.keys() == source.keys()
+    assert all(torch.equal(first[name], tensor) for name, tensor in source.items())
     assert_same_run(tmp_path / "one", tmp_path / "two")
 
 
@@ -226,8 +282,7 @@ def test_bfloat16_on_shards(tmp_path, uneven_model, batches):
     assert rounded == pytest.approx(exact, rel=0.05, abs=0.01)
     assert rounded != exact
     assert {tensor.dtype for tensor in weights(tmp_path / "two").values()} == {torch.bfloat16}
-    stored = resolve_checkpoint(tmp_path / "two" / "checkpoints", STEPS).path / "trainer" / "model"
-    assert {t.dtype for t in load_file(stored / "model.safetensors").values()} == {torch.float32}
+    assert {t.dtype for t in stored(tmp_path / "two", "model").values()} == {torch.float32}
 
 
 @pytest.mark.slow

@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from buckeye.checkpoint import list_checkpoints, read_orchestrator_state, resolve_checkpoint
-from buckeye.errors import CheckpointError, TransportError
+from buckeye.errors import CheckpointError, FinalRunError, TransportError
 from buckeye.trainer.rl import run_trainer
-from buckeye.transport.batches import Batch, Sample, end_batches, read_batch
+from buckeye.transport.batches import Sample, end_batches, read_batch
 from buckeye.transport.weights import verify_weights
 from tests.trainer.rl_runs import ME, put, records
 from tests.trainer.trainer_config import trainer_config
@@ -55,8 +55,9 @@ def test_a_run(tmp_path, tiny_model, batches, capsys):
         assert "mfu" not in record
     assert logged[0]["tokens"] == sum(len(s.token_ids) for s in batches[0].samples)
     assert 0.004 < logged[0]["mismatch_kl"] < 0.006  # noise of variance 0.01: half of it
-    assert logged[3]["staleness_max"] == 3
-    assert logged[3]["staleness_share_3"] == 1.0
+    assert [r["staleness_max"] for r in logged] == [0, 1, 1, 1]
+    assert logged[3]["staleness_share_1"] == 1.0
+    assert [r["samples_left_out"] for r in logged] == [0, 0, 0, 0]
     assert 0.9 < logged[0]["ratio_min"] * logged[0]["ratio_max"] < 1.1 < logged[0]["ratio_max"]
     assert 0.98 < logged[0]["effective_sample_size"] < 0.995  # about 1 / (1 + variance)
     assert logged[0]["zero_advantage_share"] == 0.0
@@ -165,11 +166,14 @@ def _signal_when(path: Path) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("field", ["advantages", "logprobs"])
-def test_a_non_finite_batch_is_left_out_and_counted(tmp_path, tiny_model, batches, field):
-    poisoned = replace(
-        batches[0].samples[0], **{field: np.full_like(batches[0].samples[0].advantages, np.nan)}
-    )
+def _with(sample: Sample, **changes) -> Sample:
+    """The sample with every element of some arrays changed to a value."""
+    arrays = {name: np.full_like(getattr(sample, name), value) for name, value in changes.items()}
+    return replace(sample, **arrays)
+
+
+def test_a_step_whose_gradient_is_no_number_is_left_out_and_counted(tmp_path, tiny_model, batches):
+    poisoned = _with(batches[0].samples[0], advantages=3e38)  # finite, unlike its product with a ratio
     put(tmp_path, [replace(batches[0], samples=(poisoned, *batches[0].samples[1:])), batches[1]])
     run_trainer(trainer_config(tiny_model, tmp_path, max_steps=2))
     log = (tmp_path / "logs" / "run.log").read_text()
@@ -180,18 +184,72 @@ def test_a_non_finite_batch_is_left_out_and_counted(tmp_path, tiny_model, batche
     progress = resolve_checkpoint(tmp_path / "checkpoints", 2).path / "trainer" / "progress.json"
     assert json.loads(progress.read_text())["skipped"] == 1
     kept = read_batch(tmp_path / "skipped", 0, identity=ME)
-    assert np.isnan(getattr(kept.samples[0], field)).any()
-    assert f"Batch 0 is kept in {tmp_path / 'skipped' / 'step_0'}" in log
+    assert len(kept.samples) == len(batches[0].samples)
+    assert f"What was left out of step 0 is kept in {tmp_path / 'skipped' / 'step_0'}" in log
     assert [path.name for path in (tmp_path / "skipped").iterdir()] == ["step_0"]
 
 
-def test_not_all_skipped_batches_are_kept(tmp_path, tiny_model, batches):
-    sample = batches[0].samples[0]
-    poisoned = replace(sample, advantages=np.full_like(sample.advantages, np.nan))
-    put(tmp_path, [replace(batches[0], step=step, samples=(poisoned,)) for step in range(11)])
-    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=11))
+CANNOT_BE_LEARNED_FROM = {
+    "not_finite": [{"advantages": np.nan}, {"logprobs": -np.inf}],
+    "vocabulary": [{"token_ids": 264}, {"token_ids": -1}],
+    "version": [{"versions": 2}, {"versions": -1}],
+    "temperature": [{"temperature": 0.0}, {"temperature": np.nan}],
+    "first_token": [{"loss_mask": True}],
+}
+
+
+@pytest.mark.parametrize("cause", CANNOT_BE_LEARNED_FROM)
+def test_samples_that_cannot_be_learned_from_change_nothing(tmp_path, tiny_model, batches, cause):
+    put(tmp_path / "without", batches[:2])
+    run_trainer(trainer_config(tiny_model, tmp_path / "without", max_steps=2))
+    good = batches[1].samples[0]
+    bad = [
+        replace(good, **change) if "temperature" in change else _with(good, **change)
+        for change in CANNOT_BE_LEARNED_FROM[cause]
+    ]
+    run = tmp_path / "with"
+    put(run, [batches[0], replace(batches[1], samples=(*batches[1].samples, *bad))])
+    run_trainer(trainer_config(tiny_model, run, max_steps=2))
+    assert_equal(weights(run, 2), weights(tmp_path / "without", 2))
+    record = records(run)[1]
+    assert (record["samples_left_out"], record[f"samples_left_out/{cause}"]) == (len(bad), len(bad))
+    assert record["skipped"] == 0
+    log = (run / "logs" / "run.log").read_text()
+    assert f"{len(bad)} of the {9 + len(bad)} samples of batch 1 are left out: " in log
+    assert f"({cause}: " in log
+    assert len(read_batch(run / "skipped", 1, identity=ME).samples) == len(bad)
+
+
+def test_a_sample_that_is_older_than_allowed_is_left_out(tmp_path, tiny_model, batches):
+    old = _with(batches[2].samples[0], versions=0)
+    put(tmp_path, [*batches[:2], replace(batches[2], samples=(old, *batches[2].samples[1:]))])
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=3, max_async_level=1))
+    assert [r["samples_left_out"] for r in records(tmp_path)] == [0, 0, 1]
+    assert "sample 0 (version: " in (tmp_path / "logs" / "run.log").read_text()
+
+
+def test_a_batch_without_anything_to_learn_from_is_left_out(tmp_path, tiny_model, batches):
+    nothing = tuple(_with(s, logprobs=np.nan) for s in batches[0].samples)
+    put(tmp_path, [replace(batches[0], samples=nothing), batches[1]])
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=2))
+    assert [(r["skipped"], r["samples_left_out"]) for r in records(tmp_path)] == [(1, 9), (0, 0)]
+    assert_equal(weights(tmp_path, 0), weights(tmp_path, 1))
+
+
+def test_ten_batches_without_anything_to_learn_from_end_the_run(tmp_path, tiny_model, batches):
+    nothing = (_with(batches[0].samples[0], token_ids=264),)
+    put(tmp_path, [replace(batches[0], step=step, samples=nothing) for step in range(10)])
+    with pytest.raises(FinalRunError, match=r"10 batches in a row .* from another model"):
+        run_trainer(trainer_config(tiny_model, tmp_path, max_steps=20))
+    assert records(tmp_path)[-1]["skipped_steps"] == 9
+
+
+def test_not_all_that_was_left_out_is_kept(tmp_path, tiny_model, batches):
+    poisoned = (_with(batches[0].samples[0], advantages=3e38, versions=0),)
+    put(tmp_path, [replace(batches[0], step=step, samples=poisoned) for step in range(11)])
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=11, max_async_level=11))
     assert len(list((tmp_path / "skipped").iterdir())) == 10
-    assert "Batch 10 is not kept" in (tmp_path / "logs" / "run.log").read_text()
+    assert "What was left out of step 10 is not kept" in (tmp_path / "logs" / "run.log").read_text()
     assert records(tmp_path)[-1]["skipped_steps"] == 11
 
 
@@ -238,29 +296,6 @@ def test_the_loss_is_per_token_of_the_whole_batch(tmp_path, tiny_model, batches)
     assert [r["loss"] for r in found] == pytest.approx([total / tokens] * 2, rel=1e-4)
     assert found[0]["grad_norm"] == pytest.approx(found[1]["grad_norm"], rel=1e-4)
     assert found[0]["trained_tokens"] == tokens
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"temperature": 0.0}, "temperature 0.0"),
-        ({"loss_mask": np.ones(5, np.bool_)}, "first token"),
-        ({"token_ids": np.full(5, 264, np.int32)}, "outside the model's 264"),
-    ],
-)
-def test_impossible_samples_are_refused(tmp_path, tiny_model, change, message):
-    sample = Sample(
-        token_ids=np.arange(5, dtype=np.int32),
-        loss_mask=np.arange(5) > 0,
-        logprobs=np.zeros(5, np.float32),
-        versions=np.zeros(5, np.int32),
-        advantages=np.ones(5, np.float32),
-        temperature=1.0,
-    )
-    bad = Batch(step=0, samples=(replace(sample, **change),), orchestrator_state={})
-    put(tmp_path, [bad])
-    with pytest.raises(TransportError, match=message):
-        run_trainer(trainer_config(tiny_model, tmp_path, max_steps=1))
 
 
 def test_two_ranks_equal_one(tmp_path, tiny_model, batches):

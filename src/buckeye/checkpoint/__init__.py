@@ -12,16 +12,23 @@ from buckeye.checkpoint.find import (
     list_checkpoints,
     prune_checkpoints,
     resolve_checkpoint,
+    usable_checkpoint,
 )
+from buckeye.checkpoint.scores import Score, best_by_reward, read_scores, scores_of
 
 __all__ = [
     "CheckpointInfo",
+    "Score",
+    "best_by_reward",
     "checkpoints_by_age",
     "list_checkpoints",
     "prune_checkpoints",
     "read_orchestrator_state",
+    "read_scores",
     "resolve_checkpoint",
     "save_checkpoint",
+    "scores_of",
     "trainer_state",
+    "usable_checkpoint",
     "verify_checkpoint",
 ]

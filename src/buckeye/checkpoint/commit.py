@@ -15,6 +15,7 @@ from typing import Any
 from buckeye import storage
 from buckeye.checkpoint.find import COMMITTED, CheckpointInfo, read_commit
 from buckeye.errors import CheckpointError
+from buckeye.faults import fault_point
 from buckeye.process import RunIdentity
 
 _ORCHESTRATOR_STATE = Path("orchestrator", "state.json")
@@ -23,19 +24,20 @@ _ORCHESTRATOR_STATE = Path("orchestrator", "state.json")
 def save_checkpoint(
     root: Path,
     step: int,
-    fill_trainer: Callable[[Path], None],
+    fill_trainer: Callable[[Path], Mapping[str, str]],
     *,
     orchestrator_state: Mapping[str, Any],
     identity: RunIdentity,
 ) -> Path:
-    """Commit the state after `step` optimizer steps; `fill_trainer(directory)` writes the trainer's part.
+    """Commit the state after `step` optimizer steps; `fill_trainer(directory)` writes the trainer's part, and
+    returns the SHA-256 of those of its files that need not be read again for it.
 
     A checkpoint of the same step (of an earlier attempt) is replaced.
     """
 
     def fill(directory: Path) -> None:
         (directory / "trainer").mkdir()
-        fill_trainer(directory / "trainer")
+        known = {f"trainer/{name}": digest for name, digest in fill_trainer(directory / "trainer").items()}
         (directory / _ORCHESTRATOR_STATE).parent.mkdir()
         (directory / _ORCHESTRATOR_STATE).write_text(json.dumps(orchestrator_state), encoding="utf-8")
         commit = {
@@ -43,19 +45,22 @@ def save_checkpoint(
             "attempt": identity.attempt,
             "step": step,
             "time": time.time(),
-            "files": _hashes(directory),
+            "files": _hashes(directory, known),
         }
+        fault_point("checkpoint.before_commit")
         (directory / COMMITTED).write_text(json.dumps(commit, indent=1), encoding="utf-8")
 
     final = storage.step_directory(root, step)
     storage.write_directory(final, fill, replace=True)
+    fault_point("checkpoint.committed")
     return final
 
 
-def verify_checkpoint(info: CheckpointInfo) -> None:
-    """Raise `CheckpointError` unless every file is there with the content that was committed."""
-    committed = read_commit(info.path)["files"]
-    for name, digest in committed.items():
+def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) -> None:
+    """Raise `CheckpointError` unless every file is there with the content that was committed. Of several
+    processes that verify it together, each reads one of the `shares`."""
+    committed = sorted(read_commit(info.path)["files"].items())
+    for name, digest in committed[share::shares]:
         path = info.path / name
         if not path.is_file():
             raise CheckpointError(f"{path} is missing. Resume from another step, or delete {info.path}.")
@@ -80,6 +85,6 @@ def read_orchestrator_state(info: CheckpointInfo) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read ({error}). Resume from another step.") from error
 
 
-def _hashes(directory: Path) -> dict[str, str]:
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory).as_posix(): storage.sha256_file(path) for path in files}
+def _hashes(directory: Path, known: Mapping[str, str]) -> dict[str, str]:
+    files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
+    return {name: known.get(name) or storage.sha256_file(path) for name, path in sorted(files.items())}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from buckeye import storage
 from buckeye.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 COMMITTED = "COMMITTED"
 
@@ -24,13 +27,8 @@ class CheckpointInfo:
 
 def list_checkpoints(root: Path) -> list[CheckpointInfo]:
     """Every committed checkpoint under `root`, by step. Directories without a commit are not seen."""
-    found = []
-    for step, path in storage.step_directories(root).items():
-        try:
-            found.append(CheckpointInfo(step, int(read_commit(path)["attempt"]), path))
-        except CheckpointError:
-            continue
-    return found
+    found = ((step, path, _attempt_of(path)) for step, path in storage.step_directories(root).items())
+    return [CheckpointInfo(step, attempt, path) for step, path, attempt in found if attempt is not None]
 
 
 def checkpoints_by_age(root: Path) -> list[CheckpointInfo]:
@@ -52,6 +50,35 @@ def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
     raise CheckpointError(f"There is no checkpoint of step {resume_step} in {root}. There are: {steps}.")
 
 
+def usable_checkpoint(
+    root: Path, resume_step: int, verify: Callable[[CheckpointInfo], None]
+) -> CheckpointInfo:
+    """The checkpoint that a run goes on from: the one resolver, of the launcher and of every process.
+
+    For -1 it is the newest that is whole; a newer one that is damaged is named in a warning. `verify` raises
+    `CheckpointError` for what is damaged. So does this, if it is a step that was asked for, or if none is
+    whole.
+    """
+    if resume_step != -1:
+        info = resolve_checkpoint(root, resume_step)
+        verify(info)
+        return info
+    for path in _unreadable(root):
+        log.warning("Passing over %s: it has no readable %s", path, COMMITTED)
+    resolve_checkpoint(root, -1)  # says so if there is none at all
+    for info in reversed(checkpoints_by_age(root)):
+        try:
+            verify(info)
+        except CheckpointError as error:
+            log.warning("Passing over the checkpoint of step %d, which is damaged: %s", info.step, error)
+        else:
+            return info
+    raise CheckpointError(
+        f"Every checkpoint in {root} is damaged; the warnings above say how. Start again with --clean, or in "
+        "a new directory."
+    )
+
+
 def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ()) -> list[int]:
     """Delete all but the `keep` newest committed checkpoints and those of `protected` steps; returns the
     steps that were deleted."""
@@ -60,6 +87,19 @@ def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ())
     for info in old:
         storage.remove_directory(info.path)
     return [info.step for info in old]
+
+
+def _unreadable(root: Path) -> list[Path]:
+    """The directories of steps that nobody can have committed as they are."""
+    return [path for path in storage.step_directories(root).values() if _attempt_of(path) is None]
+
+
+def _attempt_of(path: Path) -> int | None:
+    """Which attempt committed a directory; None if none did."""
+    try:
+        return int(read_commit(path)["attempt"])
+    except CheckpointError:
+        return None
 
 
 def read_commit(path: Path) -> dict[str, Any]:

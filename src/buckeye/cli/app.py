@@ -10,7 +10,10 @@ import typer
 from buckeye import __version__
 from buckeye.cli.env import env_app
 from buckeye.cli.env_report import env_report
+from buckeye.cli.evaluate import evaluate
 from buckeye.cli.export import export
+from buckeye.cli.gateway import gateway
+from buckeye.cli.hf import hf
 from buckeye.cli.launch import COMMANDS
 from buckeye.cli.vllm import vllm_app
 
@@ -27,6 +30,9 @@ app.add_typer(env_app, name="env")
 app.add_typer(vllm_app, name="vllm")
 env_app.command("report")(env_report)
 app.command()(export)
+app.command("eval")(evaluate)
+app.command()(gateway)
+app.command()(hf)
 
 
 def _show_version(value: bool) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,6 +57,21 @@ def env_check(
         print_report(report, limit=max_content_free)
     if not report.passed:
         raise typer.Exit(1)
+
+
+@env_app.command("new")
+def env_new(
+    name: Annotated[str, typer.Argument(help="Small letters, digits and hyphens, as my-game.")],
+    kind: Annotated[str, typer.Option(help="mcp: tools behind an MCP server; python: a class.")] = "mcp",
+    folder: Annotated[Path | None, typer.Option("--dir", help="Where to; must not exist yet.")] = None,
+) -> None:
+    """Write a new environment that works: a project with tasks, tests, and something to change."""
+    from buckeye.envs.template import new_environment
+
+    place = folder or Path(name)
+    for path in new_environment(name, kind, place):
+        typer.echo(str(path))
+    typer.echo(f"Next: read {place / 'README.md'}", err=True)
 
 
 async def _check(

@@ -69,6 +69,14 @@ def _rl(argv: list[str]) -> int:
 
     if argv[:1] == ["schema"]:
         return _schema(argv[1:])
+    if argv[:1] == ["doctor"]:
+        from buckeye.cli.doctor import run_doctor
+
+        return run_doctor(argv[1:], lambda words: _load(RLConfig, words, "rl"))
+    if argv[:1] == ["init"]:
+        from buckeye.cli.init import run_init
+
+        return run_init(argv[1:])
     if argv and argv[0] in RUN_COMMANDS:
         from buckeye.cli.runs import run_command_on_runs
 
@@ -83,8 +91,10 @@ def _rl(argv: list[str]) -> int:
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
         return 0
+    from buckeye.cli.doctor import tell_before_start
     from buckeye.run.rl import run_rl
 
+    tell_before_start(config)
     return run_rl(config, command)
 
 
@@ -159,7 +169,8 @@ def _load(model: type[T], argv: list[str], program: str) -> T:
 
         print(help_text(model, program))
         if program == "rl":
-            print(f"\nOn runs there are, `rl COMMAND --help`: {', '.join(RUN_COMMANDS)}")
+            print("\nTo look at machine and configuration before a run: `rl doctor --help`")
+            print(f"On runs there are, `rl COMMAND --help`: {', '.join(RUN_COMMANDS)}")
         sys.exit(0)
     from buckeye.config.load import load_with_warnings
 
@@ -187,6 +198,7 @@ def _schema(argv: list[str]) -> int:
     from buckeye.config.schema import json_schema
     from buckeye.config.sft import SFTConfig
     from buckeye.config.trainer import TrainerConfig
+    from buckeye.envs.mcp.config import gym_schema
     from buckeye.errors import UsageError
     from buckeye.storage import write_file
 
@@ -197,6 +209,7 @@ def _schema(argv: list[str]) -> int:
         "inference": json_schema(InferenceConfig),
         "sft": json_schema(SFTConfig),
         "evals": json_schema(EvalsConfig),
+        "gym": gym_schema(),
     }
     if not argv:
         print(json.dumps(schemas, indent=1))

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from buckeye.run.cleaning import KINDS, WHAT_THEY_ARE, Deletable
-from buckeye.run.disk import human_bytes
 from buckeye.run.progress import human_duration
 from buckeye.run.status import ProcessStatus, RunStatus
-from buckeye.run.waits import Wait
+from buckeye.run.waits import sentence
+from buckeye.space import human_bytes
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -41,13 +41,13 @@ def status_text(run: RunStatus, now: float) -> str:
         ("last step", f"{_ago(run.last_step_time, now)}" if run.last_step_time is not None else ""),
         ("checkpoint", f"step {run.checkpoint_step}" if run.checkpoint_step is not None else "none yet"),
         ("restarts", str(run.restarts)),
-        ("disk", f"{human_bytes(run.disk_used)} used, {human_bytes(run.disk_free)} free"),
+        ("disk", _disk(run)),
         ("last error", run.last_error or ""),
         ("directory", run.directory),
     ]
     lines = [table([row for row in rows if row[1]])]
     if run.waits:
-        lines.append("\n" + "\n".join(_wait(wait, now) for wait in run.waits))
+        lines.append("\n" + "\n".join(sentence(wait, now) for wait in run.waits))
     if run.processes:
         lines.append("\n" + _process_table(run.processes))
     return "\n".join(lines)
@@ -80,6 +80,13 @@ def _ago(then: float, now: float) -> str:
     return f"{human_duration(max(0.0, now - then))} ago"
 
 
+def _disk(run: RunStatus) -> str:
+    text = f"{human_bytes(run.disk_used)} used, {human_bytes(run.disk_free)} free"
+    if run.waits_for_disk:
+        text += f"; the run waits for more: rl clean {run.directory} --dry-run shows what can go"
+    return text
+
+
 def _step(run: RunStatus) -> str:
     return f"{run.step} of {run.max_steps}" if run.max_steps is not None else str(run.step)
 
@@ -109,16 +116,9 @@ def _state(run: RunStatus, now: float) -> str:
     return f"{text}: {reason}" if reason else text
 
 
-def _wait(wait: Wait, now: float) -> str:
-    since = human_duration(max(0.0, now - wait.since))
-    if wait.whom is None:
-        return f"{wait.who}: {wait.what} (for {since})"
-    return f"{wait.who} waits for {wait.what} from {wait.whom} (for {since})"
-
-
 def _process_table(processes: Sequence[ProcessStatus]) -> str:
-    rows = [("process", "pid", "port", "state")]
+    rows = [("process", "pid", "port", "restarts", "state")]
     for process in processes:
         port = str(process.port) if process.port is not None else "-"
-        rows.append((process.title, str(process.pid), port, process.state))
+        rows.append((process.title, str(process.pid), port, str(process.restarts), process.state))
     return table(rows)

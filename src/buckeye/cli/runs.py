@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,16 +17,16 @@ import typer
 
 from buckeye.cli.run_texts import cleaning_table, event_line, run_list, status_text
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.run.cleaning import KINDS, Deletable, Kind, deletable, delete
+from buckeye.run.cleaning import IN_USE, KINDS, Deletable, Kind, deletable, delete
 from buckeye.run.control import continuation, stop_run
-from buckeye.run.directory import locked
-from buckeye.run.disk import human_bytes
+from buckeye.run.directory import is_in_use, locked
 from buckeye.run.fork import fork_run
 from buckeye.run.journal import read_events
 from buckeye.run.logs import LogLine, follow_logs, read_logs
 from buckeye.run.record import GOING_ON, read_record
 from buckeye.run.registry import find_run, known_runs
 from buckeye.run.status import RunStatus, run_status
+from buckeye.space import human_bytes
 
 runs_app = typer.Typer(
     name="rl",
@@ -165,16 +166,19 @@ def clean(
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Delete what a run that is not running can do without. Shows it, then asks."""
+    """Delete what a run can do without; of one that goes on, what it does not use. Shows it, then asks."""
     directory = find_run(run)
     kinds = _kinds(only, checkpoints)
-    if dry_run:
-        _show_deletable(deletable(directory, kinds=kinds, keep_checkpoints=checkpoints), as_json, False)
-        return
-    if not yes and (as_json or not sys.stdin.isatty()):
+    if not (dry_run or yes) and (as_json or not sys.stdin.isatty()):
         raise UsageError("nobody can be asked here; add --yes to delete, or --dry-run to see what")
-    with locked(directory):
+    in_use = is_in_use(directory)
+    if in_use:
+        kinds = _unused(kinds, only)
+    with nullcontext() if dry_run or in_use else locked(directory):
         items = deletable(directory, kinds=kinds, keep_checkpoints=checkpoints)
+        if dry_run:
+            _show_deletable(items, as_json, False)
+            return
         if items and not yes:
             typer.echo(cleaning_table(items))
             if not typer.confirm("Delete all of it?"):
@@ -240,6 +244,15 @@ def _kinds(only: Sequence[str] | None, checkpoints: int | None) -> list[Kind]:
     if only and "checkpoints" in only and checkpoints is None:
         raise UsageError("--only checkpoints: say how many of the newest stay, with --checkpoints KEEP")
     return [kind for kind in KINDS if not only or kind in only]
+
+
+def _unused(kinds: Sequence[Kind], only: Sequence[str] | None) -> list[Kind]:
+    """The kinds that can be deleted while the run goes on."""
+    asked = [word for word in only or [] if word in IN_USE]
+    if asked:
+        raise UsageError(f"--only {asked[0]}: the run goes on and uses its {asked[0]}; stop it first")
+    typer.echo(f"The run goes on: its {' and '.join(IN_USE)} stay.", err=True)
+    return [kind for kind in kinds if kind not in IN_USE]
 
 
 def _show_deletable(items: Sequence[Deletable], as_json: bool, deleted: bool) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Tag, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from buckeye.config.base import BaseConfig, conflict, variant
+from buckeye.config.base import BaseConfig, conflict
+from buckeye.config.buffer import BufferConfig, Share, SimpleBufferConfig
 from buckeye.config.rewards import (
     AdvantageConfig,
     GroupAdvantageConfig,
@@ -26,7 +27,6 @@ from buckeye.config.shared import (
     WeightBroadcast,
 )
 
-Share = Annotated[float, Field(ge=0, le=1)]
 AllOrCount = Annotated[int, Field(ge=-1)]
 
 
@@ -176,69 +176,11 @@ class OrchestratorCheckpointConfig(CheckpointConfig):
     """Where an earlier run's buffer is."""
 
 
-class SimpleBufferConfig(BaseConfig):
-    """Groups are used in the order they finish."""
+class RolloutsConfig(BaseConfig):
+    """What `rollouts/` holds: the text of every rollout, with its reward."""
 
-    type: Literal["simple"] = "simple"
-    """How the groups of a batch are chosen."""
-    seed: int | None = None
-    """Seed of the choice."""
-    from_scratch: bool = True
-    """Start with an empty buffer."""
-    easy_fraction: Share = 0.0
-    """Share of the batch that is drawn from easy tasks."""
-    hard_fraction: Share = 0.0
-    """Share of the batch that is drawn from hard tasks."""
-    easy_threshold: Share | None = None
-    """Tasks with a mean reward of at least this are easy."""
-    hard_threshold: Share | None = None
-    """Tasks with a mean reward of at most this are hard."""
-    online_difficulty_filtering: bool = False
-    """Drop groups that were solved by all rollouts, or by none."""
-
-
-class DifficultyPoolBufferConfig(BaseConfig):
-    """Tasks are drawn from pools by difficulty."""
-
-    type: Literal["difficulty-pool"] = "difficulty-pool"
-    """How the groups of a batch are chosen."""
-    seed: int | None = None
-    """Seed of the choice."""
-    from_scratch: bool = True
-    """Start with an empty buffer."""
-    easy_border: Share = 0.8
-    """Tasks with a larger mean reward are easy."""
-    hard_border: Share = 0.2
-    """Tasks with a smaller mean reward are hard."""
-    easy_fraction: Share = 0.1
-    """Share of easy tasks."""
-    hard_fraction: Share = 0.1
-    """Share of hard tasks."""
-
-
-class OnlineDifficultyBufferConfig(BaseConfig):
-    """Groups that are too easy or too hard are dropped."""
-
-    type: Literal["online-difficulty"] = "online-difficulty"
-    """How the groups of a batch are chosen."""
-    seed: int | None = None
-    """Seed of the choice."""
-    from_scratch: bool = True
-    """Start with an empty buffer."""
-    min_reward: Share = 0.01
-    """Groups with a smaller mean reward are too hard and dropped."""
-    max_reward: Share = 0.99
-    """Groups with a larger mean reward are too easy and dropped."""
-    oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
-    """How many more groups are kept in flight than a batch needs."""
-
-
-BufferConfig = Annotated[
-    Annotated[SimpleBufferConfig, Tag("simple")]
-    | Annotated[DifficultyPoolBufferConfig, Tag("difficulty-pool")]
-    | Annotated[OnlineDifficultyBufferConfig, Tag("online-difficulty")],
-    variant("simple"),
-]
+    keep: PositiveInt | None = None
+    """Of how many of the newest steps; None keeps all."""
 
 
 class OrchestratorConfig(BaseConfig):
@@ -285,6 +227,11 @@ class OrchestratorConfig(BaseConfig):
     """Seconds that a rollout may take."""
     max_rollout_retries: NonNegativeInt = 1
     """How often a failed rollout is played again."""
+    min_group_size: PositiveInt | None = None
+    """A group with fewer rollouts that have a reward is dropped, one with more is trained without those that
+    failed; None is half of rollouts_per_example, rounded up, and at least 2."""
+    rollouts: RolloutsConfig = RolloutsConfig()
+    """What `rollouts/` holds: the text of every rollout, with its reward."""
     max_empty_batches: PositiveInt = 10
     """Give up after that many batches' worth of groups of which none was usable."""
     weights_timeout: PositiveFloat = 3600.0
@@ -309,7 +256,7 @@ class OrchestratorConfig(BaseConfig):
     """Evaluation during training."""
     val: ValConfig | None = None
     """A small evaluation whose mean reward is shown with the step."""
-    ckpt: OrchestratorCheckpointConfig | None = None
+    ckpt: OrchestratorCheckpointConfig | None = OrchestratorCheckpointConfig()
     """Checkpoints at an interval; None writes one at the end only."""
     weight_broadcast: WeightBroadcast = FilesystemBroadcastConfig()
     """How weights reach the engines."""
@@ -331,6 +278,17 @@ class OrchestratorConfig(BaseConfig):
                 f"batch_size = {self.batch_size} is not a multiple of rollouts_per_example = "
                 f"{self.rollouts_per_example}: a batch holds whole groups; use e.g. batch_size = {near}",
                 "batch_size",
+                "rollouts_per_example",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be_used(self) -> OrchestratorConfig:
+        if self.min_group_size is not None and self.min_group_size > self.rollouts_per_example:
+            raise conflict(
+                f"min_group_size = {self.min_group_size} is more than rollouts_per_example = "
+                f"{self.rollouts_per_example}: no group could be used",
+                "min_group_size",
                 "rollouts_per_example",
             )
         return self

@@ -15,7 +15,6 @@ from typing import Any
 from buckeye.config.devices import share_devices
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.problems import Problem
-from buckeye.config.rl import RunCheckpointConfig
 from buckeye.config.settings import MISSING, KeyPath, Layer, Place, Settings, dotted, flag_of
 from buckeye.config.trainer import LoRAConfig
 
@@ -27,14 +26,16 @@ _LEARNING_ROLES = ("trainer", "orchestrator")
 class Shared:
     """One value that several processes have: `run` sets it for all, `members` are the processes' own.
 
-    With `equal`, members that say different things are an error. With `resolve`, the run's own setting gets
-    the value too.
+    With `equal`, members that say different things are an error. The run's own setting gets the value too,
+    if its section is there; with `resolve` in any case. With `none`, None is a value like others; else it
+    says nothing.
     """
 
     run: str
     members: tuple[str, ...]
     equal: bool = True
     resolve: bool = False
+    none: bool = False
 
 
 def _each(roles: Sequence[str], name: str) -> tuple[str, ...]:
@@ -48,9 +49,9 @@ _SHARED = (
     Shared("model.name", _each(_ROLES, "model.name")),
     Shared("seq_len", _each(_LEARNING_ROLES, "seq_len"), equal=False),
     Shared("bench", _each(_LEARNING_ROLES, "bench")),
-    Shared("ckpt.interval", _each(_LEARNING_ROLES, "ckpt.interval")),
+    Shared("ckpt.interval", _each(_LEARNING_ROLES, "ckpt.interval"), none=True),
     Shared("ckpt.resume_step", _each(_LEARNING_ROLES, "ckpt.resume_step")),
-    Shared("ckpt.keep", _each(_LEARNING_ROLES, "ckpt.keep")),
+    Shared("ckpt.keep", _each(_LEARNING_ROLES, "ckpt.keep"), none=True),
     Shared("wandb.project", _each(_LEARNING_ROLES, "wandb.project"), resolve=True),
     Shared("wandb.offline", _each(_LEARNING_ROLES, "wandb.offline"), resolve=True),
     Shared("wandb.name", _each(_LEARNING_ROLES, "wandb.name"), resolve=True),
@@ -121,14 +122,17 @@ def _share_resume(settings: Settings) -> Iterator[Problem]:
 
 
 def _share_section(settings: Settings, name: str) -> Iterator[Problem]:
-    """If one process has this optional section, all have."""
+    """If one process has this optional section, all have; if one has it off, none has."""
     paths = [(role, name) for role in _LEARNING_ROLES]
-    entries = [e for path in paths if (e := _entry(settings, path)) is not None]
     run = _entry(settings, (name,))
+    if run is not None and run.value is None:
+        _turn_off(settings, run, paths)
+    entries = [e for path in paths if (e := _entry(settings, path)) is not None]
     on = [e for e in entries if isinstance(e.value, dict)]
     if run is not None and isinstance(run.value, dict):
         on.insert(0, run)
     if not on:
+        _fill(settings, entries[0] if entries else None, paths)
         return
     for off in (e for e in entries if e.value is None):
         if on[0] is run and on[0].place.layer > off.place.layer:
@@ -136,22 +140,23 @@ def _share_section(settings: Settings, name: str) -> Iterator[Problem]:
         else:
             yield _disagreement(off, on[0], (name,))
     _fill(settings, _Entry(on[0].path, {}, on[0].place), paths)
-    if name == "ckpt" and run is not None and run.value is not None:
-        _default_interval(settings, run)
 
 
-def _default_interval(settings: Settings, run: _Entry) -> None:
-    """The run's section has an interval by default, the processes' own have none."""
-    paths = [("ckpt", "interval"), *((role, "ckpt", "interval") for role in _LEARNING_ROLES)]
-    if all(settings.get(path) is MISSING for path in paths):
-        default = RunCheckpointConfig.model_fields["interval"].default
-        settings.put(paths[0], default, run.place)
+def _turn_off(settings: Settings, run: _Entry, paths: Sequence[KeyPath]) -> None:
+    """None for the whole run turns a section off, unless a process has it on in the same or a higher
+    layer."""
+    entries = [e for path in paths if (e := _entry(settings, path)) is not None]
+    if any(e.value is not None and e.place.layer >= run.place.layer for e in entries):
+        return
+    for path in paths:
+        if _has_room(settings, path):
+            settings.copy(run.path, path, None, run.place)
 
 
 def _share(settings: Settings, shared: Shared) -> Iterator[Problem]:
     members = [_path(name) for name in shared.members]
     run = _entry(settings, _path(shared.run))
-    if run is not None and run.value is not None:
+    if run is not None and (shared.none or run.value is not None):
         yield from _impose(settings, run, members)
         return
     entries = [entry for path in members if (entry := _entry(settings, path)) is not None]
@@ -162,7 +167,8 @@ def _share(settings: Settings, shared: Shared) -> Iterator[Problem]:
         if shared.equal and not _same(first.value, other.value):
             yield _disagreement(first, other, _path(shared.run))
     _fill(settings, first, members)
-    if shared.resolve:
+    section = settings.get(_path(shared.run)[:-1])
+    if shared.resolve or ("." in shared.run and isinstance(section, dict)):
         _fill(settings, first, [_path(shared.run)])
 
 

@@ -9,9 +9,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from buckeye.config.base import BaseConfig, conflict
+from buckeye.config.disk import DiskConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.shared import CheckpointConfig, LogConfig, WandbConfig
+from buckeye.config.supervision import SupervisionConfig
 from buckeye.config.trainer import TrainerConfig
 
 DeviceIds = Annotated[list[NonNegativeInt], Field(min_length=1)]
@@ -22,13 +24,6 @@ class RunModelConfig(BaseConfig):
 
     name: str = "Qwen/Qwen3-0.6B"
     """A model directory, or a name on the Hugging Face hub."""
-
-
-class RunCheckpointConfig(CheckpointConfig):
-    """Checkpoints of the whole run."""
-
-    interval: PositiveInt | None = 50
-    """Steps between two checkpoints; None writes one at the end only."""
 
 
 class RunWeightBroadcastConfig(BaseConfig):
@@ -66,8 +61,8 @@ class RLConfig(BaseConfig):
     """Print the resolved configuration and the plan; start nothing."""
     log: LogConfig = LogConfig()
     """What is logged, unless a process says otherwise."""
-    ckpt: RunCheckpointConfig | None = None
-    """Checkpoints of trainer and orchestrator."""
+    ckpt: CheckpointConfig | None = None
+    """One place to set the checkpoints of both, trainer and orchestrator."""
     wandb: WandbConfig | None = None
     """Log the run to Weights & Biases."""
     model: RunModelConfig | None = None
@@ -84,6 +79,10 @@ class RLConfig(BaseConfig):
     """Measure speed."""
     weight_broadcast: RunWeightBroadcastConfig | None = None
     """How weights reach the engines."""
+    disk: DiskConfig = DiskConfig()
+    """How much disk must be free, and what happens when it is not."""
+    supervision: SupervisionConfig = SupervisionConfig()
+    """When a process counts as hanging, and how often what died is started again."""
 
     @model_validator(mode="after")
     def _rows_hold_rollouts(self) -> RLConfig:

@@ -42,7 +42,7 @@ class SFTConfig(BaseConfig):
     """The optimizer."""
     scheduler: SchedulerConfig = ConstantSchedulerConfig()
     """The shape of the learning rate."""
-    ckpt: TrainerCheckpointConfig | None = None
+    ckpt: TrainerCheckpointConfig | None = TrainerCheckpointConfig()
     """Checkpoints at an interval; None writes one at the end only."""
     log: LogConfig = LogConfig()
     """What is logged."""

@@ -63,12 +63,12 @@ class WandbConfig(BaseConfig):
 class CheckpointConfig(BaseConfig):
     """When checkpoints are written, how many are kept, and which one to start from."""
 
-    interval: PositiveInt | None = None
+    interval: PositiveInt | None = 10
     """Steps between two checkpoints; None writes one at the end only."""
     resume_step: ResumeStep | None = None
     """Go on from the checkpoint of this step; -1 is the newest, None starts from the model."""
-    keep: PositiveInt | None = None
-    """How many of the newest checkpoints remain; None keeps all."""
+    keep: PositiveInt | None = 3
+    """How many of the newest checkpoints remain, and the best by evaluation; None keeps all."""
 
 
 class FilesystemBroadcastConfig(BaseConfig):

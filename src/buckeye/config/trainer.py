@@ -334,7 +334,7 @@ class TrainerConfig(BaseConfig):
     """The policy-gradient loss."""
     data: TrainerDataConfig = TrainerDataConfig()
     """Where batches come from."""
-    ckpt: TrainerCheckpointConfig | None = None
+    ckpt: TrainerCheckpointConfig | None = TrainerCheckpointConfig()
     """Checkpoints at an interval; None writes one at the end only."""
     weights: WeightsConfig = WeightsConfig()
     """How weights are saved for inference."""

@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from buckeye import beat
 from buckeye.inference.commands import CommandQueue
 from buckeye.inference.decoder import Chunk, Decoder, batches
 from buckeye.inference.prefixes import Kept, KeptPrefixes, RunningPrompts
@@ -131,6 +132,8 @@ class Engine:
     def run(self) -> None:
         """Serve until `stop`; what is unfinished then ends as "abort"."""
         while not self._stopped:
+            if not self._has_work():
+                beat.report("requests", on="orchestrator")
             self.step(block=True)
         self._inbox.obey(block=False)
         self._abort((*self.running.sequences, *self.waiting))
@@ -143,6 +146,7 @@ class Engine:
         `block`, waits for the queue when there is nothing."""
         self._inbox.obey(block=block and not self._has_work())
         if self._has_work():
+            beat.report(f"serves {len(self.running) + len(self.waiting)} requests")
             started = time.perf_counter()
             count = 0
             try:

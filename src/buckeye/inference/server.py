@@ -21,8 +21,9 @@ from pathlib import Path
 import torch
 import uvicorn
 
+from buckeye import beat
 from buckeye.config.inference import InferenceConfig
-from buckeye.errors import InferenceError, UsageError
+from buckeye.errors import InferenceError, PortTakenError, UsageError
 from buckeye.inference.app import create_app
 from buckeye.inference.architecture import model_directory, read_spec
 from buckeye.inference.cache import KVCache, count_slots
@@ -49,6 +50,7 @@ _GIL_SWITCH_SECONDS = 0.0002
 def run_inference(config: InferenceConfig) -> None:
     """Serve until SIGTERM or SIGINT. Raises `UsageError` or `InferenceError` if it cannot start."""
     die_with_parent()
+    beat.start_beating()
     log_file = run_log(config.output_dir) if config.log.file else None
     setup_logging(config.log.level, f"inference {config.server.port}", log_file)
     _on_stop_signal(lambda: sys.exit(0))
@@ -86,6 +88,7 @@ def run_inference(config: InferenceConfig) -> None:
         service.dtype,
         engine.decoder.cache.slots,
     )
+    beat.ready()
     engine.run()
     if http.failed:
         raise InferenceError("The HTTP server ended by itself; its error is in the lines above.")
@@ -247,7 +250,7 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
         listener.listen()  # now, so that no other server can take the port while this one loads its model
     except OSError as error:
-        raise InferenceError(
+        raise PortTakenError(
             f"Cannot listen on {host}:{port} ({error.strerror}): is another server running there? "
             "Set inference.server.port to a free port."
         ) from error

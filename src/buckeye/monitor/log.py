@@ -4,8 +4,11 @@ file."""
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
+
+from buckeye.lines import LineStream, is_file
 
 SUCCESS = 25
 """Between INFO and WARNING: something the user waits for has happened."""
@@ -36,14 +39,40 @@ def setup_logging(level: str, process: str, log_file: Path | None) -> None:
     for handler in list(root.handlers):
         root.removeHandler(handler)
         handler.close()
+    _survive_full_disks()
     stream = logging.StreamHandler(sys.stdout)
     stream.setFormatter(_Formatter(colour=sys.stdout.isatty()))
     root.addHandler(stream)
     if log_file is not None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        to_file = logging.FileHandler(log_file, encoding="utf-8")
+        to_file = _FileHandler(log_file)
         to_file.setFormatter(logging.Formatter(f"%(asctime)s [{process}] %(levelname)7s %(message)s"))
         root.addHandler(to_file)
+
+
+class _FileHandler(logging.StreamHandler[LineStream]):
+    """Appends whole lines to a file that other processes append to as well."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        super().__init__(LineStream(self._descriptor))
+
+    def close(self) -> None:
+        super().close()
+        os.close(self._descriptor)
+
+
+def _survive_full_disks() -> None:
+    """Where this process prints to a file, print whole lines, and lose them rather than end if the disk is
+    full. A stream that somebody has put in place of the original one is left alone."""
+    streams: dict[tuple[int, int], LineStream] = {}  # one a file: stderr is often where stdout is
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and stream is getattr(sys, f"__{name}__") and is_file(stream.fileno()):
+            stream.flush()
+            file = os.fstat(stream.fileno())
+            streams.setdefault((file.st_dev, file.st_ino), LineStream(stream.fileno()))
+            setattr(sys, name, streams[file.st_dev, file.st_ino])
 
 
 def run_log(output_dir: Path) -> Path:

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from buckeye.lines import LineFile
+from buckeye.process import run_identity
+from buckeye.space import Writing
+
 
 class MetricsLog:
-    """Appends lines to `metrics.jsonl`. One `write(2)` per line, so several processes can share the file."""
+    """Appends lines to `metrics.jsonl`, which several processes share. Where the disk is full it waits."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._path = path
+        self._file = LineFile(path)
 
     def write(self, process: str, step: int, values: Mapping[str, Any]) -> None:
-        """Append `{"time": seconds since the epoch, "process": ..., "step": ..., **values}`."""
-        line = json.dumps({"time": round(time.time(), 3), "process": process, "step": step, **values})
-        os.write(self._fd, line.encode() + b"\n")
+        """Append `{"time": seconds since the epoch, "attempt": ..., "process": ..., "step": ..., **values}`.
+        Raises DiskFullError as `write_when_room` does."""
+        self.writing(process, step, values).finish()
+
+    async def write_async(self, process: str, step: int, values: Mapping[str, Any]) -> None:
+        """The same; other tasks go on meanwhile."""
+        await self.writing(process, step, values).finish_async()
+
+    def writing(self, process: str, step: int, values: Mapping[str, Any]) -> Writing[None]:
+        """The same, to be done in a loop of one's own."""
+        head = {"time": round(time.time(), 3), "attempt": run_identity().attempt}
+        line = json.dumps({**head, "process": process, "step": step, **values}).encode() + b"\n"
+        what = f"the metrics of {process} step {step}"
+        return Writing(self._path, lambda: self._file.append(line), what=what, needed=0)
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._file.close()
 
 
 class MetricsTail:
@@ -56,8 +70,18 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def latest_by_step(path: Path, process: str) -> dict[int, dict[str, Any]]:
-    """Step -> newest record of one process. A step trained again after a resume replaces its first record."""
-    return {r["step"]: r for r in read_metrics(path) if r["process"] == process}
+    """Step -> newest record of one process. When a later attempt reaches a step, what
+    earlier ones had recorded of it and of all after it no longer counts: it was not built upon."""
+    found: dict[int, dict[str, Any]] = {}
+    attempt = 0
+    for record in read_metrics(path):
+        if record["process"] != process:
+            continue
+        if record.get("attempt", attempt) > attempt:
+            attempt = record["attempt"]
+            found = {step: earlier for step, earlier in found.items() if step < record["step"]}
+        found[record["step"]] = record
+    return found
 
 
 def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

@@ -32,6 +32,7 @@ WANDB_FOLDER = "wandb"
 """What Weights & Biases writes in a run directory."""
 
 _POSITION = "position.json"
+_HEAD = ("time", "attempt", "process", "step")
 _POLL_SECONDS = 1.0
 _INIT_SECONDS = 30.0
 _UPLOAD_SECONDS = 60.0
@@ -184,7 +185,7 @@ class _Follower:
     def _values(self, record: Mapping[str, Any]) -> dict[str, Any]:
         process, step = record["process"], record["step"]
         values = {"step": step}
-        values |= {f"{process}/{n}": v for n, v in record.items() if n not in ("time", "process", "step")}
+        values |= {f"{process}/{name}": value for name, value in record.items() if name not in _HEAD}
         extras = self._settings.log_extras
         if process == "orchestrator" and extras is not None and step % extras.interval == 0:
             values |= sample_values(self._output_dir / "rollouts" / f"step_{step}.jsonl", extras)

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.faults import fault_point
 from buckeye.orchestrator.advantages import batch_advantages, group_has_spread
 from buckeye.orchestrator.rollout import Group, Rollout
+from buckeye.space import write_when_room_async
 from buckeye.storage import write_file
 from buckeye.transport.batches import Batch, Sample
 
@@ -66,6 +68,7 @@ def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig
         "batch/with_spread": _share(
             groups, lambda g: group_has_spread([r.as_scored() for r in g.scored], config.advantage)
         ),
+        "batch/incomplete_groups": sum(len(g.scored) < len(g.rollouts) for g in groups),
         "batch/off_policy_level/max": max(ages, default=0),
         "batch/off_policy_level/mean": statistics.fmean(ages) if ages else 0.0,
         "batch/segments_per_rollout": statistics.fmean(len(r.segments) for r in rollouts),
@@ -114,8 +117,9 @@ def _share(groups: Sequence[Group], holds: Any) -> float:
     return sum(bool(holds(g)) for g in groups) / len(groups)
 
 
-def write_rollouts(path: Path, groups: Iterable[Group], decode: Any) -> None:
-    """Write one JSON line per rollout, errored ones included: task, reward, components, text, counts."""
+async def write_rollouts(path: Path, groups: Iterable[Group], decode: Any) -> None:
+    """Write one JSON line per rollout, errored ones included: task, reward, components, text, counts; as soon
+    as there is room on the disk."""
     lines = [
         json.dumps(
             {
@@ -142,5 +146,18 @@ def write_rollouts(path: Path, groups: Iterable[Group], decode: Any) -> None:
         for group in groups
         for rollout in group.rollouts
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, "\n".join(lines) + "\n")
+    text = ("\n".join(lines) + "\n").encode()
+
+    def write() -> None:
+        fault_point("rollouts.write")
+        write_file(path, text)
+
+    await write_when_room_async(path, write, what=f"the rollouts of {path.stem}", needed=len(text))
+
+
+def prune_rollouts(folder: Path, step: int, *, keep: int) -> None:
+    """Delete the rollouts of steps that are not among the `keep` that end with `step`."""
+    for path in folder.glob("step_*.jsonl"):
+        number = path.stem.removeprefix("step_")
+        if number.isdigit() and int(number) <= step - keep:
+            path.unlink(missing_ok=True)

@@ -7,13 +7,19 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from buckeye.errors import RunError
+from buckeye import beat
+from buckeye.errors import FinalRunError, RunError
 from buckeye.orchestrator.filters import GroupFilter
 from buckeye.orchestrator.rollout import Group, RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
+from buckeye.space import Patience
+
+_LOOK_SECONDS = 1.0
 
 _ADVICE = {
     "errored": "Most rollouts fail: `buckeye env check` plays the environment by itself",
@@ -31,16 +37,22 @@ _ADVICE = {
 class CollectorSettings:
     """`groups_per_batch` groups of `group_size` rollouts make a batch. The rest bounds age and waste.
 
+    `min_group_size`: a group with fewer rollouts that have a reward is dropped as errored, and its task comes
+    again in the next epoch. Which rollouts fail is no accident (the long ones do), so what is left of a group
+    that lost most of them is no fair comparison.
     `max_async_level`: batch N may hold tokens of policy versions >= N - max_async_level; 0 is synchronous.
     `max_off_policy_steps`: a group is dropped if the weights were updated more often than this since its
     first token was sampled.
     `max_steps`: no group is started for a batch that will not be trained.
-    `weights_timeout`: seconds to wait for a new policy version when nothing else is going on.
+    `weights_timeout`: seconds to wait for a new policy version when nothing else is going on. They do not
+    pass while a process of the run in `output_dir` waits for disk space.
     `filter_group` says why a scored group is not worth training on.
     """
 
+    output_dir: Path
     groups_per_batch: int
     group_size: int
+    min_group_size: int
     max_async_level: int
     max_off_policy_steps: int
     oversampling_factor: float
@@ -118,7 +130,7 @@ class GroupCollector:
         """Gather the batch of `step`. `on_wait(version)` is called when nothing goes on before that version.
 
         Groups that are dropped are replaced until the batch is full, or no task is left to play. Raises
-        RunError when `max_empty_batches` batches' worth of groups in a row was dropped.
+        FinalRunError when `max_empty_batches` batches' worth of groups in a row was dropped.
         """
         settings, collected = self._settings, Collected(groups=[])
         dropped_in_a_row = 0
@@ -129,15 +141,17 @@ class GroupCollector:
             if len(collected.groups) == settings.groups_per_batch:
                 return collected
             if dropped_in_a_row >= settings.max_empty_batches * settings.groups_per_batch:
-                raise RunError(self._all_dropped_message(collected))
+                raise FinalRunError(self._all_dropped_message(collected))
             self._start_groups(step, len(collected.groups))
             if not self._playing and not self._finished and self._sampler.exhausted:
                 collected.all_solved = True
                 return collected
             if self._playing:
+                beat.report(f"rollouts of batch {step}", on="inference")
                 await self._wait_for_news(None)
             else:
                 on_wait(step - settings.max_async_level)
+                beat.report(f"weights {max(0, step - settings.max_async_level)}", on="trainer")
                 since = time.monotonic()
                 await self._wait_for_news(settings.weights_timeout)
                 collected.waited_seconds += time.monotonic() - since
@@ -170,13 +184,15 @@ class GroupCollector:
 
     async def _wait_for_news(self, timeout: float | None) -> None:
         """Until a group ends (each rollout has its own deadline) or the policy version changes."""
-        try:
-            await asyncio.wait_for(self._news.wait(), timeout)
-        except TimeoutError:
-            raise RunError(
-                f"no weights newer than version {self.version} appeared within {timeout:g} s "
-                "(orchestrator.weights_timeout): is the trainer running?"
-            ) from None
+        patience = Patience(timeout, self._settings.output_dir) if timeout is not None else None
+        while not self._news.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), min(_LOOK_SECONDS, timeout or _LOOK_SECONDS))
+            if patience is not None and not self._news.is_set() and patience.is_over():
+                raise RunError(
+                    f"no weights newer than version {self.version} appeared within {timeout:g} s "
+                    "(orchestrator.weights_timeout): is the trainer running?"
+                )
         self._news.clear()
 
     def _accept(self, step: int, collected: Collected, dropped_in_a_row: int) -> int:
@@ -205,7 +221,7 @@ class GroupCollector:
 
     def _reason_to_drop(self, group: Group, step: int) -> str | None:
         settings = self._settings
-        if len(group.scored) < min(2, settings.group_size):
+        if len(group.scored) < settings.min_group_size:
             return "errored"
         oldest = group.oldest_version
         if oldest is not None and step - oldest > settings.max_async_level:

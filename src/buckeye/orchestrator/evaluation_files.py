@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from buckeye.monitor.log import SUCCESS
 from buckeye.orchestrator.environments import EnvironmentSettings, NamedEnvironment
 from buckeye.orchestrator.evaluate import EvalResult, count_passed, evaluate
 from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.space import write_when_room, write_when_room_async
 from buckeye.storage import write_file
 
 log = logging.getLogger(__name__)
@@ -47,9 +49,11 @@ async def evaluate_and_write(
             rollouts_per_example=settings.rollouts_per_example if each is None else each,
         )
         log.log(SUCCESS if result.rewards else logging.ERROR, result.summary())
-        await asyncio.to_thread(
-            write_evaluation, directory, result, {**measured, **environment_record(env_config, _SPLIT)}
-        )
+        record = {**measured, **environment_record(env_config, _SPLIT)}
+        for path, text in (await asyncio.to_thread(_files, directory, result, record)).items():
+            what = f"the evaluation {path.name}"
+            write = partial(write_file, path, text)
+            await write_when_room_async(path, write, what=what, needed=len(text))
         metrics |= result.metrics()
     return metrics
 
@@ -66,12 +70,18 @@ def sampling_record(params: SamplingParams, seq_len: int) -> dict[str, Any]:
 
 
 def write_evaluation(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> None:
-    """Write both files of one environment, the rollouts last: they say that the evaluation is complete.
+    """Write both files of one environment. Where the disk is full it waits."""
+    for path, text in _files(directory, result, measured).items():
+        what = f"the evaluation {path.name}"
+        write_when_room(path, partial(write_file, path, text), what=what, needed=len(text))
+
+
+def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> dict[Path, bytes]:
+    """The content of both files, the rollouts last: they say that the evaluation is complete.
 
     What a task's data holds that JSON cannot is written as text.
     """
     figures = {**measured, **_figures(result)}
-    write_file(directory / f"{result.env_name}.json", json.dumps(figures, indent=1, ensure_ascii=False))
     lines = [
         json.dumps(
             {
@@ -89,7 +99,10 @@ def write_evaluation(directory: Path, result: EvalResult, measured: Mapping[str,
         )
         for index, rollout in enumerate(result.played)
     ]
-    write_file(directory / f"{result.env_name}.jsonl", "".join(f"{line}\n" for line in lines))
+    return {
+        directory / f"{result.env_name}.json": json.dumps(figures, indent=1, ensure_ascii=False).encode(),
+        directory / f"{result.env_name}.jsonl": "".join(f"{line}\n" for line in lines).encode(),
+    }
 
 
 def _figures(result: EvalResult) -> dict[str, Any]:

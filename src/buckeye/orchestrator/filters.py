@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Callable
 from typing import Literal
 
-from buckeye.config.orchestrator import OnlineDifficultyBufferConfig, OrchestratorConfig, SimpleBufferConfig
+from buckeye.config.buffer import OnlineDifficultyBufferConfig, SimpleBufferConfig
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.orchestrator.advantages import group_has_spread
 from buckeye.orchestrator.rollout import Group
 
@@ -14,6 +15,15 @@ Cause = Literal["too_easy", "too_hard", "no_spread"]
 
 GroupFilter = Callable[[Group], Cause | None]
 """Why a scored group is not used; None if it is."""
+
+
+def smallest_group(config: OrchestratorConfig) -> int:
+    """How many rollouts with a reward a group needs: by default half of it, rounded up, but no fewer than
+    two."""
+    if config.min_group_size is not None:
+        return config.min_group_size
+    size = config.rollouts_per_example
+    return min(size, max(2, (size + 1) // 2))
 
 
 def group_filter(config: OrchestratorConfig) -> GroupFilter:

@@ -5,37 +5,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Any
 
+from buckeye import beat
 from buckeye.checkpoint import read_orchestrator_state, resolve_checkpoint
 from buckeye.config.orchestrator import EvalConfig, OrchestratorConfig
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.orchestrator.batch import batch_metrics, make_batch, write_rollouts
+from buckeye.orchestrator.batch import batch_metrics, make_batch, prune_rollouts, write_rollouts
 from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector
 from buckeye.orchestrator.environments import load_environments, tasks_of
 from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
 from buckeye.orchestrator.evaluation_files import evaluate_and_write, sampling_record
-from buckeye.orchestrator.filters import group_filter
+from buckeye.orchestrator.filters import group_filter, smallest_group
 from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.outbox import Outbox
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.orchestrator.running import first_to_end, until_stopped
 from buckeye.orchestrator.shaping import RewardShaping, reward_shaping
 from buckeye.orchestrator.task_sampler import task_sampler
 from buckeye.orchestrator.timing import LoopTimes, Throughput
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
+from buckeye.orchestrator.wrong_servers import WrongServers
 from buckeye.process import die_with_parent, run_identity
 from buckeye.storage import step_directory
-from buckeye.transport.batches import end_batches, write_batch
-from buckeye.transport.restarts import request_restart
+from buckeye.transport.batches import end_batches
 
 log = logging.getLogger(__name__)
 
@@ -46,30 +47,9 @@ def run_orchestrator(config: OrchestratorConfig) -> bool:
     """Run until `max_steps` batches are written, until every task is solved for good, or until SIGTERM /
     SIGINT. True unless it was stopped."""
     die_with_parent()
+    beat.start_beating()
     setup_logging(config.log.level, "orchestrator", run_log(config.output_dir) if config.log.file else None)
-    return asyncio.run(_until_stopped(Orchestrator(config)))
-
-
-async def _until_stopped(orchestrator: Orchestrator) -> bool:
-    running = asyncio.create_task(orchestrator.run())
-    loop = asyncio.get_running_loop()
-    stopped = False
-
-    def stop() -> None:
-        nonlocal stopped
-        stopped = True
-        running.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    try:
-        await running
-    except asyncio.CancelledError:
-        if not stopped:
-            raise
-        log.info("Orchestrator stopped.")
-        return False
-    return True
+    return asyncio.run(until_stopped(Orchestrator(config).run()))
 
 
 class Orchestrator:
@@ -79,6 +59,8 @@ class Orchestrator:
         self.config = config
         self.identity = run_identity()
         self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
+        self.outbox = Outbox(config.output_dir, self.identity)
+        self.wrong_servers = WrongServers(config.output_dir, self.identity)
         self.renderer = ChatRenderer(config.model.name)
         self.client = InferenceClient(
             config.client.base_url,
@@ -86,7 +68,7 @@ class Orchestrator:
             timeout=config.client.timeout,
             model=config.model.name,
             recovery_timeout=_STARTUP_TIMEOUT,
-            on_broken=partial(request_restart, config.output_dir),
+            on_broken=self.wrong_servers.report,
         )
         self.state = self._initial_state()
         self.start_step = int(self.state["step"])
@@ -107,8 +89,10 @@ class Orchestrator:
         self._check_splits()
         async with self.client:
             log.info("Waiting for inference pool to be ready")
+            beat.report("its servers", on="inference")
             await self.client.wait_ready(_STARTUP_TIMEOUT)
             log.log(SUCCESS, "Inference pool ready")
+            beat.ready()
             self._log_start()
             collector = self._collector()
             watcher = WeightsWatcher(
@@ -120,7 +104,8 @@ class Orchestrator:
                 on_update=collector.set_version,
             )
             try:
-                await _first_to_end(self._steps(collector, watcher), watcher.run())
+                background = (watcher.run(), self.outbox.run(), self.wrong_servers.run())
+                await first_to_end(self._steps(collector, watcher), *background)
             finally:
                 await collector.close()
         log.log(SUCCESS, "Orchestrator finished.")
@@ -152,8 +137,10 @@ class Orchestrator:
     def _collector(self) -> GroupCollector:
         config = self.config
         settings = CollectorSettings(
+            output_dir=config.output_dir,
             groups_per_batch=config.batch_size // config.rollouts_per_example,
             group_size=config.rollouts_per_example,
+            min_group_size=smallest_group(config),
             max_async_level=config.max_async_level,
             max_off_policy_steps=config.max_off_policy_steps,
             oversampling_factor=config.oversampling_factor,
@@ -208,10 +195,11 @@ class Orchestrator:
             if collected.all_solved:
                 self._end_early(step, collected)
                 break
+            beat.report(f"writes batch {step}")
             with self.times.stopwatch.of("write_batch"):
-                self._hand_over(step, collected, collector)
+                await self._hand_over(step, collected, collector)
             times = {"time/step": time.monotonic() - started, **self.times.record(collected, watcher)}
-            self._report(step, collected, collector, times, val_reward)
+            await self._report(step, collected, collector, times, val_reward)
             step += 1
         await self._final_evaluation(step, watcher)
 
@@ -228,7 +216,7 @@ class Orchestrator:
         if self.lockstep is not None:
             self.lockstep.begin(derive_seed(self.seed, purpose, number))
 
-    def _hand_over(self, step: int, collected: Collected, collector: GroupCollector) -> None:
+    async def _hand_over(self, step: int, collected: Collected, collector: GroupCollector) -> None:
         groups = collected.groups
         self.state = {
             **self.state,
@@ -239,11 +227,13 @@ class Orchestrator:
             "problems": self.state["problems"] + len(groups),
         }
         output_dir = self.config.output_dir
-        write_rollouts(output_dir / "rollouts" / f"step_{step}.jsonl", groups, self.renderer.decode)
-        batch = make_batch(step, groups, self.config, state=self.state)
-        write_batch(output_dir / "batches", batch, identity=self.identity)
+        rollouts = output_dir / "rollouts"
+        await write_rollouts(rollouts / f"step_{step}.jsonl", groups, self.renderer.decode)
+        if self.config.rollouts.keep is not None:
+            prune_rollouts(rollouts, step, keep=self.config.rollouts.keep)
+        await self.outbox.write(make_batch(step, groups, self.config, state=self.state))
 
-    def _report(
+    async def _report(
         self,
         step: int,
         collected: Collected,
@@ -264,6 +254,7 @@ class Orchestrator:
             "groups/in_flight": collector.in_flight,
             "groups/buffered": collector.buffered,
             "rollouts/errored": collected.errored_rollouts,
+            "batches/written_again": self.outbox.written_again,
             **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
             **self.sampler.metrics(),
             **self.client.metrics(),
@@ -272,7 +263,7 @@ class Orchestrator:
         if val_reward is not None:
             metrics["val_reward/mean"] = val_reward
             val = f" | Val. Reward: {val_reward:.4f}"
-        self.metrics.write("orchestrator", step, metrics)
+        await self.metrics.write_async("orchestrator", step, metrics)
         log.log(
             SUCCESS,
             "Step %d | Time: %.2fs | Reward: %.4f%s | Throughput: %.1f tokens/s"
@@ -310,6 +301,7 @@ class Orchestrator:
             self.evaluated.add(version)
             self._begin_waves("eval", version)
             log.info("Running evals for checkpoint step %d", version)
+            beat.report(f"rollouts of the evaluation of step {version}", on="inference")
             params = self._eval_params(settings)
             metrics = await evaluate_and_write(
                 step_directory(self.config.output_dir / "evals", version),
@@ -323,7 +315,9 @@ class Orchestrator:
                     **sampling_record(params, self.config.seq_len),
                 },
             )
-            self.metrics.write("eval", version, metrics)  # once for all: half an evaluation is repeated
+            await self.metrics.write_async(
+                "eval", version, metrics
+            )  # once for all: half an evaluation is repeated
 
     def _measuring(self, watcher: WeightsWatcher, step: int) -> AbstractAsyncContextManager[int]:
         """Hold the policy version that an evaluation at `step` measures: the final one at the end, else one
@@ -349,6 +343,7 @@ class Orchestrator:
         log.info("Running validation for step %d", step)
         async with self._measuring(watcher, step) as version:
             self._begin_waves("val", version)
+            beat.report(f"rollouts of the validation of step {version}", on="inference")
             player = self._player(derive_seed(self.seed, "val", version), self._params())
             results: list[EvalResult] = [
                 await evaluate(
@@ -375,19 +370,6 @@ def _log_once_per_step() -> Callable[[int], None]:
         said = True
 
     return on_wait
-
-
-async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run side by side until one ends, or fails; then cancel the others."""
-    tasks = [asyncio.create_task(c) for c in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _first(*values: Any) -> Any:

@@ -184,7 +184,8 @@ class RolloutPlayer:
             sampler=sampler, renderer=self._renderer, params=self._params, seq_len=self._seq_len, seed=seed
         )
         started = time.monotonic()
-        outcome = _checked(await self._outcome(lambda: env.environment.rollout(task, policy)), policy)
+        played = await play_outcome(lambda: env.environment.rollout(task, policy), self._timeout)
+        outcome = _checked(played, policy)
         rollout = Rollout(
             env_name=env.name,
             task=task,
@@ -200,26 +201,29 @@ class RolloutPlayer:
         )
         return rollout if self._shaping is None else shaped(rollout, self._shaping)
 
-    async def _outcome(self, rollout: Callable[[], Awaitable[Outcome]]) -> Outcome:
-        try:
-            async with asyncio.timeout(self._timeout):
-                outcome = await rollout()
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise  # the run is ending
-            return Outcome(reward=None, stop_reason="error", error="the environment cancelled its rollout")
-        except TimeoutError:
-            return Outcome(reward=None, stop_reason="timeout", error=f"no outcome within {self._timeout:g} s")
-        except Exception as error:  # not our code: whatever it raises is the end of this rollout only
-            return Outcome(reward=None, stop_reason="error", error=f"{type(error).__name__}: {error}")
-        if not isinstance(outcome, Outcome):
-            return Outcome(
-                reward=None,
-                stop_reason="error",
-                error=f"rollout() returned {type(outcome).__name__}, not an Outcome",
-            )
-        return outcome
+
+async def play_outcome(rollout: Callable[[], Awaitable[Outcome]], timeout: float) -> Outcome:
+    """The outcome of a rollout; one with an error if it takes more than `timeout` seconds, raises, or returns
+    something else. Raises CancelledError only if this task itself is cancelled."""
+    try:
+        async with asyncio.timeout(timeout):
+            outcome = await rollout()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise  # the run is ending
+        return Outcome(reward=None, stop_reason="error", error="the environment cancelled its rollout")
+    except TimeoutError:
+        return Outcome(reward=None, stop_reason="timeout", error=f"no outcome within {timeout:g} s")
+    except Exception as error:  # not our code: whatever it raises is the end of this rollout only
+        return Outcome(reward=None, stop_reason="error", error=f"{type(error).__name__}: {error}")
+    if not isinstance(outcome, Outcome):
+        return Outcome(
+            reward=None,
+            stop_reason="error",
+            error=f"rollout() returned {type(outcome).__name__}, not an Outcome",
+        )
+    return outcome
 
 
 def shaped(rollout: Rollout, shaping: RewardShaping) -> Rollout:

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from buckeye.errors import RunError
+from buckeye import beat
+from buckeye.errors import FinalRunError, RunError
 from buckeye.inference.client import InferenceClient
 from buckeye.process import RunIdentity
+from buckeye.space import Patience
 from buckeye.transport.weights import newest_weights, read_weights_manifest
 
 log = logging.getLogger(__name__)
@@ -58,10 +60,12 @@ class WeightsWatcher:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def reach(self, version: int, timeout: float) -> None:
-        """Until the engines have `version` or a newer one. Raises RunError after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+        """Until the engines have `version` or a newer one. Raises RunError after `timeout` seconds, in which
+        nobody waited for disk space."""
+        patience = Patience(timeout, self._root.parent)
+        beat.report(f"weights {version}", on="trainer")
         while self.version < version:
-            if time.monotonic() > deadline:
+            if patience.is_over():
                 raise RunError(
                     f"weights of version {version} did not appear in {self._root} within {timeout:g} s "
                     "(orchestrator.weights_timeout): is the trainer running?"
@@ -78,7 +82,7 @@ class WeightsWatcher:
 
     async def _update(self, version: int, path: Path) -> None:
         if version > self._newest_possible():
-            raise RunError(
+            raise FinalRunError(
                 f"{path} is newer than anything this run can have trained: it is left from an earlier run. "
                 "Start in a new directory, or resume that run"
             )

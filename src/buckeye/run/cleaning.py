@@ -10,17 +10,21 @@ from typing import Literal, get_args
 
 from buckeye.checkpoint import checkpoints_by_age
 from buckeye.errors import BuckeyeError
-from buckeye.run.directory import LOG_FOLDER, files_of_a_run
-from buckeye.run.status import find_checkpoint, size_of
+from buckeye.run.directory import earlier_logs, files_of_a_run
+from buckeye.run.status import find_checkpoint
+from buckeye.space import size_of
 from buckeye.storage import leftovers, remove_directory, step_directories
 
-Kind = Literal["weights", "rollouts", "batches", "logs", "unfinished", "checkpoints"]
+Kind = Literal["weights", "rollouts", "batches", "skipped", "logs", "unfinished", "checkpoints"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+IN_USE: tuple[Kind, ...] = ("weights", "batches")
+"""What the processes of a run that goes on read."""
 
 WHAT_THEY_ARE: dict[Kind, str] = {
     "weights": "all versions but the newest",
     "rollouts": "the text of every rollout of training",
     "batches": "batches that were not trained on",
+    "skipped": "batches that nothing could be learned from, kept to be looked at",
     "logs": "what the processes of earlier attempts printed",
     "unfinished": "left by writers that were killed",
     "checkpoints": "all but the newest and the best",
@@ -39,7 +43,8 @@ class Deletable:
 def deletable(
     output_dir: Path, *, kinds: Collection[Kind] = KINDS, keep_checkpoints: int | None = None
 ) -> list[Deletable]:
-    """What can be deleted in the directory of a run that does not go on.
+    """What can be deleted in the directory of a run; if it goes on, nothing that is `IN_USE` must be among
+    `kinds`.
 
     Checkpoints only with `keep_checkpoints`, the number of the newest ones that stay (1 or more); the best
     one by evaluation stays too. Neither the newest weights nor evaluations, metrics or exports are listed.
@@ -48,7 +53,8 @@ def deletable(
         "weights": list(step_directories(output_dir / "weights").values())[:-1],
         "rollouts": sorted((output_dir / "rollouts").glob("step_*.jsonl")),
         "batches": list(step_directories(output_dir / "batches").values()),
-        "logs": sorted((output_dir / LOG_FOLDER).glob("attempt_*")),
+        "skipped": list(step_directories(output_dir / "skipped").values()),
+        "logs": earlier_logs(output_dir),
         "unfinished": _unfinished(output_dir),
         "checkpoints": [] if keep_checkpoints is None else _old_checkpoints(output_dir, keep_checkpoints),
     }
@@ -69,6 +75,15 @@ def delete(items: Sequence[Deletable]) -> None:
             remove_directory(item.path)
         else:
             item.path.unlink(missing_ok=True)
+
+
+def prune_logs(output_dir: Path, keep: int | None) -> None:
+    """Delete the logs of attempts that are over, but for the newest `keep` of them (None: all)."""
+    if keep is None:
+        return
+    by_number = sorted(earlier_logs(output_dir), key=lambda path: int(path.name.removeprefix("attempt_")))
+    for path in by_number[:-keep]:
+        remove_directory(path)
 
 
 def _unfinished(output_dir: Path) -> list[Path]:

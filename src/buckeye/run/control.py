@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shlex
 import signal
 import time
@@ -15,7 +16,7 @@ import psutil
 
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
-from buckeye.errors import CheckpointError, ConfigError, RunError, UsageError
+from buckeye.errors import ConfigError, RunError, UsageError
 from buckeye.run.changes import RECORDED_CONFIG, changed_settings
 from buckeye.run.directory import locked
 from buckeye.run.journal import write_event
@@ -29,8 +30,11 @@ from buckeye.run.record import (
     read_record,
     write_record,
 )
-from buckeye.run.rl import to_resume
+from buckeye.run.resume import to_resume
 from buckeye.run.status import newest_checkpoint
+from buckeye.space import disk_is_full
+
+log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _TELL_SECONDS = 15.0
@@ -84,10 +88,11 @@ def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callab
 
 
 def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
-    """How to continue a run from its newest checkpoint, as it was started, with `extra` flags.
+    """How to continue a run from its newest checkpoint, or from its start if it has none, as it was started,
+    with `extra` flags.
 
     Raises UsageError if it goes on, or is finished and `extra` does not change that, or if its files say
-    something else now; CheckpointError if there is nothing to continue from.
+    something else now.
     """
     record = read_record(output_dir)
     state = record.actual_state()
@@ -97,10 +102,6 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
         raise UsageError(
             f"{output_dir} has finished all of its {record.max_steps} steps. To train on, say how far: "
             f"buckeye rl resume {output_dir} --max-steps N"
-        )
-    if newest_checkpoint(output_dir) is None:
-        raise CheckpointError(
-            f"There is no checkpoint in {output_dir} to resume from. Start the run again with --clean."
         )
     directory = Path(record.working_directory)
     arguments = with_output_dir(to_resume(record.arguments), output_dir)
@@ -204,7 +205,12 @@ def _settle(output_dir: Path, reason: str | None) -> State:
             ended = msgspec.structs.replace(
                 record, state="stopped", reason=why, ended=time.time(), processes=()
             )
-            write_record(output_dir, ended)
+            try:
+                write_record(output_dir, ended)
+            except OSError as error:
+                if not disk_is_full(error):
+                    raise
+                log.warning("The disk is full, so %s does not say that the run has stopped", output_dir)
             write_event(output_dir, "stop", attempt=record.attempt, cause=why)
         return ended.state
     return record.actual_state()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +22,8 @@ from buckeye.run.record import STATUS_FILE
 from buckeye.storage import read_json, step_directories, write_file
 from buckeye.transport.restarts import RESTART_FOLDER
 
+log = logging.getLogger(__name__)
+
 RUN_FILE = "run.json"
 LOG_FOLDER = "logs"
 _OURS = (
@@ -31,6 +34,7 @@ _OURS = (
     "exports",
     LOG_FOLDER,
     "metrics.jsonl",
+    "micro_batch.json",
     RESTART_FOLDER,
     "rollouts",
     RUN_FILE,
@@ -97,8 +101,7 @@ def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
 
 
 def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
-    """Record that the run is started (again) and return its identity. What processes of the attempt before
-    have printed is put away first: whoever is killed in between leaves no logs under the wrong number."""
+    """Record that the run is started (again) and return its identity."""
     path = output_dir / RUN_FILE
     try:
         record = read_json(path)
@@ -110,25 +113,44 @@ def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
         raise CheckpointError(
             f"{path} cannot be read ({error}). Restore it, or start in a new directory."
         ) from None
-    _put_logs_away(output_dir, identity.attempt - 1)
     attempts.append({"attempt": identity.attempt, "started": time.time(), "resumed_step": resumed_step})
     record = {"run_id": identity.run_id, "attempt": identity.attempt, "attempts": attempts}
     write_file(path, json.dumps(record, indent=1))
     return identity
 
 
-def _put_logs_away(output_dir: Path, attempt: int) -> None:
-    """Move what the processes of an attempt that is over have printed to `logs/attempt_N/`, so that the files
-    at their usual places are those of the next attempt."""
-    folder = attempt_logs(output_dir, attempt)
-    for path in (output_dir / LOG_FOLDER).glob("*.stdout"):
-        folder.mkdir(exist_ok=True)
-        path.replace(folder / path.name)
-
-
 def attempt_logs(output_dir: Path, attempt: int) -> Path:
-    """Where the logs of an attempt that is over are."""
+    """Where what the processes of an attempt print is."""
     return output_dir / LOG_FOLDER / f"attempt_{attempt}"
+
+
+def log_path(output_dir: Path, name: str) -> Path:
+    """The usual place of a log, which leads to the newest of its name."""
+    return output_dir / LOG_FOLDER / name
+
+
+def link_log(output_dir: Path, attempt: int, name: str) -> None:
+    """Let the usual place lead to the log of an attempt, in one step. Where the file system has no links, the
+    logs of the attempts are all there is."""
+    link = log_path(output_dir, name)
+    temporary = link.with_name(f".{name}.tmp-{os.getpid()}")
+    try:
+        if link.is_file() and not link.is_symlink():  # an earlier version of Buckeye has written it
+            before = attempt_logs(output_dir, attempt - 1)
+            before.mkdir(exist_ok=True)
+            link.replace(before / name)
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(Path(attempt_logs(output_dir, attempt).name, name))
+        temporary.replace(link)
+    except OSError as error:
+        log.warning("%s does not lead to the newest log: %s", link, error)
+
+
+def earlier_logs(output_dir: Path) -> list[Path]:
+    """The folders of logs that no usual place leads to: of attempts that are over."""
+    links = (output_dir / LOG_FOLDER).glob("*.stdout")
+    in_use = {path.readlink().parts[0] for path in links if path.is_symlink()}
+    return [p for p in sorted((output_dir / LOG_FOLDER).glob("attempt_*")) if p.name not in in_use]
 
 
 @contextmanager
@@ -146,6 +168,21 @@ def claimed(output_dir: Path, *, resumed: bool, resume_command: str) -> Iterator
         yield
 
 
+def is_in_use(output_dir: Path) -> bool:
+    """Whether a run holds the directory now. Writes nothing."""
+    try:
+        handle = os.open(output_dir / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 @contextmanager
 def locked(output_dir: Path) -> Iterator[None]:
     """Hold the directory: a second `rl` on it ends with a message instead of mixing two runs."""
@@ -160,8 +197,9 @@ def locked(output_dir: Path) -> Iterator[None]:
                 f"{output_dir} is in use by a run that is going on (process {holder or 'unknown'}). "
                 "Stop that one first, or choose another --output-dir."
             ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        with suppress(OSError):  # a full disk must not keep anybody from cleaning up
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield
     finally:
         os.close(handle)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from buckeye.checkpoint import resolve_checkpoint
 from buckeye.config.dump import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.envs.registry import load_environment
@@ -18,36 +17,40 @@ from buckeye.monitor.tracker import check_wandb
 from buckeye.orchestrator.curriculum import load_curricula
 from buckeye.orchestrator.environments import load_environments
 from buckeye.run.directory import refuse_used
-from buckeye.run.disk import human_bytes
-from buckeye.run.machine import Machine, free_disk_bytes, this_machine
+from buckeye.run.disk import disk_shortage, disk_table, disk_warning
+from buckeye.run.machine import Machine, this_machine
 from buckeye.run.model_files import find_model
 from buckeye.run.plan import RolePlan, make_plan
-from buckeye.run.rl import resume_command, wandb_settings
+from buckeye.run.ports import Ports, held_ports
+from buckeye.run.resume import beginning, resume_command
+from buckeye.run.rl import wandb_settings
 from buckeye.run.trainer_checks import trainer_warnings
 
 
 def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
     """The text to print and the warnings of a dry run."""
     model_path = find_model(config.trainer.model.name)
-    plan, warnings = _plan(config, model_path)
+    with held_ports() as ports:
+        plan, warnings = _plan(config, model_path, ports)
     warnings += _model_warnings(config, model_path)
     warnings += trainer_warnings(config, model_path, on_gpu=plan.on_gpu)
     warnings += _environment_warnings(config)
     warnings += _directory_warnings(config, command)
     warnings += _disk_warnings(config, plan)
     warnings += _wandb_warnings(config)
-    return f"{to_json(config)}\n\n{plan_table(plan, config.output_dir)}", warnings
+    tables = f"{plan_table(plan, config.output_dir)}\n\n{disk_table(config, plan.disk)}"
+    return f"{to_json(config)}\n\n{tables}", warnings
 
 
-def _plan(config: RLConfig, model_path: Path | None) -> tuple[RolePlan, list[str]]:
+def _plan(config: RLConfig, model_path: Path | None, ports: Ports) -> tuple[RolePlan, list[str]]:
     machine = this_machine()
     try:
-        return make_plan(config, machine, model_path=model_path), []
+        return make_plan(config, machine, model_path=model_path, ports=ports), []
     except UsageError as error:  # devices that are not here: plan as if they were, and say so
         inference_ids = config.inference_gpu_ids if config.inference is not None else []
         asked = tuple(sorted({*inference_ids, *config.trainer_gpu_ids}))
         pretended: Machine = replace(machine, gpus=asked)
-        return make_plan(config, pretended, model_path=model_path), [str(error)]
+        return make_plan(config, pretended, model_path=model_path, ports=ports), [str(error)]
 
 
 def _wandb_warnings(config: RLConfig) -> list[str]:
@@ -59,7 +62,7 @@ def _wandb_warnings(config: RLConfig) -> list[str]:
 
 
 def plan_table(plan: RolePlan, output_dir: Path) -> str:
-    """The processes of a plan as aligned plain text, and the disk estimate."""
+    """The processes of a plan as aligned plain text."""
     device = "GPU" if plan.on_gpu else "CPU slot"
     rows = [("process", "devices", "port", "log")]
     for role in plan.roles:
@@ -72,13 +75,7 @@ def plan_table(plan: RolePlan, output_dir: Path) -> str:
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    disk = plan.disk
-    lines.append(
-        f"disk: weights {human_bytes(disk.weights)}, checkpoints {human_bytes(disk.checkpoints)}, "
-        f"rollouts up to {human_bytes(disk.rollouts)}; free: {human_bytes(free_disk_bytes(output_dir))}"
-    )
-    return "\n".join(lines)
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def _model_warnings(config: RLConfig, model_path: Path | None) -> list[str]:
@@ -107,11 +104,8 @@ def _environment_warnings(config: RLConfig) -> list[str]:
 
 
 def _directory_warnings(config: RLConfig, command: Sequence[str]) -> list[str]:
-    ckpt = config.trainer.ckpt
     try:
-        if ckpt is not None and ckpt.resume_step is not None:
-            resolve_checkpoint(config.output_dir / "checkpoints", ckpt.resume_step)
-        elif not config.clean:
+        if not beginning(config).again and not config.clean:
             refuse_used(config.output_dir, resume_command=resume_command(command))
     except BuckeyeError as error:
         return [str(error)]
@@ -119,7 +113,8 @@ def _directory_warnings(config: RLConfig, command: Sequence[str]) -> list[str]:
 
 
 def _disk_warnings(config: RLConfig, plan: RolePlan) -> list[str]:
-    free = free_disk_bytes(config.output_dir)
-    if plan.disk.total is None or plan.disk.total <= free:
-        return []
-    return [f"the run may need {human_bytes(plan.disk.total)} of disk; {human_bytes(free)} is free"]
+    shortage = disk_shortage(config, plan.disk)
+    if shortage is not None and config.disk.check:
+        return [f"{shortage}\nA start would be refused; to start all the same: --disk.check false"]
+    warning = shortage or disk_warning(config, plan.disk)
+    return [warning] if warning is not None else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from buckeye.checkpoint import CheckpointInfo, verify_checkpoint
+from buckeye.checkpoint.shards import link_or_copy
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.run.control import with_output_dir
 from buckeye.run.directory import RUN_FILE
@@ -43,7 +43,7 @@ def fork_run(output_dir: Path, *, step: str, target: Path | None) -> Path:
         _write_identity(directory, forked)
         _copy_config(absolute, directory, final)
         checkpoint = step_directory(directory / "checkpoints", info.step)
-        shutil.copytree(info.path, checkpoint, copy_function=_link_or_copy)
+        shutil.copytree(info.path, checkpoint, copy_function=link_or_copy)
         write_event(directory, "fork", attempt=forked.attempt, source=str(absolute), step=info.step)
 
     try:
@@ -88,10 +88,3 @@ def _copy_config(source: Path, directory: Path, final: Path) -> None:
     config = read_json(source / "configs" / "rl.json")
     config["output_dir"] = str(final)
     write_file(directory / "configs" / "rl.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)

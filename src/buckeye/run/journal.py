@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from buckeye.lines import LineFile
 from buckeye.monitor.metrics import read_metrics
+from buckeye.space import disk_is_full
 
 EVENTS_FILE = "events.jsonl"
 
 EventKind = Literal[
     "start",
+    "attempt",
     "process",
     "ready",
     "restart",
+    "recovered",
+    "stall",
     "checkpoint",
     "weights",
+    "disk_full",
+    "disk_freed",
     "stopping",
     "stop",
     "failure",
@@ -28,15 +34,26 @@ EventKind = Literal[
 ]
 
 
+_unwritten: dict[Path, bytes] = {}
+"""Lines that there was no room for, by the file they belong to."""
+
+
 def write_event(output_dir: Path, event: EventKind, *, attempt: int, **details: Any) -> None:
-    """Append `{"time": seconds since the epoch, "event": ..., "attempt": ..., **details}`: one `write(2)`, so
-    that a reader, or a second writer, never sees half of it."""
+    """Append `{"time": seconds since the epoch, "event": ..., "attempt": ..., **details}`. Where the disk is
+    full, nobody waits: the line is written together with the next one that there is room for."""
+    path = output_dir / EVENTS_FILE
     line = json.dumps({"time": round(time.time(), 3), "event": event, "attempt": attempt, **details})
-    handle = os.open(output_dir / EVENTS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    unwritten = _unwritten.pop(path, b"") + line.encode() + b"\n"
     try:
-        os.write(handle, line.encode() + b"\n")
-    finally:
-        os.close(handle)
+        file = LineFile(path)
+        try:
+            file.append(unwritten)
+        finally:
+            file.close()
+    except OSError as error:
+        if not disk_is_full(error):
+            raise
+        _unwritten[path] = unwritten
 
 
 def read_events(output_dir: Path) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -44,34 +45,33 @@ def read_logs(output_dir: Path, *, attempt: int | None = None, process: str | No
     if chosen not in starts:
         raise UsageError(f"--attempt {chosen}: {output_dir} has the attempts {min(starts)} to {newest}")
     after = min((start for number, start in starts.items() if number > chosen), default=float("inf"))
-    folder = output_dir / LOG_FOLDER if chosen == newest else attempt_logs(output_dir, chosen)
-    sources = _sources(output_dir, folder, starts[chosen])
+    begun = int(starts[chosen])  # most lines carry whole seconds
+    sources = _sources(output_dir, starts, chosen)
     _check_process(process, [source.process for source in sources])
-    lines = [line for source in sources for line in source.new(whole=False) if line.time < after]
+    lines = [line for source in sources for line in source.new(whole=False) if begun <= line.time < after]
     return _in_order(lines, process)
 
 
 def follow_logs(output_dir: Path, *, process: str | None = None) -> Iterator[list[LogLine]]:
     """What is new since the last time, beginning with all of the newest attempt; without an end. A run that
     is resumed goes on under new files, which are found."""
-    launcher = _launcher_log(output_dir, _newest_start(output_dir))
-    open_files: dict[int, _Source] = {}
+    starts = attempt_starts(output_dir)
+    begun = int(starts[max(starts)])
+    launcher = _launcher_log(output_dir, starts[max(starts)])
+    open_files: dict[Path, _Source] = {}
     while True:
-        started = _newest_start(output_dir)
-        here = {}
-        for path in sorted((output_dir / LOG_FOLDER).glob("*.stdout")):
-            try:
-                here[path.stat().st_ino] = path
-            except FileNotFoundError:  # it was moved to the folder of its attempt
-                continue
-        for inode, path in here.items():
-            if inode not in open_files:
-                open_files[inode] = _ProcessLog(path, started)
+        here = {path.resolve() for path in sorted((output_dir / LOG_FOLDER).glob("*.stdout"))}
+        new = sorted(here - set(open_files))
+        if new:
+            starts = attempt_starts(output_dir)
+        for path in new:
+            with suppress(FileNotFoundError):  # its process has not printed yet, or it was deleted
+                open_files[path] = _ProcessLog(path, _start_of(path, starts))
         sources = [launcher, *open_files.values()] if launcher is not None else list(open_files.values())
-        lines = [line for source in sources for line in source.new(whole=True)]
+        lines = [line for source in sources for line in source.new(whole=True) if line.time >= begun]
         yield _in_order(lines, process)
-        open_files = {inode: source for inode, source in open_files.items() if inode in here}
-        launcher = launcher or _launcher_log(output_dir, started)
+        open_files = {path: source for path, source in open_files.items() if path in here}
+        launcher = launcher or _launcher_log(output_dir, starts[max(starts)])
 
 
 def attempt_starts(output_dir: Path) -> dict[int, float]:
@@ -84,14 +84,21 @@ def attempt_starts(output_dir: Path) -> dict[int, float]:
         raise UsageError(f"{path} cannot be read ({error})") from None
 
 
-def _newest_start(output_dir: Path) -> float:
-    starts = attempt_starts(output_dir)
-    return starts[max(starts)]
+def _start_of(path: Path, starts: Mapping[int, float]) -> float:
+    """When the attempt began in whose folder a log is; of the newest for a log elsewhere."""
+    _, _, number = path.parent.name.partition("attempt_")
+    return starts.get(int(number) if number.isdigit() else -1, starts[max(starts)])
 
 
-def _sources(output_dir: Path, folder: Path, started: float) -> list[_Source]:
-    launcher = _launcher_log(output_dir, started)
-    processes = [_ProcessLog(path, started) for path in sorted(folder.glob("*.stdout"))]
+def _sources(output_dir: Path, starts: Mapping[int, float], chosen: int) -> list[_Source]:
+    """The logs of an attempt. A server that outlives attempts goes on in the folder of the one that has
+    started it."""
+    newest: dict[str, tuple[Path, float]] = {}
+    for attempt in sorted(number for number in starts if number <= chosen):
+        for path in attempt_logs(output_dir, attempt).glob("*.stdout"):
+            newest[path.name] = (path, starts[attempt])
+    launcher = _launcher_log(output_dir, starts[chosen])
+    processes = [_ProcessLog(path, started) for _, (path, started) in sorted(newest.items())]
     return [launcher, *processes] if launcher is not None else [*processes]
 
 

@@ -1,11 +1,10 @@
-"""What this machine has: processors, GPUs, disk, ports. Facts only, read without torch."""
+"""What this machine has: processors, GPUs. Facts only, read without torch."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
-import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,22 +55,3 @@ def _visible_gpus() -> tuple[int, ...]:
         )
     allowed = {int(part) for part in parts}
     return tuple(gpu for gpu in found if gpu in allowed)
-
-
-def free_ports(count: int) -> list[int]:
-    """`count` distinct loopback ports that nobody listens on right now."""
-    sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
-
-
-def free_disk_bytes(path: Path) -> int:
-    """Free bytes of the file system that `path` is, or will be, on."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from buckeye.checkpoint.merge import MODEL_DIRECTORY, complete_model
 from buckeye.errors import UsageError
 
 
@@ -22,13 +23,14 @@ def find_model(name: str) -> Path | None:
 
 
 def fetch_model(name: str) -> Path:
-    """The local directory of a model, downloaded from the Hugging Face hub if need be.
+    """The local directory of a model, downloaded from the Hugging Face hub if need be; of a checkpoint that
+    was written as shards, put together.
 
     Raises UsageError if it is neither here nor there.
     """
     found = find_model(name)
     if found is not None:
-        return found
+        return complete_model(found.parent) if found.name == MODEL_DIRECTORY else found
     if (Path(name) / "adapter_config.json").is_file():
         raise UsageError(
             f"model.name: {name} is an adapter and no complete model; `buckeye export RUN --merge-lora` "

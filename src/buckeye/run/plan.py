@@ -11,7 +11,8 @@ from typing import Literal
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.run.disk import DiskEstimate, estimate_disk
-from buckeye.run.machine import Machine, free_ports
+from buckeye.run.machine import Machine
+from buckeye.run.ports import Ports
 
 RoleKind = Literal["inference", "orchestrator", "trainer"]
 
@@ -39,11 +40,13 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolePlan:
-    """All processes of a run in the order they are started, and what the run will need."""
+    """All processes of a run in the order they are started, and what the run will need. `fixed_ports` are
+    those of its servers that the user has chosen."""
 
     roles: tuple[Role, ...]
     on_gpu: bool
     disk: DiskEstimate
+    fixed_ports: tuple[int, ...] = ()
 
     def of_kind(self, kind: RoleKind) -> list[Role]:
         return [role for role in self.roles if role.kind == kind]
@@ -54,8 +57,9 @@ class RolePlan:
         return [f"http://127.0.0.1:{role.port}/v1" for role in self.of_kind("inference")]
 
 
-def make_plan(config: RLConfig, machine: Machine, *, model_path: Path | None) -> RolePlan:
-    """Turn a resolved configuration into processes on this machine's devices.
+def make_plan(config: RLConfig, machine: Machine, *, model_path: Path | None, ports: Ports) -> RolePlan:
+    """Turn a resolved configuration into processes on this machine's devices. Ports that nobody has chosen
+    come from `ports`.
 
     `model_path` is the local model directory, if there is one, for the disk estimate. Raises UsageError for
     GPU ids that do not exist, with what to type instead.
@@ -68,12 +72,19 @@ def make_plan(config: RLConfig, machine: Machine, *, model_path: Path | None) ->
     threads = _threads(
         machine, len(replicas), len(ranks), synchronous=config.orchestrator.max_async_level == 0
     )
+    fixed = _fixed_ports(config, len(replicas))
+    served = fixed or ports.choose(len(replicas))
     roles = [
-        *_inference_roles(config, replicas, on_gpu=on_gpu, threads=threads),
+        *_inference_roles(config, replicas, served, on_gpu=on_gpu, threads=threads),
         _role("orchestrator", 0, (), output_dir=config.output_dir, env={"CUDA_VISIBLE_DEVICES": ""}),
-        *_trainer_roles(config, ranks, on_gpu=on_gpu, threads=threads),
+        *_trainer_roles(config, ranks, ports, on_gpu=on_gpu, threads=threads),
     ]
-    return RolePlan(roles=tuple(roles), on_gpu=on_gpu, disk=estimate_disk(config, model_path))
+    return RolePlan(
+        roles=tuple(roles),
+        on_gpu=on_gpu,
+        disk=estimate_disk(config, model_path),
+        fixed_ports=tuple(fixed),
+    )
 
 
 def _replica_devices(config: RLConfig) -> list[tuple[int, ...]]:
@@ -91,14 +102,21 @@ def _threads(machine: Machine, replicas: int, ranks: int, *, synchronous: bool) 
     return max(1, machine.cores // max(at_once, 1))
 
 
-def _inference_roles(
-    config: RLConfig, replicas: Sequence[tuple[int, ...]], *, on_gpu: bool, threads: int
-) -> list[Role]:
-    if config.inference is None:
+def _fixed_ports(config: RLConfig, replicas: int) -> list[int]:
+    """Those of the servers, if the user has chosen the first."""
+    if config.inference is None or "port" not in config.inference.server.model_fields_set:
         return []
-    server = config.inference.server
-    chosen = "port" in server.model_fields_set
-    ports = [server.port + i for i in range(len(replicas))] if chosen else free_ports(len(replicas))
+    return [config.inference.server.port + i for i in range(replicas)]
+
+
+def _inference_roles(
+    config: RLConfig,
+    replicas: Sequence[tuple[int, ...]],
+    ports: Sequence[int],
+    *,
+    on_gpu: bool,
+    threads: int,
+) -> list[Role]:
     return [
         _role(
             "inference",
@@ -113,7 +131,7 @@ def _inference_roles(
 
 
 def _trainer_roles(
-    config: RLConfig, ranks: Sequence[tuple[int, ...]], *, on_gpu: bool, threads: int
+    config: RLConfig, ranks: Sequence[tuple[int, ...]], ports: Ports, *, on_gpu: bool, threads: int
 ) -> list[Role]:
     """One process a rank, under the environment variables that `torchrun` would set on one node."""
     gang: dict[str, str] = {}
@@ -122,7 +140,7 @@ def _trainer_roles(
             "WORLD_SIZE": str(len(ranks)),
             "LOCAL_WORLD_SIZE": str(len(ranks)),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_ports(1)[0]),
+            "MASTER_PORT": str(ports.choose(1)[0]),
         }
     roles = []
     for i, devices in enumerate(ranks):

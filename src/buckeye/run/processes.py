@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from buckeye.errors import RunError
-from buckeye.process import INTERRUPTED
-from buckeye.run.plan import Role, RoleKind
+from buckeye.beat import BEAT_VARIABLE
+from buckeye.process import RunIdentity
+from buckeye.run.beats import BeatReader
+from buckeye.run.directory import attempt_logs, link_log, log_path
+from buckeye.run.plan import Role
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +25,15 @@ _POLL_SECONDS = 0.05
 
 @dataclass(slots=True)
 class Child:
-    """A started role."""
+    """A started role. `killed` is why the launcher has killed it, `memory` the bytes that it was last seen to
+    have in use."""
 
     role: Role
     process: subprocess.Popen[bytes]
     stdout: Path
+    beats: BeatReader
+    killed: str | None = None
+    memory: int | None = None
 
     @property
     def running(self) -> bool:
@@ -45,48 +51,58 @@ class Processes:
     def __init__(self, output_dir: Path, env: Mapping[str, str]) -> None:
         self._output_dir = output_dir
         self._env = {**os.environ, **env, "BUCKEYE_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        self._attempt: int | None = None
         self.children: list[Child] = []
 
+    def begin(self, identity: RunIdentity) -> None:
+        """What is started from now on belongs to this attempt of the run."""
+        self._env |= {"BUCKEYE_RUN_ID": identity.run_id, "BUCKEYE_ATTEMPT": str(identity.attempt)}
+        self._attempt = identity.attempt
+
     def start(self, role: Role) -> Child:
-        """Start one process; its stdout and stderr go to `logs/<log_name>.stdout`, appended if it is
-        started again."""
-        stdout = self._output_dir / "logs" / f"{role.log_name}.stdout"
+        """Start one process. Its stdout and stderr go to `logs/attempt_N/<log_name>.stdout`, to which
+        `logs/<log_name>.stdout` leads; what is started again is appended. Without an attempt there is only
+        the latter."""
+        stdout = self._log_of(role)
         stdout.parent.mkdir(parents=True, exist_ok=True)
-        with stdout.open("ab") as output:
-            process = subprocess.Popen(
-                role.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**self._env, **role.env},
-                start_new_session=True,
-            )
-        child = Child(role, process, stdout)
+        reading, writing = os.pipe()
+        try:
+            with stdout.open("ab") as output:
+                process = subprocess.Popen(
+                    role.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**self._env, **role.env, BEAT_VARIABLE: str(writing)},
+                    pass_fds=(writing,),
+                    start_new_session=True,
+                )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        child = Child(role, process, stdout, BeatReader.of(reading))
         self.children.append(child)
+        if self._attempt is not None:
+            link_log(self._output_dir, self._attempt, stdout.name)
         return child
 
-    def of_kind(self, kind: str) -> list[Child]:
-        return [child for child in self.children if child.role.kind == kind]
+    def _log_of(self, role: Role) -> Path:
+        name = f"{role.log_name}.stdout"
+        if self._attempt is None:
+            return log_path(self._output_dir, name)
+        return attempt_logs(self._output_dir, self._attempt) / name
 
-    def check(self, *kinds: RoleKind) -> None:
-        """Raise RunError, with the last lines of its log, for the first child (of these kinds, if any are
-        named) that failed or left too early."""
-        for child in self.children:
-            code = child.returncode
-            if code is None or (kinds and child.role.kind not in kinds):
-                continue
-            if code != 0 or child.role.kind == "inference":
-                raise RunError(obituary(child, code))
+    def of_kind(self, *kinds: str) -> list[Child]:
+        """The children of some kinds, in the order in which they were started."""
+        return [child for child in self.children if child.role.kind in kinds]
 
     def forget(self, child: Child) -> None:
         """A child that has ended is none any more; what is left of its session is killed."""
         _signal_session(child, signal.SIGKILL)
+        child.beats.close()
         self.children.remove(child)
-
-    def finished(self) -> bool:
-        """Whether the orchestrator and every trainer rank have ended with exit code 0."""
-        working = [c for c in self.children if c.role.kind != "inference"]
-        return all(child.returncode == 0 for child in working)
 
     def request_stop(self, children: Sequence[Child]) -> None:
         """Ask children to end by themselves (SIGTERM)."""
@@ -106,9 +122,15 @@ class Processes:
             _signal_session(child, signal.SIGKILL)  # also what is left of its session
             child.process.wait()
 
-    def kill(self, child: Child) -> None:
-        """End a child, and its session, without asking."""
+    def kill(self, child: Child, why: str) -> None:
+        """End a child, and its session, without asking; `why` is said of it afterwards."""
+        child.killed = why
         _signal_session(child, signal.SIGKILL)
+
+    def ask_for_stacks(self, child: Child) -> None:
+        """Have a child that beats write its Python stacks to its log."""
+        if child.running and child.beats.heard is not None:
+            child.process.send_signal(signal.SIGUSR1)
 
     def stop_all(self) -> None:
         """End every child that still runs."""
@@ -120,28 +142,6 @@ def _signal_session(child: Child, number: signal.Signals) -> None:
         os.killpg(child.process.pid, number)
     except ProcessLookupError:
         return
-
-
-def how_it_ended(child: Child, code: int) -> str:
-    """`Inference 0 was ended by SIGKILL`."""
-    if code < 0:
-        how = f"was ended by {signal.Signals(-code).name}"
-        if -code == signal.SIGKILL:
-            how += " (by someone, or by the kernel for want of memory)"
-    elif code == INTERRUPTED:
-        how = "was stopped from outside"
-    elif code == 0:
-        how = "ended although the run had not"
-    else:
-        how = f"failed with exit code {code}"
-    return f"{child.role.title.capitalize()} {how}"
-
-
-def obituary(child: Child, code: int) -> str:
-    """How a child ended, with the last lines of its log."""
-    lines = last_lines(child.stdout, 20)
-    shown = "\n".join(f"  | {line}" for line in lines) or "  | (it printed nothing)"
-    return f"{how_it_ended(child, code)}. Its last lines ({child.stdout}):\n{shown}"
 
 
 def last_lines(path: Path, count: int) -> list[str]:

@@ -19,6 +19,7 @@ class RunState:
 
     max_steps: int | None
     step: int = 0
+    trained: int = 0
     reward: float | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
@@ -33,6 +34,7 @@ class RunState:
         if record["process"] == "trainer":
             self.loss = record.get("loss")
             self.step = record["step"] + 1
+            self.trained += 1
             return True
         return False
 
@@ -64,6 +66,16 @@ class Progress:
         self._step_times: deque[float] = deque(maxlen=20)
         self._started = time.monotonic()
         self._shown = ""
+
+    @property
+    def step(self) -> int:
+        """Steps that the run has done."""
+        return self._state.step
+
+    @property
+    def trained(self) -> int:
+        """Steps that were trained since this was made; those that were trained again count again."""
+        return self._state.trained
 
     def update(self, waiting_for: str) -> None:
         """Read what is new and show it. `waiting_for` is shown on a terminal until the first step is done."""

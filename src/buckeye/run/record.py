@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,25 +25,41 @@ gone without having said how the run ended."""
 
 GOING_ON: frozenset[State] = frozenset({"starting", "running", "stopping", "paused"})
 
-_SAME_START_SECONDS = 2.0  # a process's start is computed from the time of boot, which a clock may move
+
+def birth_of(pid: int) -> float:
+    """When a process started, on a clock that nobody sets (on Linux; elsewhere in seconds since the epoch):
+    tells it from others with the same pid. Raises psutil.NoSuchProcess if there is none."""
+    if sys.platform != "linux":
+        return float(psutil.Process(pid).create_time())
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(pid) from None
+    return float(fields.split()[19])  # clock ticks since boot
 
 
 class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
-    """A process of a run: `started` (seconds since the epoch) tells it from a later one with the same pid.
-    `log` is its file in `logs/`."""
+    """A process of a run, `started` at a time in seconds since the epoch; its `birth` tells it from a later
+    one with the same pid, also when the clock is set. `log` is its file in `logs/`. What it does is `doing`,
+    since `since`; with `on` it waits for that kind of process. It was started again `restarts` times."""
 
     title: str
     pid: int
     started: float
+    birth: float = 0.0
     port: int | None = None
     log: str | None = None
     ready: bool = False
+    doing: str = "starts"
+    on: str | None = None
+    since: float | None = None
+    restarts: int = 0
 
     def process(self) -> psutil.Process | None:
         """The process, if it is still there."""
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < _SAME_START_SECONDS
+            same = birth_of(self.pid) == self.birth
             return process if same and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
@@ -116,7 +133,8 @@ def read_record(output_dir: Path) -> RunRecord:
 
 def this_process(title: str) -> ProcessRecord:
     """The record of the process that asks."""
-    return ProcessRecord(title=title, pid=os.getpid(), started=psutil.Process().create_time())
+    started = psutil.Process().create_time()
+    return ProcessRecord(title=title, pid=os.getpid(), started=started, birth=birth_of(os.getpid()))
 
 
 def processes_left(record: RunRecord) -> list[LeftProcess]:

@@ -6,9 +6,9 @@ import logging
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
 
-import httpx
 import msgspec
 import psutil
 
@@ -16,13 +16,13 @@ from buckeye.config.rl import RLConfig
 from buckeye.process import RunIdentity
 from buckeye.run.journal import EventKind, write_event
 from buckeye.run.processes import Child, Processes
-from buckeye.run.record import ProcessRecord, Recorded, RunRecord, this_process, write_record
+from buckeye.run.record import ProcessRecord, Recorded, RunRecord, birth_of, this_process, write_record
+from buckeye.run.restarts import Ended
 from buckeye.storage import step_directories
 
 log = logging.getLogger(__name__)
 
-_HEALTH_SECONDS = 1.0
-_HEALTH_TIMEOUT_SECONDS = 0.5
+_SAVE_SECONDS = 2.0  # at most so often because of what processes do
 
 
 class Recorder:
@@ -49,28 +49,50 @@ class Recorder:
         )
         self._processes: dict[int, ProcessRecord] = {}
         self._seen = {"weights": self._versions("weights"), "checkpoints": self._versions("checkpoints")}
-        self._published = False
-        self._next_health = 0.0
+        self._restarts: Counter[str] = Counter()
+        self._ended: Ended | None = None
+        self._ended_attempt: int | None = None
+        self._trained = 0
+        self._next_save = 0.0
         self._broken = False
         self._save()
         self._event("start", directory=str(config.output_dir.absolute()), resumed_step=resume_step)
 
-    def observe(self, processes: Processes) -> None:
-        """Note what has changed since the last call; to be called again and again."""
+    def observe(self, processes: Processes, *, trained: int) -> None:
+        """Note what has changed since the last call; to be called again and again. The attempts of this start
+        have `trained` so many steps."""
         changed = self._observe_children(processes.children)
         self._observe_files()
-        changed = self._observe_readiness() or changed
+        self._observe_recovery(trained)
         ready = bool(self._processes) and all(known.ready for known in self._processes.values())
         if ready and self._record.state == "starting":
             self._event("ready", process="all")
             self._update(state="running")
-        elif changed:
+        elif changed or time.monotonic() >= self._next_save:
             self._update()
 
-    def restarting(self, title: str, cause: str) -> None:
+    def began(self, identity: RunIdentity, resumed_step: int | None) -> None:
+        """A new attempt has begun, without a new start of the run."""
+        self._record = msgspec.structs.replace(self._record, attempt=identity.attempt)
+        self._event("attempt", resumed_step=resumed_step)
+        self._update(state="starting", start_step=resumed_step or 0, started=time.time())
+
+    def restarting(self, ended: Ended) -> None:
         """A process has ended and will be started again."""
-        self._event("restart", process=title, cause=cause)
+        self._event("restart", process=ended.title, cause=ended.cause)
+        self._restarts[ended.title] += 1
+        self._ended = self._ended or ended
+        if ended.ends_attempt:
+            self._ended_attempt = self._record.attempt
         self._update(restarts=self._record.restarts + 1)
+
+    def note(self, event: EventKind, **details: object) -> None:
+        """Something has happened."""
+        self._event(event, **details)
+
+    def stalled(self, seconds: float, waits: Sequence[str]) -> None:
+        """Nothing has ended, and no step was finished for so long."""
+        self._event("stall", seconds=round(seconds, 1), waits=list(waits))
 
     def stopping(self) -> None:
         """Somebody has asked the run to stop."""
@@ -85,17 +107,60 @@ class Recorder:
         self._update(state=state, reason=reason, ended=time.time(), processes=())
 
     def _observe_children(self, children: Sequence[Child]) -> bool:
-        pids = {child.process.pid for child in children}
-        new = [child for child in children if child.process.pid not in self._processes]
-        gone = [pid for pid in self._processes if pid not in pids]
-        for pid in gone:
-            del self._processes[pid]
-        for child in new:
-            known = _record_of(child)
+        """Whether there are other processes than before, or some are ready that were not."""
+        before, self._processes = self._processes, {}
+        for child in children:
+            known = before.get(child.process.pid) or self._first_record(child)
             if known is not None:
-                self._processes[known.pid] = known
-                self._event("process", process=known.title, pid=known.pid, port=known.port)
-        return bool(new or gone)
+                self._processes[known.pid] = self._record_of(child, known)
+        same = {pid: known.ready for pid, known in before.items()}
+        return same != {pid: known.ready for pid, known in self._processes.items()}
+
+    def _first_record(self, child: Child) -> ProcessRecord | None:
+        """None for a child that has ended already."""
+        try:
+            started = psutil.Process(child.process.pid).create_time()
+            birth = birth_of(child.process.pid)
+        except psutil.NoSuchProcess:
+            return None
+        role = child.role
+        self._event("process", process=role.title, pid=child.process.pid, port=role.port)
+        return ProcessRecord(
+            title=role.title,
+            pid=child.process.pid,
+            started=started,
+            birth=birth,
+            port=role.port,
+            log=child.stdout.name,
+        )
+
+    def _record_of(self, child: Child, known: ProcessRecord) -> ProcessRecord:
+        beat = child.beats.beat
+        if beat is None:
+            return known
+        if beat.ready and not known.ready:
+            self._event("ready", process=known.title)
+        since = known.since
+        if since is None or (beat.doing, beat.on) != (known.doing, known.on):
+            since = round(time.time() - (time.monotonic() - beat.since), 3)
+        return msgspec.structs.replace(
+            known,
+            ready=beat.ready,
+            doing=beat.doing,
+            on=beat.on,
+            since=since,
+            restarts=self._restarts[known.title],
+        )
+
+    def _observe_recovery(self, trained: int) -> None:
+        """The first step that is trained after an end says how long that has cost. What the trainer finishes
+        of an attempt that has ended does not count."""
+        ended_with_it = self._ended is not None and self._ended_attempt == self._record.attempt
+        if self._ended is not None and trained > self._trained and not ended_with_it:
+            seconds = round(time.monotonic() - self._ended.at, 1)
+            self._event("recovered", process=self._ended.title, seconds=seconds)
+            self._ended = None
+        self._trained = trained
 
     def _observe_files(self) -> None:
         """A directory with a new inode is a new version, also under a step that there was before."""
@@ -104,25 +169,7 @@ class Recorder:
             for step, inode in now.items():
                 if seen.get(step) != inode:
                     self._event("weights" if folder == "weights" else "checkpoint", step=step)
-                    self._published = self._published or folder == "weights"
             self._seen[folder] = now
-
-    def _observe_readiness(self) -> bool:
-        """A server is ready when it answers (it is asked once a second until it does), a trainer when weights
-        are published, and the orchestrator when all others are, since then it can play."""
-        waiting = [known for known in self._processes.values() if not known.ready]
-        servers = [known for known in waiting if known.port is not None]
-        trainers = [known for known in waiting if known.title.startswith("trainer")]
-        ready = trainers if self._published else []
-        if servers and time.monotonic() >= self._next_health:
-            self._next_health = time.monotonic() + _HEALTH_SECONDS
-            ready = [*ready, *(known for known in servers if _answers(known))]
-        if len(ready) == len(servers) + len(trainers):
-            ready = waiting
-        for known in ready:
-            self._processes[known.pid] = msgspec.structs.replace(known, ready=True)
-            self._event("ready", process=known.title)
-        return bool(ready)
 
     def _versions(self, folder: str) -> dict[int, int]:
         """Step -> inode of every `step_N` in a folder of the run."""
@@ -136,10 +183,13 @@ class Recorder:
 
     def _update(self, **changes: object) -> None:
         changes = {"processes": tuple(self._processes.values()), **changes}
-        self._record = msgspec.structs.replace(self._record, **changes)
-        self._save()
+        record = msgspec.structs.replace(self._record, **changes)
+        if record != self._record:
+            self._record = record
+            self._save()
 
     def _save(self) -> None:
+        self._next_save = time.monotonic() + _SAVE_SECONDS
         try:
             write_record(self._output_dir, self._record)
         except OSError as error:
@@ -157,23 +207,3 @@ class Recorder:
                 "The state of the run cannot be recorded, so `buckeye rl status` may be wrong: %s", error
             )
         self._broken = True
-
-
-def _answers(known: ProcessRecord) -> bool:
-    try:
-        url = f"http://127.0.0.1:{known.port}/health"
-        return httpx.get(url, timeout=_HEALTH_TIMEOUT_SECONDS, trust_env=False).is_success
-    except httpx.HTTPError:
-        return False
-
-
-def _record_of(child: Child) -> ProcessRecord | None:
-    """None for a child that has ended already."""
-    try:
-        started = psutil.Process(child.process.pid).create_time()
-    except psutil.NoSuchProcess:
-        return None
-    role = child.role
-    return ProcessRecord(
-        title=role.title, pid=child.process.pid, started=started, port=role.port, log=child.stdout.name
-    )

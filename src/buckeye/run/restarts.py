@@ -4,82 +4,115 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from buckeye.config.supervision import SupervisionConfig
 from buckeye.errors import RunError, UsageError
+from buckeye.run.budget import FIRST_DELAY, Again, Budget, GiveUp
+from buckeye.run.diagnosis import Memory, diagnosis, how_it_ended, named_cause
 from buckeye.run.plan import Role
-from buckeye.run.processes import Child, Processes, how_it_ended, obituary
+from buckeye.run.processes import Child, Processes
 from buckeye.transport.restarts import take_restart_requests
 
 log = logging.getLogger(__name__)
 
-_MOST = 3
-_WINDOW_SECONDS = 600.0
-_FIRST_DELAY_SECONDS = 1.0
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """A process that has ended and will be started again: what it is called, why it ended in one line, when
+    on the monotonic clock, and whether the attempt ends with it."""
+
+    title: str
+    cause: str
+    at: float
+    ends_attempt: bool = False
 
 
 class Restarts:
     """Starts the inference servers of a run anew: those that have ended, and those that the orchestrator asks
-    for. The delays are `first_delay` seconds, twice that, and so on; the fourth end of a server within ten
-    minutes ends the run, and so does one that refuses its settings. `note` is told which server, and how it
-    ended."""
+    for. `note` is told of each end. A server that refuses its settings ends the run."""
 
     def __init__(
         self,
         processes: Processes,
         output_dir: Path,
+        limits: SupervisionConfig,
         *,
-        first_delay: float = _FIRST_DELAY_SECONDS,
-        note: Callable[[str, str], None] = lambda title, cause: None,
+        first_delay: float = FIRST_DELAY,
+        note: Callable[[Ended], None] = lambda ended: None,
     ) -> None:
         self._processes = processes
         self._output_dir = output_dir
+        self._limits = limits
         self._first_delay = first_delay
         self._note = note
-        self._ended: dict[int, list[float]] = defaultdict(list)
+        self._memory = Memory.now()
+        self._budgets: dict[int, Budget] = {}
         self._due: list[tuple[float, Role]] = []
-        take_restart_requests(output_dir)  # those of an earlier attempt are not for these servers
+        take_restart_requests(output_dir)  # those of an earlier start are not for these servers
 
-    def tend(self) -> None:
-        """Look after the servers; to be called again and again. Raises RunError with the last lines of a
-        server that ended too often."""
+    def tend(self, step: int) -> list[Child]:
+        """Look after the servers of a run that has done `step` steps; to be called again and again. Returns
+        those that cannot have their port: they are not started again. Raises RunError with the last lines of
+        a server that ended too often."""
         for request in take_restart_requests(self._output_dir):
             for child in self._processes.of_kind("inference"):
                 if request.url == f"http://127.0.0.1:{child.role.port}" and child.running:
                     log.warning("%s is ended to be started anew: %s", child.role.title, request.reason)
-                    self._processes.kill(child)
+                    self._processes.kill(child, f"was not right ({request.reason})")
+        homeless = []
         for child in self._processes.of_kind("inference"):
             code = child.returncode
-            if code is not None:
-                self._schedule(child, code)
+            if code is None:
+                continue
+            child.beats.read(time.monotonic())
+            if child.beats.failure is not None and child.beats.failure.error == "PortTakenError":
+                homeless.append(child)
+            self._schedule(child, code, step)
         now = time.monotonic()
         for due in [due for due in self._due if due[0] <= now]:
             self._due.remove(due)
             self._processes.start(due[1])
+        return homeless
 
-    def _schedule(self, child: Child, code: int) -> None:
+    def refill(self) -> None:
+        """The run has made progress."""
+        for budget in self._budgets.values():
+            budget.refill()
+
+    def move(self, roles: list[Role]) -> None:
+        """Use these roles, which have other ports, for servers that are to be started again."""
+        moved = {role.index: role for role in roles}
+        self._due = [(at, moved[role.index]) for at, role in self._due]
+
+    def _schedule(self, child: Child, code: int, step: int) -> None:
         now = time.monotonic()
-        recent = [ended for ended in self._ended[child.role.index] if now - ended < _WINDOW_SECONDS]
-        if code == UsageError.exit_code:
-            raise RunError(obituary(child, code))
-        if len(recent) == _MOST:
-            raise RunError(
-                f"{obituary(child, code)}\nIt had been started again {_MOST} times within "
-                f"{_WINDOW_SECONDS / 60:.0f} minutes."
-            )
-        delay = self._first_delay * 2 ** len(recent)
-        log.warning(
-            "%s (log: %s). Starting it again in %g s, for the %d. of at most %d times within %.0f minutes",
-            how_it_ended(child, code),
-            child.stdout,
-            delay,
-            len(recent) + 1,
-            _MOST,
-            _WINDOW_SECONDS / 60,
+        how = how_it_ended(child, code)
+        if not self._limits.restart or code == UsageError.exit_code:
+            raise RunError(diagnosis(child, code, self._memory, self._output_dir))
+        budget = self._budgets.setdefault(
+            child.role.index,
+            Budget(self._limits.max_restarts, self._limits.restart_window, self._first_delay),
         )
-        self._note(child.role.title, how_it_ended(child, code))
-        self._ended[child.role.index] = [*recent, now]
-        self._due.append((now + delay, child.role))
+        verdict = budget.after(now, cause=named_cause(child, code), step=step)
+        if isinstance(verdict, GiveUp):
+            raise RunError(f"{diagnosis(child, code, self._memory, self._output_dir)}\n{verdict.why}")
+        log.warning(
+            "%s\nStarting it again in %s",
+            diagnosis(child, code, self._memory, self._output_dir),
+            described(verdict, self._limits),
+        )
+        self._memory = Memory.now()
+        self._note(Ended(title=child.role.title, cause=how, at=now))
+        self._due.append((now + verdict.delay, child.role))
         self._processes.forget(child)
+
+
+def described(again: Again, limits: SupervisionConfig) -> str:
+    """`1 s, for the 1. of at most 5 times within 10 minutes`."""
+    return (
+        f"{again.delay:g} s, for the {again.count}. of at most {again.most} times within "
+        f"{limits.restart_window / 60:g} minutes"
+    )

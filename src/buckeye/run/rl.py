@@ -5,36 +5,47 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from buckeye.checkpoint import list_checkpoints, resolve_checkpoint
-from buckeye.config.dump import to_json
+from buckeye.checkpoint import list_checkpoints
+from buckeye.config.orchestrator import EnvConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.shared import WandbConfig
 from buckeye.errors import RunError
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.tracker import check_wandb, tracked
-from buckeye.process import INTERRUPTED, RunIdentity, StopFlag
-from buckeye.run.changes import RECORDED_CONFIG, as_recorded, changed_settings
+from buckeye.process import INTERRUPTED, StopFlag
+from buckeye.run.attempts import Launch
+from buckeye.run.changes import changed_settings
+from buckeye.run.cleaning import prune_logs
 from buckeye.run.directory import begin_attempt, clean, locked, refuse_used
-from buckeye.run.disk import human_bytes
-from buckeye.run.machine import free_disk_bytes, this_machine
+from buckeye.run.disk import check_disk, disk_environment
+from buckeye.run.gateway import task_gateway
+from buckeye.run.machine import this_machine
 from buckeye.run.model_files import fetch_model
-from buckeye.run.plan import Role, RolePlan, make_plan
+from buckeye.run.plan import RolePlan, make_plan
+from buckeye.run.ports import Ports, held_ports
 from buckeye.run.processes import Processes
 from buckeye.run.progress import Progress, human_duration
 from buckeye.run.recorder import Recorder
 from buckeye.run.registry import register
-from buckeye.run.restarts import Restarts
-from buckeye.storage import write_file
+from buckeye.run.resume import (
+    Beginning,
+    arguments_of,
+    beginning,
+    resume_command,
+    wait_for_leftovers,
+)
+from buckeye.run.role_configs import Origin, write_role_configs
+from buckeye.run.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _LAST_CHECKPOINT_SECONDS = 120.0
+_PORT_SECONDS = 30.0  # of a server that was ended a moment ago
 
 
 def run_rl(config: RLConfig, command: Sequence[str]) -> int:
@@ -45,24 +56,32 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     output_dir = config.output_dir
     wandb = wandb_settings(config)
     check_wandb(wandb)
-    with locked(output_dir):
-        resume_step = find_resume_step(config)
-        if resume_step is None and not config.clean:
+    with locked(output_dir), held_ports() as ports:
+        begin = beginning(config)
+        if not begin.again and not config.clean:
             refuse_used(output_dir, resume_command=resume_command(command))
+        wait_for_leftovers(output_dir)
         model_path = fetch_model(config.trainer.model.name)
-        plan = make_plan(config, this_machine(), model_path=model_path)
-        if resume_step is None and config.clean:
+        plan = make_plan(config, this_machine(), model_path=model_path, ports=ports)
+        disk_warning = check_disk(config, plan.disk)
+        ports.take(plan.fixed_ports, patience=_PORT_SECONDS)
+        if not begin.again and config.clean:
             clean(output_dir, needed=[model_path])
-        identity = begin_attempt(output_dir, resumed_step=resume_step)
+        identity = begin_attempt(output_dir, resumed_step=begin.step)
+        prune_logs(output_dir, config.disk.keep_logs)
         setup_logging(config.log.level, "rl", run_log(output_dir) if config.log.file else None)
-        _warn_about_disk(plan, output_dir)
-        if resume_step is not None:
-            _tell_changes(config)
-        write_role_configs(config, plan, model_path=model_path, resume_step=resume_step)
-        recorder = Recorder(config, identity, arguments_of(command), resume_step)
+        if disk_warning is not None:
+            log.warning("%s", disk_warning)
+        if begin.again:
+            _tell_beginning(begin, config)
+        write_role_configs(config, plan, model_path=model_path, origin=Origin(begin.step))
         register(output_dir, identity.run_id)
-        with tracked(wandb, output_dir=output_dir, run_id=identity.run_id, config=config):
-            return _run_recorded(config, plan, identity, command, recorder)
+        launch = Launch(config=config, model_path=model_path, first=identity, step=begin.step)
+        with (
+            tracked(wandb, output_dir=output_dir, run_id=identity.run_id, config=config),
+            task_gateway(played_environments(config), output_dir / "logs" / "gateway.log") as key,
+        ):
+            return _run_recorded(launch, plan, command, ports, _run_environment(config) | key)
 
 
 def wandb_settings(config: RLConfig) -> WandbConfig | None:
@@ -70,87 +89,25 @@ def wandb_settings(config: RLConfig) -> WandbConfig | None:
     return config.wandb or config.trainer.wandb
 
 
-def find_resume_step(config: RLConfig) -> int | None:
-    """The step of the checkpoint to resume from; None to start from the model."""
-    ckpt = config.trainer.ckpt
-    if ckpt is None or ckpt.resume_step is None:
-        return None
-    return resolve_checkpoint(config.output_dir / "checkpoints", ckpt.resume_step).step
-
-
-def resume_command(command: Sequence[str]) -> str:
-    """The command that continues the run which `command` started, from its newest checkpoint."""
-    return shlex.join(to_resume(command))
-
-
-def to_resume(words: Sequence[str]) -> list[str]:
-    """The words of a command, or of its flags, changed so that they continue the run."""
-    kept: list[str] = []
-    skip_value = False
-    for word in words:
-        resume_step = word.replace("_", "-").partition("=")[0].endswith("ckpt.resume-step")
-        if not (skip_value or resume_step or word in ("--clean", "--resume", "--dry-run")):
-            kept.append(word)
-        skip_value = resume_step and "=" not in word
-    return [*kept, "--resume"]
-
-
-def arguments_of(command: Sequence[str]) -> list[str]:
-    """The words after `rl`, or after `buckeye rl`."""
-    return list(command[2:] if command[0] == "buckeye" else command[1:])
-
-
-def write_role_configs(
-    config: RLConfig, plan: RolePlan, *, model_path: Path, resume_step: int | None
-) -> None:
-    """Write the resolved configuration of every process to `configs/`, and the whole one to
-    `configs/rl.json`."""
-    directory = config.output_dir / "configs"
-    directory.mkdir(parents=True, exist_ok=True)
-    write_file(config.output_dir / RECORDED_CONFIG, to_json(as_recorded(config)))
-    for role in plan.roles:
-        write_file(directory / role.config_name, _role_config(config, role, plan, model_path, resume_step))
-
-
-def _role_config(
-    config: RLConfig, role: Role, plan: RolePlan, model_path: Path, resume_step: int | None
-) -> str:
-    output_dir = config.output_dir.absolute()
-    section = getattr(config, role.kind)
-    model = section.model.model_copy(update={"name": str(model_path)})
-    changes: dict[str, object] = {"output_dir": output_dir, "model": model}
-    if role.kind == "inference":
-        changes["server"] = section.server.model_copy(update={"port": role.port})
-    elif section.ckpt is not None:  # one resolver: both processes are told the same step
-        changes["ckpt"] = section.ckpt.model_copy(update={"resume_step": resume_step})
-    if role.kind == "orchestrator" and plan.base_urls:
-        changes["client"] = section.client.model_copy(
-            update={"base_url": plan.base_urls, "api_key_var": "BUCKEYE_INFERENCE_KEY"}
-        )
-    return to_json(section.model_copy(update=changes))
-
-
-def _tell_changes(config: RLConfig) -> None:
+def _tell_beginning(begin: Beginning, config: RLConfig) -> None:
+    if begin.step is None:
+        log.warning("The run has committed no checkpoint yet: it begins at its start again")
     for line in changed_settings(config.output_dir, config):
         log.warning("Changed since the run was last started: %s", line)
 
 
-def _warn_about_disk(plan: RolePlan, output_dir: Path) -> None:
-    free = free_disk_bytes(output_dir)
-    if plan.disk.total is not None and plan.disk.total > free:
-        log.warning(
-            "The run may need %s of disk and %s is free on the file system of %s",
-            human_bytes(plan.disk.total),
-            human_bytes(free),
-            output_dir,
-        )
+def played_environments(config: RLConfig) -> list[EnvConfig]:
+    """The environments of training and of evaluations."""
+    evaluated = config.orchestrator.eval.env if config.orchestrator.eval is not None else []
+    return [*config.orchestrator.env, *evaluated]
 
 
 def _run_recorded(
-    config: RLConfig, plan: RolePlan, identity: RunIdentity, command: Sequence[str], recorder: Recorder
+    launch: Launch, plan: RolePlan, command: Sequence[str], ports: Ports, env: Mapping[str, str]
 ) -> int:
+    recorder = Recorder(launch.config, launch.first, arguments_of(command), launch.step)
     try:
-        code = _run(config, plan, identity, command, recorder)
+        code = _run(launch, plan, command, recorder, ports, env)
     except BaseException as error:
         recorder.ended("failed", str(error) or type(error).__name__)
         raise
@@ -159,24 +116,27 @@ def _run_recorded(
 
 
 def _run(
-    config: RLConfig, plan: RolePlan, identity: RunIdentity, command: Sequence[str], recorder: Recorder
+    launch: Launch,
+    plan: RolePlan,
+    command: Sequence[str],
+    recorder: Recorder,
+    ports: Ports,
+    env: Mapping[str, str],
 ) -> int:
     stop = StopFlag().install()
-    started = time.monotonic()
+    config, identity, started = launch.config, launch.first, time.monotonic()
     log.info("Starting RL run %s (attempt %d) in %s", identity.run_id, identity.attempt, config.output_dir)
-    processes = Processes(config.output_dir, _run_environment(identity))
+    processes = Processes(config.output_dir, env)
+    processes.begin(identity)
     progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
-    restarts = Restarts(processes, config.output_dir, note=recorder.restarting)
+    supervisor = Supervisor(launch, plan, processes, recorder, ports)
     try:
-        start_all(processes, plan)
+        supervisor.start()
         while not stop.requested:
-            processes.check("orchestrator", "trainer")
-            restarts.tend()
-            recorder.observe(processes)
-            if processes.finished():
+            progress.update("starting: waiting for the first step (logs/ has the details)")
+            if supervisor.tick(step=progress.step, trained=progress.trained):
                 progress.update("")
                 break
-            progress.update("starting: waiting for the first step (logs/ has the details)")
             time.sleep(_POLL_SECONDS)
         progress.clear()
         if stop.requested:
@@ -201,25 +161,12 @@ def _what_is_there(config: RLConfig) -> str:
     return f"adapter: {weights} | a model of it: buckeye export {config.output_dir} --merge-lora"
 
 
-def start_all(processes: Processes, plan: RolePlan) -> None:
-    """Start every process of a plan, with the era's log lines."""
-    where = "GPU(s)" if plan.on_gpu else "CPU slot(s)"
-    for kind in ("inference", "orchestrator", "trainer"):
-        roles = plan.of_kind(kind)
-        devices = " ".join(str(device) for role in roles for device in role.devices)
-        if roles:
-            log.info("Starting %s process%s", kind, f" on {where} {devices}" if devices else "")
-        for role in roles:
-            processes.start(role)
-
-
-def _run_environment(identity: RunIdentity) -> dict[str, str]:
+def _run_environment(config: RLConfig) -> dict[str, str]:
     key = os.environ.get("BUCKEYE_INFERENCE_KEY") or secrets.token_urlsafe(24)
     return {
-        "BUCKEYE_RUN_ID": identity.run_id,
-        "BUCKEYE_ATTEMPT": str(identity.attempt),
         "BUCKEYE_INFERENCE_KEY": key,
         "TOKENIZERS_PARALLELISM": "false",
+        **disk_environment(config.disk),
     }
 
 
@@ -243,7 +190,8 @@ def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command:
         log.info("Stopped; the newest checkpoint is of step %d. Continue with:", newest.step)
         log.info("  %s", resume_command(command))
     else:
-        log.info("Stopped before there was a checkpoint; start again with --clean")
+        log.info("Stopped before there was a checkpoint. Begin at the start again with:")
+        log.info("  %s", resume_command(command))
     return INTERRUPTED
 
 

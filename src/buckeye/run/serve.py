@@ -7,7 +7,8 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,12 @@ import httpx
 
 from buckeye.config.dump import to_json
 from buckeye.config.inference import InferenceConfig
-from buckeye.errors import InferenceError
+from buckeye.errors import InferenceError, RunError
 from buckeye.inference.client import InferenceClient
-from buckeye.run.machine import free_ports, this_machine
+from buckeye.run.diagnosis import Memory, diagnosis
+from buckeye.run.machine import this_machine
 from buckeye.run.plan import Role
+from buckeye.run.ports import held_ports
 from buckeye.run.processes import Processes
 
 _START_SECONDS = 300.0
@@ -67,9 +70,16 @@ class ServedModel:
 async def served_model(path: Path, *, config: InferenceConfig | None = None) -> AsyncIterator[ServedModel]:
     """Start an engine for the model at `path` on a free loopback port; end it afterwards. If it ends by
     itself, the block is cancelled and RunError says how."""
-    port, key = free_ports(1)[0], secrets.token_urlsafe(24)
-    with tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
-        directory = Path(scratch)
+    key = secrets.token_urlsafe(24)
+    with held_ports() as ports, tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
+        (port,), directory, memory = ports.choose(1), Path(scratch), Memory.now()
+
+        def check() -> None:
+            for child in processes.children:
+                child.beats.read(time.monotonic())  # else its pipe would fill
+                if child.returncode is not None:
+                    raise RunError(diagnosis(child, child.returncode, memory, directory))
+
         base = config or InferenceConfig()
         settings = base.model_copy(
             update={
@@ -97,8 +107,8 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
         try:
             processes.start(role)
             base_url = f"http://127.0.0.1:{port}/v1"
-            await _ready(processes, base_url, key, str(path))
-            async with _as_long_as_it_runs(processes):
+            await _ready(check, base_url, key, str(path))
+            async with _as_long_as_it_runs(check):
                 yield ServedModel(base_url=base_url, api_key=key, model=str(path))
         finally:
             processes.stop_all()
@@ -109,30 +119,30 @@ def _all_cores() -> str:
 
 
 @asynccontextmanager
-async def _as_long_as_it_runs(processes: Processes) -> AsyncIterator[None]:
+async def _as_long_as_it_runs(check: Callable[[], None]) -> AsyncIterator[None]:
     try:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(_watch(processes))
+            watching = group.create_task(_watch(check))
             yield
             watching.cancel()
     except BaseExceptionGroup as group:
-        processes.check()  # that the server has ended explains what went wrong in the block
+        check()  # that the server has ended explains what went wrong in the block
         raise group.exceptions[0] from None
 
 
-async def _watch(processes: Processes) -> None:
+async def _watch(check: Callable[[], None]) -> None:
     while True:
-        processes.check()
+        check()
         await asyncio.sleep(_WATCH_SECONDS)
 
 
-async def _ready(processes: Processes, base_url: str, key: str, model: str) -> None:
+async def _ready(check: Callable[[], None], base_url: str, key: str, model: str) -> None:
     """Until the server answers; at once with its last lines if it ends instead."""
     async with InferenceClient([base_url], api_key=key, timeout=_START_SECONDS, model=model) as client:
         waiting = asyncio.create_task(client.wait_ready(_START_SECONDS))
         try:
             while not waiting.done():
-                processes.check()
+                check()
                 await asyncio.sleep(0.05)
             await waiting
         finally:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from buckeye.checkpoint import CheckpointInfo, checkpoints_by_age
+from buckeye.checkpoint import CheckpointInfo, checkpoints_by_age, read_scores
 from buckeye.monitor.log import run_log
 from buckeye.monitor.metrics import latest_by_step
-from buckeye.run.export.choose import choose_checkpoint, read_scores
+from buckeye.run.export.choose import choose_checkpoint
 from buckeye.run.export.facts import evaluation_reach, read_config
-from buckeye.run.machine import free_disk_bytes
 from buckeye.run.processes import last_lines
 from buckeye.run.record import GOING_ON, ProcessRecord, RunRecord, State, read_record
 from buckeye.run.waits import Wait, waits
+from buckeye.space import free_bytes, size_of, waits_for_disk
 
 _TREND_STEPS = 10
 _PACE_STEPS = 20
@@ -35,6 +35,7 @@ class ProcessStatus:
     title: str
     pid: int
     port: int | None
+    restarts: int
     state: str
 
 
@@ -67,6 +68,7 @@ class RunStatus:
     last_error: str | None
     disk_used: int | None
     disk_free: int
+    waits_for_disk: bool
 
 
 def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
@@ -97,11 +99,12 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
         ended=record.ended,
         restarts=record.restarts,
         processes=[_process_status(known, record) for known in record.processes],
-        waits=waits(output_dir, record, trained, collected) if state in ("starting", "running") else [],
+        waits=waits(record) if state in ("starting", "running") else [],
         checkpoint_step=checkpoint.step if checkpoint is not None else None,
         last_error=_last_error(output_dir, record),
         disk_used=size_of(output_dir) if measure_disk else None,
-        disk_free=free_disk_bytes(output_dir),
+        disk_free=free_bytes(output_dir),
+        waits_for_disk=waits_for_disk(output_dir),
     )
 
 
@@ -118,24 +121,18 @@ def find_checkpoint(output_dir: Path, step: str) -> CheckpointInfo:
     return choose_checkpoint(output_dir, step, scores, reach=evaluation_reach(config)).info
 
 
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files under a directory; what goes away meanwhile counts for nothing."""
-    try:
-        if not path.is_dir() or path.is_symlink():
-            return path.lstat().st_size
-        with os.scandir(path) as entries:
-            return sum(size_of(Path(entry.path)) for entry in entries)
-    except FileNotFoundError:
-        return 0
-
-
 def _steps_done(record: RunRecord, trained: Mapping[int, Mapping[str, Any]]) -> int:
-    steps = [step + 1 for step, values in trained.items() if values["time"] >= record.started]
+    steps = [step + 1 for step, values in trained.items() if _of_attempt(values, record)]
     return max(steps, default=record.start_step)
 
 
+def _of_attempt(values: Mapping[str, Any], record: RunRecord) -> bool:
+    """Whether a record is of the newest attempt. Its time says nothing: clocks are set."""
+    return values.get("attempt", record.attempt) == record.attempt
+
+
 def _newest(records: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
-    return max(records.values(), key=lambda values: values["time"], default={})
+    return records[max(records)] if records else {}
 
 
 def _last_reward(collected: Mapping[int, Mapping[str, Any]]) -> float | None:
@@ -152,12 +149,12 @@ def _reward_change(collected: Mapping[int, Mapping[str, Any]]) -> float | None:
 
 def _seconds_left(record: RunRecord, trained: Mapping[int, Mapping[str, Any]], step: int) -> float | None:
     """At the pace of the last steps of this attempt."""
-    times = sorted(values["time"] for values in trained.values() if values["time"] >= record.started)
+    times = [values["time"] for _, values in sorted(trained.items()) if _of_attempt(values, record)]
     times = times[-_PACE_STEPS:]
     if record.max_steps is None or len(times) < 2:
         return None
-    per_step = (times[-1] - times[0]) / (len(times) - 1)
-    return max(0.0, per_step * (record.max_steps - step) - (time.time() - times[-1]))
+    per_step = statistics.median(later - earlier for earlier, later in pairwise(times))  # one may be a jump
+    return max(0.0, per_step * (record.max_steps - step) - max(0.0, time.time() - times[-1]))
 
 
 def _process_status(known: ProcessRecord, record: RunRecord) -> ProcessStatus:
@@ -167,7 +164,9 @@ def _process_status(known: ProcessRecord, record: RunRecord) -> ProcessStatus:
         state = "gone"
     else:
         state = "ready" if known.ready else "starting"
-    return ProcessStatus(title=known.title, pid=known.pid, port=known.port, state=state)
+    return ProcessStatus(
+        title=known.title, pid=known.pid, port=known.port, restarts=known.restarts, state=state
+    )
 
 
 def _last_error(output_dir: Path, record: RunRecord) -> str | None:

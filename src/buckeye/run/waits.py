@@ -1,20 +1,20 @@
-"""Who waits for whom in a run that goes on, read from what its processes have written."""
+"""Who waits for whom in a run, from what its processes say themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+from buckeye.run.processes import Child
+from buckeye.run.progress import human_duration
 from buckeye.run.record import RunRecord
-from buckeye.storage import step_directories
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """`who` waits for `what` of `whom`, since a time in seconds since the epoch. A process that works waits
-    for nobody: `whom` is None, and `what` is its work."""
+    """`who` waits for `what` of `whom`, since a time in seconds. A process that works waits for nobody:
+    `whom` is None, and `what` is its work."""
 
     who: str
     whom: str | None
@@ -22,62 +22,65 @@ class Wait:
     since: float
 
 
-def waits(
-    output_dir: Path,
-    record: RunRecord,
-    trained: Mapping[int, Mapping[str, Any]],
-    collected: Mapping[int, Mapping[str, Any]],
-) -> list[Wait]:
-    """What orchestrator and trainer of this attempt do. `trained` and `collected` are the records of the
-    trainer and the orchestrator in `metrics.jsonl`, by step."""
-    starting = [known.title for known in record.processes if not known.ready]
-    servers = [title for title in starting if title.startswith("inference")]
-    trainers = [title for title in starting if title.startswith("trainer")]
-    if servers or trainers:
-        return _while_starting(record, servers, trainers)
-    return [
-        _orchestrator(output_dir, record, collected),
-        _trainer(output_dir, record, trained),
-    ]
-
-
-def _while_starting(record: RunRecord, servers: list[str], trainers: list[str]) -> list[Wait]:
-    since = record.started
-    found = [Wait(who=name, whom=None, what="starts", since=since) for name in (*servers, *trainers)]
-    first = (servers or trainers)[0]
-    what = "its server" if servers else f"weights {record.start_step}"
-    return [*found, Wait(who="orchestrator", whom=first, what=what, since=since)]
-
-
-def _trainer(output_dir: Path, record: RunRecord, trained: Mapping[int, Mapping[str, Any]]) -> Wait:
-    step, since = _next(record, trained)
-    if record.max_steps is not None and step >= record.max_steps:
-        return Wait(who="trainer", whom=None, what="all steps are done", since=since)
-    batch = step_directories(output_dir / "batches").get(step)
-    try:
-        arrived = batch.stat().st_mtime if batch is not None else None
-    except FileNotFoundError:
-        arrived = None
-    if arrived is None or arrived < record.started:  # none, or one of an earlier attempt
-        return Wait(who="trainer", whom="orchestrator", what=f"batch {step}", since=since)
-    return Wait(who="trainer", whom=None, what=f"trains on batch {step}", since=max(since, arrived))
-
-
-def _orchestrator(output_dir: Path, record: RunRecord, collected: Mapping[int, Mapping[str, Any]]) -> Wait:
-    step, since = _next(record, collected)
-    if record.max_steps is not None and step >= record.max_steps:
-        return Wait(who="orchestrator", whom=None, what="all batches are written", since=since)
-    needed = max(record.start_step, step - record.max_async_level)
-    if needed > max(step_directories(output_dir / "weights"), default=0):
-        return Wait(who="orchestrator", whom="trainer", what=f"weights {needed}", since=since)
-    return Wait(who="orchestrator", whom="inference", what=f"rollouts of batch {step}", since=since)
-
-
-def _next(record: RunRecord, done: Mapping[int, Mapping[str, Any]]) -> tuple[int, float]:
-    """The first step that this attempt has not done, and when it could begin with it."""
-    newest = max(
-        (step for step, values in done.items() if values["time"] >= record.started),
-        default=record.start_step - 1,
+def waits(record: RunRecord) -> list[Wait]:
+    """Of the processes of a run, as they were recorded; times since the epoch. The processes of a kind that
+    all do the same are one."""
+    return _merged(
+        Wait(who=known.title, whom=known.on, what=known.doing, since=known.since or known.started)
+        for known in record.processes
     )
-    since = done[newest]["time"] if newest >= record.start_step else record.started
-    return newest + 1, since
+
+
+def waits_of(children: Sequence[Child]) -> list[Wait]:
+    """The same of processes that beat, now; times on the monotonic clock."""
+    found = []
+    for child in children:
+        beat = child.beats.beat
+        if beat is None:
+            wait = Wait(who=child.role.title, whom=None, what="starts", since=child.beats.started)
+        else:
+            wait = Wait(who=child.role.title, whom=beat.on, what=beat.doing, since=beat.since)
+        found.append(wait)
+    return _merged(found)
+
+
+def sentence(wait: Wait, now: float) -> str:
+    """`trainer waits for batch 12 from orchestrator (for 35 s)`."""
+    since = human_duration(max(0.0, now - wait.since))
+    if wait.whom is None:
+        return f"{wait.who}: {wait.what} (for {since})"
+    return f"{wait.who} waits for {wait.what} from {wait.whom} (for {since})"
+
+
+def circle(found: Sequence[Wait]) -> list[str] | None:
+    """The kinds of processes that wait for each other in a circle, the first again at the end; None if there
+    is no circle. A kind waits if all its processes do."""
+    whom: dict[str, set[str | None]] = defaultdict(set)
+    for wait in found:
+        whom[_kind(wait.who)].add(wait.whom)
+    for first in whom:
+        path = [first]
+        while len(nexts := whom.get(path[-1], {None})) == 1 and (following := next(iter(nexts))) is not None:
+            if following in path:
+                return [*path[path.index(following) :], following]
+            path.append(following)
+    return None
+
+
+def _merged(found: Iterable[Wait]) -> list[Wait]:
+    by_kind: dict[str, list[Wait]] = defaultdict(list)
+    for wait in found:
+        by_kind[_kind(wait.who)].append(wait)
+    merged = []
+    for kind, members in by_kind.items():
+        if len({(wait.what, wait.whom) for wait in members}) == 1:
+            first = members[0]
+            since = min(wait.since for wait in members)
+            merged.append(Wait(who=kind, whom=first.whom, what=first.what, since=since))
+        else:
+            merged += members
+    return merged
+
+
+def _kind(title: str) -> str:
+    return title.partition(" ")[0]

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from buckeye.config.losses import LossConfig
 from buckeye.config.trainer import TrainerConfig
-from buckeye.errors import TransportError
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.losses import (
     LossInputs,
@@ -59,7 +58,7 @@ class BatchLoss:
             return dict(zip(("loss", *sums.statistics), values, strict=True))
 
         token_ids = [s.token_ids for s in samples]
-        sums = self._learner.over_bins(token_ids, self._config.seq_len, work, ("loss", *self._names))
+        sums = self._learner.over_bins(token_ids, work, ("loss", *self._names))
         return {
             "loss": sums.pop("loss"),
             **averages(sums),
@@ -109,21 +108,6 @@ def staleness(batch: Batch) -> dict[str, float]:
             for age, count in zip(ages, counts, strict=True)
         },
     }
-
-
-def check_batch(batch: Batch, vocabulary: int) -> None:
-    """Raise `TransportError` for a sample that cannot be trained on."""
-    for index, sample in enumerate(batch.samples):
-        if sample.token_ids.min() < 0 or sample.token_ids.max() >= vocabulary:
-            raise TransportError(
-                f"Sample {index} of batch {batch.step} has token ids outside the model's {vocabulary}: "
-                "it was sampled from another model."
-            )
-        if not sample.temperature > 0:
-            raise TransportError(
-                f"Sample {index} of batch {batch.step} has temperature {sample.temperature}: greedy "
-                "tokens have no log-probability to learn from. Set orchestrator.sampling.temperature above 0."
-            )
 
 
 def _loss_inputs(

@@ -77,6 +77,15 @@ class Ranks:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return dict(zip(values, tensor.tolist(), strict=True))
 
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all ranks, by rank, in main memory. All pass one of the same shape and type."""
+        if self.count == 1:
+            return [tensor]
+        mine = tensor.to(self.device)
+        found = [torch.empty_like(mine) for _ in range(self.count)]
+        dist.all_gather(found, mine)
+        return [each.cpu() for each in found]
+
     def leave(self) -> None:
         """End the communication; call once, when all ranks do."""
         if dist.is_initialized():

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
+from buckeye import beat
 from buckeye.errors import TransportError
 from buckeye.process import RunIdentity, StopFlag
+from buckeye.space import Patience
 from buckeye.trainer.distributed import Ranks
-from buckeye.transport.batches import Batch, batches_end, read_batch
+from buckeye.trainer.skipped import set_aside
+from buckeye.transport.batches import Batch, batch_directory, batches_end, foreign_batches, read_batch
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.02
 _AGREE_SECONDS = 1.0
 _REPORT_SECONDS = 60.0
+_AGAIN_SECONDS = 60.0
+_MOST_DAMAGED = 3
 
 
 class _Verdict(IntEnum):
@@ -30,12 +35,23 @@ class _Verdict(IntEnum):
     ENDED = 4
 
 
+@dataclass(slots=True)
+class _Wait:
+    """For one batch: how long it may take, and when it was found damaged (monotonic clock)."""
+
+    step: int
+    patience: Patience
+    damaged: list[float] = field(default_factory=list)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inbox:
     """Where batches arrive. The first rank looks for them; all ranks leave a wait together, with the same
-    answer."""
+    answer. A damaged batch is moved to `skipped`; the orchestrator sees that it is gone and writes it again.
+    """
 
     root: Path
+    skipped: Path
     identity: RunIdentity
     ranks: Ranks
     stop: StopFlag
@@ -45,12 +61,15 @@ class Inbox:
         """The batch of `step`, or None if any rank has been asked to stop, or if there is none any more:
         `ended` tells which.
 
-        Raises `TransportError` if none arrives within `timeout_seconds`, or if it is damaged.
+        Raises `TransportError` if none arrives within `timeout_seconds`, in which nobody waited for disk
+        space, or if it stays damaged.
         """
         logger.info("Waiting for training batch to arrive")
+        beat.report(f"batch {step}", on="orchestrator")
         started = reported = time.monotonic()
+        wait = _Wait(step, Patience(self.timeout_seconds, self.root.parent))
         while True:
-            verdict, batch, error = self._look(step, started)
+            verdict, batch, error = self._look(wait)
             verdict = _Verdict(self.ranks.max(verdict))
             if verdict == _Verdict.FAILED:
                 raise error or TransportError(f"Another rank could not get batch {step}; see its log.")
@@ -73,7 +92,18 @@ class Inbox:
         end = batches_end(self.root, identity=self.identity)
         return end is not None and end <= step
 
-    def _look(self, step: int, started: float) -> tuple[_Verdict, Batch | None, TransportError | None]:
+    def tell_foreign(self) -> None:
+        """Say once that batches of other runs or attempts lie here; they are not read."""
+        foreign = foreign_batches(self.root, identity=self.identity) if self.ranks.first else []
+        if foreign:
+            logger.warning(
+                "%d batches in %s are of another run or attempt and ignored: steps %s",
+                len(foreign),
+                self.root,
+                ", ".join(map(str, foreign)),
+            )
+
+    def _look(self, wait: _Wait) -> tuple[_Verdict, Batch | None, TransportError | None]:
         """Look for the batch, for a second at most. Ranks other than the first only say whether to stop."""
         until = time.monotonic() + _AGREE_SECONDS
         while True:
@@ -82,19 +112,36 @@ class Inbox:
             if not self.ranks.first:
                 return _Verdict.WAIT, None, None
             try:
-                batch = read_batch(self.root, step, identity=self.identity)
-                if batch is None and self.ended(step):
+                batch = self._read(wait)
+                if batch is None and self.ended(wait.step):
                     return _Verdict.ENDED, None, None
             except TransportError as error:
                 return _Verdict.FAILED, None, error
             if batch is not None:
                 return _Verdict.READY, batch, None
-            now = time.monotonic()
-            if now - started >= self.timeout_seconds:
-                return _Verdict.FAILED, None, self._too_late(step)
-            if now >= until:
+            if wait.patience.is_over():
+                return _Verdict.FAILED, None, self._too_late(wait.step)
+            if time.monotonic() >= until:
                 return _Verdict.WAIT, None, None
             time.sleep(_POLL_SECONDS)
+
+    def _read(self, wait: _Wait) -> Batch | None:
+        """The batch, None if it is not there. A damaged one is set aside, and expected again soon."""
+        try:
+            batch = read_batch(self.root, wait.step, identity=self.identity)
+        except TransportError as error:
+            wait.damaged.append(time.monotonic())
+            if len(wait.damaged) == _MOST_DAMAGED:
+                raise
+            logger.warning("%s It is set aside; the orchestrator should write it again.", error)
+            set_aside(self.skipped, batch_directory(self.root, wait.step))
+            return None
+        if batch is None and wait.damaged and time.monotonic() - wait.damaged[-1] >= _AGAIN_SECONDS:
+            raise TransportError(
+                f"Batch {wait.step} in {self.root} was damaged, and the orchestrator did not write it again "
+                f"within {_AGAIN_SECONDS:g} s."
+            )
+        return batch
 
     def _too_late(self, step: int) -> TransportError:
         return TransportError(

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
-from buckeye.errors import CheckpointError
-from buckeye.trainer.adapter import ADAPTER_DIRECTORY, has_adapter, save_weights
+from buckeye import beat
+from buckeye.faults import fault_point
+from buckeye.trainer.adapter import has_adapter
 from buckeye.trainer.distributed import Ranks
 from buckeye.trainer.gradients import clip_gradients, gradient_norm, sum_gradients
 from buckeye.trainer.layout import Tokens
+from buckeye.trainer.micro_batch import MicroBatch, is_out_of_memory
 from buckeye.trainer.model import Policy
 from buckeye.trainer.optim import NamedOptimizer, ScheduleType, learning_rate
-from buckeye.trainer.packing import distribute, plan_bins
-from buckeye.trainer.parallel import gather, settle, shard_like
+from buckeye.trainer.packing import Bin, distribute, plan_bins
+from buckeye.trainer.parallel import gather, settle
 from buckeye.trainer.perf import Work, peak_flops, peak_memory_gib, training_flops
 from buckeye.trainer.rows import Row, make_row
 
 logger = logging.getLogger(__name__)
+
+_OUT_OF_MEMORY = "out of memory"  # among the sums of a step: how many ranks ran out of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,16 +77,8 @@ class Update:
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Captured:
-    """A state of the model and its optimizer, as whole tensors in main memory by their names."""
-
-    model: Mapping[str, torch.Tensor]
-    optimizer: Mapping[str, torch.Tensor]
-
-
 class Learner:
-    """Turns accumulated gradients into optimizer steps, and saves and restores all that they depend on."""
+    """Turns accumulated gradients into optimizer steps. `buckeye.trainer.state` saves and restores it."""
 
     def __init__(
         self,
@@ -95,6 +87,7 @@ class Learner:
         schedule: Schedule,
         ranks: Ranks,
         tokenizer_files: Mapping[str, bytes],
+        micro_batch: MicroBatch,
         *,
         max_norm: float | None,
         reduce_dtype: torch.dtype = torch.float32,
@@ -104,6 +97,7 @@ class Learner:
         self.schedule = schedule
         self.ranks = ranks
         self.tokenizer_files = tokenizer_files
+        self.micro_batch = micro_batch
         self.max_norm = max_norm
         self.reduce_dtype = reduce_dtype
         self.progress = Progress()
@@ -115,7 +109,6 @@ class Learner:
     def over_bins(
         self,
         token_ids: Sequence[Tokens],
-        capacity: int,
         work: Callable[[Sequence[int]], Mapping[str, float]],
         names: Sequence[str],
     ) -> dict[str, float]:
@@ -123,30 +116,60 @@ class Learner:
         the sums of what all calls on all ranks returned under `names`.
 
         Of a model that is divided among the ranks, one with fewer bins makes up for them with empty rows, for
-        which `work` is not called. Nothing is differentiated under `torch.no_grad()`.
+        which `work` is not called. Nothing is differentiated under `torch.no_grad()`. Where memory does not
+        suffice, all ranks do all of it again in smaller bins, beginning with no gradient; `RunError` where
+        that cannot be.
         """
-        bins = plan_bins(token_ids, capacity, pair_cost=self.policy.pair_cost)
+        longest = max(map(len, token_ids), default=0)
+        while True:
+            capacity = self.micro_batch.capacity(longest)
+            bins = plan_bins(token_ids, capacity, pair_cost=self.policy.pair_cost)
+            largest = max((b.tokens for b in bins), default=0)
+            sums = self._compute(bins, work, names)
+            if sums[_OUT_OF_MEMORY] and self.ranks.mesh is not None:
+                self.micro_batch.halve(largest, longest, device=self.policy.device)  # raises: see there
+            sums = self.ranks.sum(sums)
+            if not sums.pop(_OUT_OF_MEMORY):
+                break
+            self._clear_gradients()
+            self.micro_batch.halve(largest, longest, device=self.policy.device)
+        if torch.is_grad_enabled():
+            self._work += Work(tokens=sum(b.tokens for b in bins), cost=sum(b.cost for b in bins))
+        return sums
+
+    def _compute(
+        self,
+        bins: Sequence[Bin],
+        work: Callable[[Sequence[int]], Mapping[str, float]],
+        names: Sequence[str],
+    ) -> dict[str, float]:
+        """This rank's share of `over_bins`, and under `_OUT_OF_MEMORY` a 1 if it ended early for that."""
         shares = distribute([b.cost for b in bins], self.ranks.shares)
         mine = shares[self.ranks.share]
         logger.debug(
-            "%d samples of %d tokens, of which %d are computed, in %d bins, %d of them here",
-            len(token_ids),
-            sum(map(len, token_ids)),
-            sum(b.tokens for b in bins),
+            "%d samples in %d bins, %d tokens to compute; %d bins are computed here",
+            sum(len(b.indices) for b in bins),
             len(bins),
+            sum(b.tokens for b in bins),
             len(mine),
         )
-        if torch.is_grad_enabled():
-            self._work += Work(tokens=sum(b.tokens for b in bins), cost=sum(b.cost for b in bins))
-        totals = dict.fromkeys(names, 0.0)
-        with self.policy.computing():
-            for index in mine:
-                for name, value in work(bins[index].indices).items():
-                    totals[name] += value
-            if self.ranks.mesh is not None:
-                for _ in range(max(map(len, shares)) - len(mine)):
-                    self._empty_pass()
-        return self.ranks.sum(totals)
+        sums = dict.fromkeys((*names, _OUT_OF_MEMORY), 0.0)
+        try:
+            with self.policy.computing():
+                for number, index in enumerate(mine, start=1):
+                    beat.report(f"computes micro-batch {number} of {len(mine)}")
+                    fault_point("trainer.oom")
+                    for name, value in work(bins[index].indices).items():
+                        sums[name] += value
+                if self.ranks.mesh is not None:
+                    for _ in range(max(map(len, shares)) - len(mine)):
+                        self._empty_pass()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.warning("%s", str(error).partition("\n")[0])
+            sums[_OUT_OF_MEMORY] = 1.0
+        return sums
 
     def _empty_pass(self) -> None:
         """Take part in the other ranks' forward and backward pass with a gradient of zero."""
@@ -180,8 +203,7 @@ class Learner:
                 loss,
                 norm,
             )
-        for parameter in parameters.values():
-            parameter.grad = None
+        self._clear_gradients()
         done = self.progress
         self.progress = replace(
             done,
@@ -194,10 +216,14 @@ class Learner:
         )
         return Update(applied=finite, grad_norm=norm, lr=rate, skipped=self.progress.skipped)
 
+    def _clear_gradients(self) -> None:
+        for parameter in self.policy.trainable.values():
+            parameter.grad = None
+
     def speed(self, tokens: int, seconds: float) -> dict[str, float]:
         """The batch's tokens per second; of what was differentiated since the last call `tokens_computed`
         (prefixes that samples share are computed once), all ranks' `gflops_per_second` and, where the
-        device's peak is known, `mfu`, a fraction of it; and peak memory."""
+        device's peak is known, `mfu`, a fraction of it; peak memory, and what came of the want of it."""
         policy, work, self._work = self.policy, self._work, Work()
         flops = training_flops(work, policy.matrix_elements, frozen_elements=policy.frozen_matrix_elements)
         values = {
@@ -210,74 +236,19 @@ class Learner:
         if peak is not None:
             values["mfu"] = flops / seconds / (peak * self.ranks.count)
         values["peak_memory_gib"] = peak_memory_gib(self.policy.device)
-        return values
+        return values | self.micro_batch.values()
 
     def model_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """The model's tensors whole, as `dtype`, on the first rank; nothing on the others. Where an adapter
-        is trained, only its own. All ranks must call it."""
+        """`stored_tensors` whole, as `dtype`, on the first rank; nothing on the others. All ranks must call
+        it."""
+        return gather(self.stored_tensors(), keep=self.ranks.first, dtype=dtype)
+
+    def stored_tensors(self) -> Mapping[str, torch.Tensor]:
+        """The model's own tensors, or this rank's shards of them. Where an adapter is trained, only its
+        own."""
         settle(self.policy)
         model = self.policy.model
-        state = self.policy.trainable if has_adapter(model) else model.state_dict(keep_vars=True)
-        return gather(state, keep=self.ranks.first, dtype=dtype)
-
-    def capture(self) -> Captured:
-        """What `save` writes, whole, on the first rank. All ranks must call it."""
-        return Captured(
-            model=self.model_tensors(torch.float32),
-            optimizer=gather(self.optimizer.state(), keep=self.ranks.first),
-        )
-
-    def save(self, directory: Path, captured: Captured) -> None:
-        """Write everything that training goes on from: `model/` (Hugging Face, float32) or `adapter/` (peft),
-        `optimizer.safetensors`, `random.safetensors`, `progress.json`. The first rank does."""
-        model = self.policy.model
-        save_weights(
-            model,
-            self.tokenizer_files,
-            directory / (ADAPTER_DIRECTORY if has_adapter(model) else "model"),
-            dtype=torch.float32,
-            tensors=captured.model,
-        )
-        state = {key: value.contiguous() for key, value in captured.optimizer.items()}
-        save_file(state, directory / "optimizer.safetensors")
-        save_file(_random_states(self.policy.device), directory / "random.safetensors")
-        progress = json.dumps(asdict(self.progress))
-        (directory / "progress.json").write_text(progress, encoding="utf-8")
-
-    def load(
-        self,
-        directory: Path,
-        *,
-        skip_progress: bool = False,
-        skip_schedule: bool = False,
-        skip_data: bool = False,
-    ) -> None:
-        """Take over what `save` wrote, but for the model, which `load_policy(directory / "model")` reads. It
-        does not matter how many ranks wrote it.
-
-        The arguments start the counts of tokens and samples, the schedule, or the data anew.
-        """
-        try:
-            progress = Progress(**json.loads((directory / "progress.json").read_text(encoding="utf-8")))
-            self.optimizer.load_state(self._read_optimizer(directory / "optimizer.safetensors"))
-            _set_random_states(load_file(directory / "random.safetensors"), self.policy.device)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"The trainer's state in {directory} cannot be read ({error}).") from error
-        anew = {
-            **({"tokens": 0, "samples": 0, "skipped": 0} if skip_progress else {}),
-            **({"schedule_step": 0} if skip_schedule else {}),
-            **({"data_position": 0} if skip_data else {}),
-        }
-        self.progress = replace(progress, **anew)
-
-    def _read_optimizer(self, path: Path) -> dict[str, torch.Tensor]:
-        """This rank's part of the optimizer's state, read one tensor at a time."""
-        parameters = self.policy.trainable
-        with safe_open(path, "pt") as file:
-            tensors = ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118, it is no mapping
-            return {
-                key: shard_like(tensor, parameters.get(key.rpartition("/")[0])) for key, tensor in tensors
-            }
+        return self.policy.trainable if has_adapter(model) else model.state_dict(keep_vars=True)
 
 
 def finite_only(values: Mapping[str, float]) -> dict[str, float]:
@@ -300,16 +271,3 @@ def format_step(step: int, values: Mapping[str, float]) -> str:
     }
     parts = [form.format(values[name]) for name, form in forms.items() if name in values]
     return " | ".join([f"Step {step}", *parts])
-
-
-def _random_states(device: torch.device) -> dict[str, torch.Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def _set_random_states(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)

@@ -146,10 +146,11 @@ def settle(policy: Policy) -> None:
 
 
 def gather(
-    tensors: Mapping[str, Tensor], *, keep: bool, dtype: torch.dtype | None = None
+    tensors: Mapping[str, Tensor], *, keep: bool, dtype: torch.dtype | None = None, copy: bool = False
 ) -> dict[str, Tensor]:
     """Every tensor whole and in main memory, floating-point ones as `dtype`. One is gathered after the other,
-    so that a rank that does not `keep` them never has more than one, and returns none.
+    so that a rank that does not `keep` them never has more than one, and returns none. With `copy` none of
+    them changes when the original does.
 
     All ranks must call it alike. A tensor under two names is one tensor afterwards too.
     """
@@ -157,7 +158,7 @@ def gather(
     for tensor in tensors.values():
         if id(tensor) not in gathered:
             full = whole(tensor)
-            gathered[id(tensor)] = _stored(full, dtype) if keep else full.new_empty(0)
+            gathered[id(tensor)] = _stored(full, dtype, copy=copy) if keep else full.new_empty(0)
     return {name: gathered[id(tensor)] for name, tensor in tensors.items()} if keep else {}
 
 
@@ -169,8 +170,9 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.to(tensor.device_mesh.device_type).full_tensor()  # a shard in main memory cannot be sent
 
 
-def _stored(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return tensor.to("cpu", dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype)
+def _stored(tensor: Tensor, dtype: torch.dtype | None, *, copy: bool) -> Tensor:
+    wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    return tensor.to("cpu", wanted, copy=copy).contiguous()
 
 
 def shard_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:

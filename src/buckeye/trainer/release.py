@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from buckeye.checkpoint.merge import complete_model
 from buckeye.errors import RunError
 from buckeye.trainer.adapter import ADAPTER_DIRECTORY, CONFIG_FILE, merge_adapter
 from buckeye.trainer.canary import greedy_canary
@@ -39,7 +40,7 @@ class Verified:
 def write_model(state: Path, out: Path, *, dtype: str | None) -> Verified:
     """Write the model of a checkpoint's trainer part to `out`, as the type `dtype` (None: as trained), and
     verify it. Raises `RunError` if what was written is not the same model."""
-    source = state / "model"
+    source = complete_model(state)
     policy = load_policy(str(source), torch.device("cpu"), compute_dtype="float32")
     canary = greedy_canary(policy)
     stored = getattr(torch, dtype) if dtype is not None else torch.float32

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from buckeye import beat
 from buckeye.config.trainer import TrainerConfig
+from buckeye.errors import FinalRunError
+from buckeye.faults import fault_point
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.stopwatch import Stopwatch
 from buckeye.process import RunIdentity, StopFlag, run_identity
-from buckeye.trainer.batch_loss import BatchLoss, check_batch, samples_to_train
+from buckeye.trainer.batch_loss import BatchLoss, samples_to_train
 from buckeye.trainer.inbox import Inbox
+from buckeye.trainer.integrity import Inspection, inspect
 from buckeye.trainer.learner import Learner, finite_only, format_step
 from buckeye.trainer.losses import check_loss
 from buckeye.trainer.output import Output
 from buckeye.trainer.reference import load_reference
 from buckeye.trainer.setup import build_learner, find_resume, trainer_process
-from buckeye.transport.batches import Batch, remove_batch, write_batch
+from buckeye.trainer.skipped import keep_skipped
+from buckeye.trainer.together import write_together
+from buckeye.transport.batches import Batch, Sample, remove_batch
 
 logger = logging.getLogger(__name__)
 
-_KEPT_SKIPPED_BATCHES = 10
+_MOST_UNUSABLE_BATCHES = 10
 
 
 def run_trainer(config: TrainerConfig) -> bool:
@@ -31,15 +39,17 @@ def run_trainer(config: TrainerConfig) -> bool:
     commits a checkpoint before it returns. True if it is done, False if it was stopped.
 
     Under `torchrun`'s variables it is one rank of several. Raises `TransportError` if batches stop arriving
-    or are damaged, `CheckpointError` if there is nothing to resume from, `UsageError` for a loss or a model
-    that cannot be used.
+    or stay damaged, `FinalRunError` if ten in a row hold nothing to learn from, `CheckpointError` if there is
+    nothing to resume from, `UsageError` for a loss or a model that cannot be used.
     """
     stop = StopFlag().install()
     with trainer_process(config, "trainer") as ranks:
         logger.info("Starting trainer on %s (rank %d of %d)", ranks.device, ranks.rank, ranks.count)
         check_loss(config.loss)
-        learner = build_learner(config, ranks, find_resume(config), max_steps=config.max_steps)
-        return RLTrainer(config, learner, stop, run_identity()).run()
+        learner = build_learner(config, ranks, find_resume(config, ranks), max_steps=config.max_steps)
+        trainer = RLTrainer(config, learner, stop, run_identity())
+        with trainer.output:
+            return trainer.run()
 
 
 class RLTrainer:
@@ -58,15 +68,18 @@ class RLTrainer:
         self.batch_loss = BatchLoss(config, learner, load_reference(config, learner))
         self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
         self.stopwatch = Stopwatch("wait", "compute", "publish", "checkpoint", idle="wait")
+        self._skipped = config.output_dir / "skipped"
         self.inbox = Inbox(
             root=config.output_dir / "batches",
+            skipped=self._skipped,
             identity=identity,
             ranks=self.ranks,
             stop=stop,
             timeout_seconds=config.batch_timeout,
         )
-        self.output = Output.of(config, learner, identity)
+        self.output = Output.of(config, learner, identity, self.metrics)
         self._orchestrator_state: Mapping[str, Any] = {}
+        self._unusable_batches = 0  # in a row
 
     @property
     def step(self) -> int:
@@ -76,7 +89,9 @@ class RLTrainer:
     def run(self) -> bool:
         """Publish the weights to start from, then turn batches into weights. True if all steps are done, or
         all that there are batches for."""
+        self.inbox.tell_foreign()
         self._publish()
+        beat.ready()
         ended = False
         while not self._complete():
             with self.stopwatch.of("wait"):
@@ -90,6 +105,7 @@ class RLTrainer:
             if self.output.due():
                 self._checkpoint()
         self._checkpoint()
+        self.output.wait()
         self.metrics.close()
         done = ended or self._complete()
         if done:
@@ -100,25 +116,29 @@ class RLTrainer:
         return self.config.max_steps is not None and self.step >= self.config.max_steps
 
     def _publish(self) -> None:
+        beat.report(f"publishes weights {self.step}")
         with self.stopwatch.of("publish"):
             self.output.publish(versions=self.config.max_async_level + 2)
 
     def _checkpoint(self) -> None:
+        beat.report(f"writes checkpoint {self.step}")
         with self.stopwatch.of("checkpoint"):
             self.output.checkpoint(self._orchestrator_state)
 
     def _train(self, batch: Batch) -> None:
         step, started = self.step, time.monotonic()
         logger.info("Starting training step %d", step)
-        check_batch(batch, self.learner.policy.model.config.vocab_size)
-        samples = samples_to_train(batch, self.config.loss)
+        beat.report(f"trains on batch {step}")
+        found = self._inspect(batch)
+        samples = samples_to_train(found.usable, self.config.loss)
         tokens = sum(len(s.token_ids) for s in batch.samples)
         with self.stopwatch.of("compute"):
             logger.info("Starting forward and backward pass (batch_size=%d)", len(samples))
-            record = self.batch_loss.backward(batch, samples)
+            record = self._backward(found, samples)
+            fault_point("trainer.step")
+            beat.report(f"updates the weights of step {step}")
             update = self.learner.update(record["loss"], tokens=tokens, samples=len(batch.samples))
-        if not update.applied:
-            self._keep_skipped(batch)
+        self._keep_left_out(batch, found, applied=update.applied)
         self._orchestrator_state = batch.orchestrator_state
         self._publish()
         if self.ranks.first:
@@ -127,22 +147,43 @@ class RLTrainer:
         values = {
             **record,
             "samples": len(batch.samples),
+            **found.values(),
             **update.values(),
             "seconds": seconds,
             **self.learner.speed(tokens, seconds),
             **self.stopwatch.take(),
         }
         logger.log(SUCCESS, format_step(step, values))
-        if self.ranks.first:
-            self.metrics.write("trainer", step, finite_only(values))
+        write_together(self.ranks, self.metrics.writing("trainer", step, finite_only(values)))
 
-    def _keep_skipped(self, batch: Batch) -> None:
-        """Write a batch that could not be learned from to `skipped/`, to be looked at; the first few only."""
-        root = self.config.output_dir / "skipped"
-        if not self.ranks.first:
+    def _inspect(self, batch: Batch) -> Inspection:
+        """What of a batch can be learned from; the rest is told."""
+        vocabulary = self.learner.policy.model.config.vocab_size
+        found = inspect(batch, vocabulary=vocabulary, max_async_level=self.config.max_async_level)
+        if found.left_out:
+            logger.warning(
+                "%d of the %d samples of batch %d are left out: %s",
+                len(found.left_out),
+                len(batch.samples),
+                batch.step,
+                found.describe(),
+            )
+        self._unusable_batches = self._unusable_batches + 1 if found.nothing_left else 0
+        if self._unusable_batches == _MOST_UNUSABLE_BATCHES:
+            raise FinalRunError(
+                f"{_MOST_UNUSABLE_BATCHES} batches in a row had no sample to learn from, the last "
+                f"(batch {batch.step}) because of: {found.describe()}."
+            )
+        return found
+
+    def _backward(self, found: Inspection, samples: Sequence[Sample]) -> dict[str, float]:
+        if found.nothing_left:
+            return {"loss": math.nan}  # so that the step is left out
+        return self.batch_loss.backward(found.usable, samples)
+
+    def _keep_left_out(self, batch: Batch, found: Inspection, *, applied: bool) -> None:
+        """Keep what was not learned from: the whole batch of a step that was left out, else some samples."""
+        if not self.ranks.first or (applied and not found.left_out):
             return
-        if len(list(root.glob("step_*"))) >= _KEPT_SKIPPED_BATCHES:
-            logger.warning("Batch %d is not kept: %s holds %d.", batch.step, root, _KEPT_SKIPPED_BATCHES)
-            return
-        path = write_batch(root, batch, identity=self.inbox.identity)
-        logger.warning("Batch %d is kept in %s.", batch.step, path)
+        samples = tuple(batch.samples[i] for i in found.left_out) if applied else batch.samples
+        keep_skipped(self._skipped, replace(batch, samples=samples), self.inbox.identity)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
-from buckeye.checkpoint import CheckpointInfo, resolve_checkpoint, trainer_state, verify_checkpoint
+from buckeye import beat
+from buckeye.checkpoint import CheckpointInfo, trainer_state, usable_checkpoint, verify_checkpoint
+from buckeye.checkpoint.merge import MODEL_DIRECTORY
+from buckeye.checkpoint.shards import has_shards
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import (
     ConstantSchedulerConfig,
@@ -26,10 +30,12 @@ from buckeye.trainer.adapter import ADAPTER_DIRECTORY, load_adapter
 from buckeye.trainer.distributed import Ranks, join_ranks, local_rank
 from buckeye.trainer.export import read_tokenizer_files
 from buckeye.trainer.learner import Learner, Schedule
-from buckeye.trainer.meta import empty_policy, fill_policy
+from buckeye.trainer.meta import empty_policy, fill_policy, load_shards
+from buckeye.trainer.micro_batch import micro_batch
 from buckeye.trainer.model import Policy, load_policy, pick_device
 from buckeye.trainer.optim import NamedOptimizer, ParameterGroup, build_optimizer
 from buckeye.trainer.parallel import offloads, shard_policy
+from buckeye.trainer.state import load_state
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +44,7 @@ logger = logging.getLogger(__name__)
 def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ranks]:
     """Make this process a rank of a trainer: threads, seed, log file, device, communication."""
     die_with_parent()
+    beat.start_beating()
     torch.set_num_threads(cpu_threads())
     torch.manual_seed(config.seed)
     device = pick_device(config.model.device, local_rank())
@@ -50,12 +57,21 @@ def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ra
         ranks.leave()
 
 
-def find_resume(config: TrainerConfig | SFTConfig) -> CheckpointInfo | None:
-    """The checkpoint to go on from, verified; None to start from the model."""
+def find_resume(config: TrainerConfig | SFTConfig, ranks: Ranks) -> CheckpointInfo | None:
+    """The checkpoint to go on from, verified by all ranks together; None to start from the model."""
     if config.ckpt is None or config.ckpt.resume_step is None:
         return None
-    info = resolve_checkpoint(config.output_dir / "checkpoints", config.ckpt.resume_step)
-    verify_checkpoint(info)
+
+    def verify(info: CheckpointInfo) -> None:
+        error: CheckpointError | None = None
+        try:
+            verify_checkpoint(info, share=ranks.rank, shares=ranks.count)
+        except CheckpointError as found:
+            error = found
+        if ranks.max(int(error is not None)):
+            raise error or CheckpointError("Another rank found a damaged file; see its log.")
+
+    info = usable_checkpoint(config.output_dir / "checkpoints", config.ckpt.resume_step, verify)
     logger.info("Resuming training from checkpoint step `%d`", info.step)
     return info
 
@@ -77,11 +93,13 @@ def build_learner(
         _schedule(config.scheduler, peak=config.optim.lr, max_steps=max_steps),
         ranks,
         read_tokenizer_files(source),
+        micro_batch(config, ranks),
         max_norm=config.optim.max_norm,
         reduce_dtype=getattr(torch, config.model.reduce_dtype),
     )
     if resume is not None and config.ckpt is not None:
-        learner.load(
+        load_state(
+            learner,
             trainer_state(resume),
             skip_progress=config.ckpt.skip_progress,
             skip_schedule=config.ckpt.skip_scheduler,
@@ -94,7 +112,7 @@ def _source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | None) ->
     """The name or directory of the model to load. A checkpoint of adapters does not hold their base."""
     if resume is None or config.model.experimental.lora is not None:
         return config.model.name
-    model = trainer_state(resume) / "model"
+    model = trainer_state(resume) / MODEL_DIRECTORY
     if not model.is_dir():
         raise CheckpointError(
             f"{resume.path} holds an adapter and no complete model: set trainer.model.experimental.lora as "
@@ -119,8 +137,11 @@ def _adapt(policy: Policy, lora: LoRAConfig, base: str, resume: CheckpointInfo |
 def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> Policy:
     model, flash, sharded = config.model, config.model.attn != "sdpa", ranks.mesh is not None
     dtype = model.compute_dtype
-    if model.load_using_meta and sharded:
+    shards = has_shards(Path(source).parent) and Path(source).name == MODEL_DIRECTORY
+    if sharded and (model.load_using_meta or shards):
         policy = empty_policy(source, ranks.device, flash=flash, compute_dtype=dtype)
+    elif shards:
+        policy = load_shards(Path(source).parent, ranks.device, flash=flash, compute_dtype=dtype)
     else:
         policy = load_policy(source, ranks.device, flash=flash, sharded=sharded, compute_dtype=dtype)
     if model.ac is not None or model.ac_offloading is not None:

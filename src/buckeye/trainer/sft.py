@@ -23,6 +23,7 @@ from buckeye.trainer.learner import Learner, finite_only, format_step
 from buckeye.trainer.output import Output
 from buckeye.trainer.rows import make_row
 from buckeye.trainer.setup import build_learner, find_resume, trainer_process
+from buckeye.trainer.together import write_together
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +48,14 @@ def run_sft(config: SFTConfig) -> bool:
             logger.info("Validation data %s: %s", held_out.path, held_out.counts)
             validation = held_out.all()
         max_steps = config.max_steps or math.ceil(len(data) / config.batch_size)
-        resume = find_resume(config)
+        resume = find_resume(config, ranks)
         saved = read_orchestrator_state(resume) if resume is not None else {}
         if resume is not None and config.ckpt is not None and not config.ckpt.skip_dataloader:
             _check_same_data(saved, data, resume)
         learner = build_learner(config, ranks, resume, max_steps=max_steps)
         trainer = SFTTrainer(config, learner, stop, data, validation, max_steps, _best_so_far(saved))
-        return trainer.run()
+        with trainer.output:
+            return trainer.run()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +82,6 @@ class SFTTrainer:
         self.learner = learner
         self.stop = stop
         self.data = data
-        self.seq_len = config.seq_len
         self.batch_size = config.batch_size
         self.max_steps = max_steps
         self.validation = validation
@@ -88,7 +89,7 @@ class SFTTrainer:
         self.best = best
         self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
         self.stopwatch = Stopwatch("data", "compute", "validate", "checkpoint")
-        self.output = Output.of(config, learner, run_identity())
+        self.output = Output.of(config, learner, run_identity(), self.metrics)
 
     def run(self) -> bool:
         """Train to the end, or until any rank is asked to stop. True if all steps are done."""
@@ -106,6 +107,7 @@ class SFTTrainer:
                 self._checkpoint()
         self._checkpoint()
         self.output.publish(versions=1)
+        self.output.wait()
         self.metrics.close()
         if self._complete():
             logger.log(SUCCESS, "SFT trainer finished!")
@@ -180,7 +182,7 @@ class SFTTrainer:
             return self._train_bin([samples[i] for i in indices], divisor)
 
         with torch.set_grad_enabled(train):
-            return self.learner.over_bins([s.token_ids for s in samples], self.seq_len, work, _SUMS)
+            return self.learner.over_bins([s.token_ids for s in samples], work, _SUMS)
 
     def _train_bin(self, samples: Sequence[ChatSample], divisor: float) -> dict[str, float]:
         policy = self.learner.policy
@@ -197,8 +199,7 @@ class SFTTrainer:
         }
 
     def _record(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        if self.learner.ranks.first:
-            self.metrics.write(kind, step, finite_only(values))
+        write_together(self.learner.ranks, self.metrics.writing(kind, step, finite_only(values)))
 
 
 def _check_same_data(saved: Mapping[str, Any], data: ChatFile, resume: CheckpointInfo) -> None:

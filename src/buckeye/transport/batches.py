@@ -79,9 +79,33 @@ def write_batch(root: Path, batch: Batch, *, identity: RunIdentity) -> Path:
         (directory / DATA).write_bytes(data)
         (directory / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
-    final = storage.step_directory(root, batch.step)
+    final = batch_directory(root, batch.step)
     storage.write_directory(final, fill, replace=True)
     return final
+
+
+def batch_bytes(batch: Batch) -> int:
+    """About how much disk a batch takes: its arrays, without the state that rides along."""
+    bytes_a_token = sum(np.dtype(dtype).itemsize for dtype in _DTYPES.values())
+    return bytes_a_token * sum(len(sample.token_ids) for sample in batch.samples)
+
+
+def batch_directory(root: Path, step: int) -> Path:
+    """Where the batch of a step is, or will be."""
+    return storage.step_directory(root, step)
+
+
+def foreign_batches(root: Path, *, identity: RunIdentity) -> list[int]:
+    """The steps of the batches that another run or attempt has left; they are never read."""
+    return [step for step, path in storage.step_directories(root).items() if _owner(path) != identity]
+
+
+def _owner(directory: Path) -> RunIdentity | None:
+    try:
+        manifest = storage.read_json(directory / MANIFEST)
+        return RunIdentity(run_id=manifest["run_id"], attempt=manifest["attempt"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
@@ -89,7 +113,7 @@ def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
 
     Raises `TransportError` if it is damaged.
     """
-    directory = storage.step_directory(root, step)
+    directory = batch_directory(root, step)
     try:
         manifest = storage.read_json(directory / MANIFEST)
         if (manifest["run_id"], manifest["attempt"]) != (identity.run_id, identity.attempt):
@@ -133,7 +157,7 @@ def batches_end(root: Path, *, identity: RunIdentity) -> int | None:
 
 def remove_batch(root: Path, step: int) -> None:
     """Delete a batch that has been trained on. A missing one is fine."""
-    storage.remove_directory(storage.step_directory(root, step))
+    storage.remove_directory(batch_directory(root, step))
 
 
 def _to_arrays(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:

@@ -69,6 +69,8 @@ async def hear_canary(replica: Replica, target: Target, canary: Canary, before: 
 
 async def _load_weights(replica: Replica, target: Target) -> None:
     await replica.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
+    if replica.is_vllm and any(worker.get("updating") for worker in await replica.workers()):
+        await _finish_as_it_is(replica)  # whoever began that update is gone; vLLM would end at another start
     await replica.call("POST", "/start_weight_update")
     await replica.call("POST", "/update_weights", {"update_info": {"path": str(target.path.absolute())}})
     await _check_incoming(replica, target)
@@ -108,12 +110,16 @@ async def _check_incoming(replica: Replica, target: Target) -> None:
     workers = await replica.workers()
     if replica.is_vllm and not any(worker.get("incoming") for worker in workers):
         # Nothing was replaced. vLLM takes no other update before this one is finished: it keeps its version.
-        info = await replica.call("GET", "/weight_info")
-        await replica.call("POST", "/finish_weight_update", {"weight_version": str(info["weight_version"])})
+        await _finish_as_it_is(replica)
     for worker in workers:
         if worker.get("incoming") != target.checksum:
             why = worker.get("problem") or f"it has {str(worker.get('incoming'))[:12]}"
             raise InferenceError(f"{replica.url} did not load the weights {target.checksum[:12]}: {why}.")
+
+
+async def _finish_as_it_is(replica: Replica) -> None:
+    info = await replica.call("GET", "/weight_info")
+    await replica.call("POST", "/finish_weight_update", {"weight_version": str(info["weight_version"])})
 
 
 def _dtype(workers: list[dict[str, Any]]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import httpx
@@ -42,6 +43,8 @@ def generation_of(choice: dict[str, Any]) -> Generation:
         versions += [version_of(span["version"])] * (span["end"] - span["start"])
     if not len(token_ids) == len(values) == len(versions):
         raise ValueError(f"{len(token_ids)} tokens, {len(values)} log-probs, {len(versions)} versions")
+    if not all(map(math.isfinite, values)):
+        raise ValueError("a log-prob is no finite number")
     if choice["finish_reason"] not in ("stop", "length", "abort"):
         raise ValueError(f"finish reason {choice['finish_reason']!r}")
     return Generation(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from buckeye import beat
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError
 from buckeye.inference.vllm.command import server_command, server_environment
@@ -52,6 +53,8 @@ def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, key: str
             vllm.version,
             seconds,
         )
+        beat.report("requests", on="orchestrator")
+        beat.ready()
         while not stop.requested:
             _check(child)
             time.sleep(_POLL_SECONDS)
@@ -74,6 +77,7 @@ def _until_ready(child: subprocess.Popen[bytes], url: str, stop: StopFlag) -> bo
     deadline, told = time.monotonic() + _START_SECONDS, time.monotonic()
     with httpx.Client(timeout=5.0, trust_env=False) as client:
         while not stop.requested:
+            beat.report("starts vLLM")
             _check(child)
             if _healthy(client, url):
                 return True

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from buckeye.checkpoint import CheckpointInfo, trainer_state, verify_checkpoint
+from buckeye.checkpoint import CheckpointInfo, Score, read_scores, trainer_state, verify_checkpoint
 from buckeye.errors import UsageError
 from buckeye.monitor.redact import redacted
 from buckeye.run.export.card import model_card
-from buckeye.run.export.choose import Choice, Score, choose_checkpoint, read_scores
+from buckeye.run.export.choose import Choice, choose_checkpoint
 from buckeye.run.export.facts import RunFacts, evaluation_reach, gather_facts, public_name, read_config
 from buckeye.run.export.push import Hub
 from buckeye.run.model_files import fetch_model, find_model

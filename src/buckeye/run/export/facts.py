@@ -10,11 +10,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from buckeye.checkpoint import trainer_state
+from buckeye.checkpoint import Score, scores_of, trainer_state
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import latest_by_step
 from buckeye.monitor.redact import redacted
-from buckeye.run.export.choose import Choice, Score, scores_of
+from buckeye.run.export.choose import Choice
 from buckeye.storage import read_json
 
 _LIBRARIES = ("buckeye", "torch", "transformers", "peft", "vllm")

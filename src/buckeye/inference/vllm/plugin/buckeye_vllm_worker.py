@@ -194,12 +194,14 @@ class WorkerExtension:
         DirectoryTransfer.checksum = _combined(digests)
         return None
 
-    def buckeye_weights(self) -> dict[str, str | int | None]:
-        """The checksums of the weights in use and of those that an update has brought, and its problem."""
+    def buckeye_weights(self) -> dict[str, str | int | bool | None]:
+        """The checksums of the weights in use and of those that an update has brought, its problem, and
+        whether an update was begun and not finished."""
         return {
             "checksum": DirectoryTransfer.checksum,
             "incoming": DirectoryTransfer.incoming,
             "problem": DirectoryTransfer.problem,
+            "updating": bool(getattr(self, "_weight_update_active", False)),
             "pid": os.getpid(),
             "process": _PROCESS,
             "dtype": str(self.model_config.dtype).removeprefix("torch."),

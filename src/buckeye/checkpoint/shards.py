@@ -1,0 +1,164 @@
+"""The state of a model that several ranks divide: every rank writes its own part, nobody has the whole.
+
+`shards/rank_<R>.safetensors` has rank R's pieces of tensors by the tensors' names, and `rank_<R>.json` says
+where in the whole tensors they lie. The latter is written last, so it also says that the rank is done.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from buckeye import storage
+from buckeye.errors import CheckpointError
+from buckeye.space import Patience
+
+SHARDS_DIRECTORY = "shards"
+MODEL_PREFIX = "model/"
+"""What the names of the model's tensors begin with; the others belong to its training."""
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A box in a tensor: where it begins and how long it is, in each dimension."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def common(self, other: Region) -> Region | None:
+        """What two boxes of one tensor have in common, if anything."""
+        starts = [max(a, b) for a, b in zip(self.offset, other.offset, strict=True)]
+        ends = [min(a, b) for a, b in zip(self._ends(), other._ends(), strict=True)]
+        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+        return Region(tuple(starts), tuple(lengths)) if all(n > 0 for n in lengths) else None
+
+    def within(self, outer: Region) -> tuple[slice, ...]:
+        """The slices that cut this box out of the content of an `outer` one."""
+        starts = [mine - theirs for mine, theirs in zip(self.offset, outer.offset, strict=True)]
+        return tuple(slice(start, start + n) for start, n in zip(starts, self.shape, strict=True))
+
+    def _ends(self) -> list[int]:
+        return [start + length for start, length in zip(self.offset, self.shape, strict=True)]
+
+
+@dataclass(slots=True)
+class StoredTensor:
+    """A tensor of a given shape, `dtype` as safetensors calls it, whose pieces lie in files: its content is
+    theirs, and none overlap."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    pieces: list[tuple[Path, Region]] = field(default_factory=list)
+
+
+def has_shards(state: Path) -> bool:
+    """Whether a checkpoint's trainer part was written by ranks that divide the model."""
+    return (state / SHARDS_DIRECTORY).is_dir()
+
+
+def part_path(directory: Path, rank: int) -> Path:
+    """Where the pieces of a rank are written."""
+    return directory / f"rank_{rank}.safetensors"
+
+
+def finish_part(
+    directory: Path, rank: int, token: int, tensors: Mapping[str, tuple[Sequence[int], Sequence[int]]]
+) -> None:
+    """Say that `part_path` of a rank is written. `tensors`: name -> (shape of the whole tensor, where this
+    piece of it begins). `token` is known to all ranks, and to none of another attempt."""
+    path = part_path(directory, rank)
+    _flush(path)
+    content = {
+        "token": token,
+        "sha256": storage.sha256_file(path),
+        "tensors": {name: {"shape": list(s), "offset": list(o)} for name, (s, o) in tensors.items()},
+    }
+    storage.write_file(path.with_suffix(".json"), json.dumps(content))
+
+
+def await_parts(
+    directory: Path, ranks: int, token: int, *, timeout_seconds: float, meanwhile: Callable[[], None]
+) -> dict[str, str]:
+    """Wait until every rank has finished its part, and return the SHA-256 of the large files by their names.
+
+    Calls `meanwhile` again and again. Raises `CheckpointError` after `timeout_seconds`, in which nobody
+    waited for disk space.
+    """
+    patience = Patience(timeout_seconds, directory.parent.parent)
+    hashes: dict[int, str] = {}
+    while len(hashes) < ranks:
+        for rank in set(range(ranks)) - hashes.keys():
+            digest = _finished(part_path(directory, rank).with_suffix(".json"), token)
+            if digest is not None:
+                hashes[rank] = digest
+        if patience.is_over():
+            late = ", ".join(str(rank) for rank in range(ranks) if rank not in hashes)
+            raise CheckpointError(
+                f"Trainer rank {late} did not write its shards to {directory} within {timeout_seconds:g} s "
+                "(trainer.dist_timeout_seconds). All ranks must see the same output_dir."
+            )
+        if len(hashes) < ranks:
+            meanwhile()
+            time.sleep(_POLL_SECONDS)
+    return {part_path(directory, rank).name: digest for rank, digest in hashes.items()}
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Give a file that nobody writes to again a second name."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
+
+
+def read_shards(state: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a checkpoint's trainer part by its name. Raises `CheckpointError` if the ranks' parts
+    do not make complete tensors."""
+    directory = state / SHARDS_DIRECTORY
+    found: dict[str, StoredTensor] = {}
+    try:
+        for path in sorted(directory.glob("rank_*.json")):
+            _add_part(found, path)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(f"The shards in {directory} cannot be read ({error!r}).") from error
+    for name, tensor in found.items():
+        stored = sum(math.prod(region.shape) for _, region in tensor.pieces)
+        if stored != math.prod(tensor.shape):
+            raise CheckpointError(
+                f"The shards in {directory} have {stored} elements of {name} and not "
+                f"{math.prod(tensor.shape)}: a rank's file is missing. Resume from another step."
+            )
+    return found
+
+
+def _add_part(found: dict[str, StoredTensor], path: Path) -> None:
+    data = path.with_suffix(".safetensors")
+    tensors = storage.read_json(path)["tensors"]
+    with safe_open(data, "numpy") as file:
+        for name, place in tensors.items():
+            piece = file.get_slice(name)
+            tensor = found.setdefault(name, StoredTensor(tuple(place["shape"]), piece.get_dtype()))
+            tensor.pieces.append((data, Region(tuple(place["offset"]), tuple(piece.get_shape()))))
+
+
+def _finished(path: Path, token: int) -> str | None:
+    try:
+        content = storage.read_json(path)
+    except FileNotFoundError:
+        return None
+    return str(content["sha256"]) if content["token"] == token else None
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

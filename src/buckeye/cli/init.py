@@ -1,0 +1,184 @@
+"""`buckeye rl init`: the configuration of an environment, written from what it announces, and tried."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from buckeye.errors import UsageError
+
+if TYPE_CHECKING:
+    from buckeye.envs.mcp.generate import Generated
+    from buckeye.envs.mcp.source import Source
+    from buckeye.tasks.models import McpTask
+
+init_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def run_init(argv: Sequence[str]) -> int:
+    """Carry out `rl init ...`."""
+    return init_app(list(argv), standalone_mode=True, prog_name="buckeye rl init") or 0
+
+
+@init_app.command()
+def init(
+    env: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ENV", help="image:tag, image@sha256:..., a folder, buckeye.lock.yaml, or a URL."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file. Default: configs/<env>.yaml.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file if it exists.")] = False,
+    build: Annotated[
+        bool,
+        typer.Option("--build", "-b", help="Build the image of the folder first, with docker or podman."),
+    ] = False,
+    command: Annotated[
+        str | None, typer.Option(help="The environment is this program, an MCP server on stdio.")
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="For a URL; write keys as $NAME, which is looked up."),
+    ] = None,
+    tasks: Annotated[
+        Path | None,
+        typer.Option(help="Its tasks: the first prepares and grades the rollout. Default: the folder's."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the configuration; write nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write the configuration of an MCP environment from its tools, and play a scripted rollout with it."""
+    from buckeye.envs.mcp.source import find_source
+    from buckeye.process import die_with_parent
+    from buckeye.tasks.files import read_tasks
+
+    die_with_parent()
+    source = (
+        find_source(env, command=command, headers=_headers(header or []), build=False) if not build else None
+    )
+    path = output
+    if source is not None:
+        path = _free_path(output, source, force=force or dry_run)
+    elif output is not None:
+        _refuse_taken(output, force=force or dry_run)
+    if source is None:  # building takes minutes, so what can be refused has been by now
+        source = find_source(env, command=command, headers={}, build=True)
+        path = _free_path(output, source, force=force or dry_run)
+    assert path is not None
+    file = tasks or source.tasks
+    known_tasks = read_tasks(file) if file is not None else []
+    generated, listed = _generated(source, known_tasks)
+    if dry_run:
+        _print_dry_run(generated, path, as_json=as_json)
+        return
+    raise typer.Exit(_write_and_prove(generated, listed, source, path, known_tasks, as_json=as_json))
+
+
+def _generated(source: Source, tasks: Sequence[McpTask]) -> tuple[Generated, list[Any]]:
+    from buckeye.envs.mcp.config import DefaultsConfig
+    from buckeye.envs.mcp.generate import generate_config
+    from buckeye.envs.mcp.source import live_tools
+
+    listed = list(source.tools or ())
+    if source.tools is None:
+        listed = asyncio.run(live_tools(source, DefaultsConfig().setup_timeout))
+    calls = [call for task in tasks for call in (*task.setup_tool, *task.evaluate_tool)]
+    return (
+        generate_config(
+            source.environment,
+            listed,
+            preparing={call.name for task in tasks for call in task.setup_tool},
+            grading={call.name for task in tasks for call in task.evaluate_tool},
+            context_values=_constants([call.arguments for call in calls]),
+        ),
+        listed,
+    )
+
+
+def _constants(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str | int]:
+    """Arguments that have the same value wherever the tasks give them."""
+    values: dict[str, set[str | int]] = {}
+    for one in arguments:
+        for name, value in one.items():
+            if isinstance(value, str | int):
+                values.setdefault(name, set()).add(value)
+    return {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
+
+
+def _write_and_prove(
+    generated: Generated,
+    listed: list[Any],
+    source: Source,
+    path: Path,
+    tasks: Sequence[McpTask],
+    *,
+    as_json: bool,
+) -> int:
+    from buckeye.cli.init_texts import as_object, summary, trials_text
+    from buckeye.envs.mcp.config import load_gym_config
+    from buckeye.envs.mcp.proof import Proof, prove
+    from buckeye.errors import BuckeyeError
+    from buckeye.storage import write_file
+
+    write_file(path, generated.text)
+    if not as_json:
+        typer.echo(summary(generated, path))
+    try:
+        proof = asyncio.run(prove(load_gym_config(path), listed, source, tasks[0] if tasks else None))
+    except BuckeyeError as error:
+        proof = Proof((), problem=str(error))
+    if as_json:
+        typer.echo(json.dumps(as_object(generated, path, proof), ensure_ascii=False))
+    else:
+        typer.echo(trials_text(proof, source.shown, path))
+    return 0 if proof.passed else 1
+
+
+def _print_dry_run(generated: Generated, path: Path, *, as_json: bool) -> None:
+    if as_json:
+        from buckeye.cli.init_texts import as_object
+
+        typer.echo(
+            json.dumps(as_object(generated, path, None) | {"text": generated.text}, ensure_ascii=False)
+        )
+        return
+    typer.echo(generated.text, nl=False)
+    for note in generated.notes:
+        typer.echo(f"note: {note}", err=True)
+    typer.echo(f"Nothing was written; without --dry-run it goes to {path}", err=True)
+
+
+def _headers(pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageError("--header: write NAME=VALUE, as --header 'Mcp-Image=my-org/my-env:latest'")
+        found[name.strip()] = value
+    return found
+
+
+def _free_path(output: Path | None, source: Source, *, force: bool) -> Path:
+    import re
+
+    name = re.sub(r"[^\w.\-]+", "-", source.environment.name).strip("-.") or "env"
+    path = output or Path("configs", f"{name}.yaml")
+    _refuse_taken(path, force=force)
+    return path
+
+
+def _refuse_taken(path: Path, *, force: bool) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name a file with -o")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists already. Add --force to replace it, or name another file with -o.")

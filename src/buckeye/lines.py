@@ -1,0 +1,147 @@
+"""Files that grow by whole lines: a line is there, or it is not, also where the disk is full or several
+processes append to the same file."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_LOCK_SECONDS = 2.0  # whoever is suspended in the middle of a line holds the others up for no longer
+
+
+class LineFile:
+    """A file that lines are appended to, made if it is not there."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def append(self, lines: bytes) -> None:
+        """Append one or more lines, each with its newline. Raises OSError if they cannot be written, and
+        leaves the file as it was.
+
+        Half a line that a killed process, or the machine, has left at the end is ended first.
+        """
+        append_lines(self._fd, lines)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def append_lines(descriptor: int, lines: bytes) -> None:
+    """As `LineFile.append`, to a file that is open for appending. Where it is no regular file (a terminal, a
+    pipe), what was written stays written."""
+    if not is_file(descriptor):
+        _write_all(descriptor, lines)
+        return
+    with _locked(descriptor) as alone:
+        size = os.fstat(descriptor).st_size
+        try:
+            _write_all(descriptor, b"\n" + lines if _ends_within_a_line(descriptor, size) else lines)
+        except OSError:
+            if alone:  # else the end of the file may be somebody else's line
+                os.ftruncate(descriptor, size)
+            raise
+
+
+def is_file(descriptor: int) -> bool:
+    """Whether it is a regular file: no terminal, no pipe."""
+    return stat.S_ISREG(os.fstat(descriptor).st_mode)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.write(descriptor, left)
+        if not written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left = left[written:]
+
+
+def _ends_within_a_line(descriptor: int, size: int) -> bool:
+    if not size:
+        return False
+    try:
+        return os.pread(descriptor, 1, size - 1) != b"\n"
+    except OSError:  # open for writing only
+        return False
+
+
+@contextmanager
+def _locked(descriptor: int) -> Iterator[bool]:
+    """Hold the file while a line is appended; False if somebody else holds it all the time, or where it
+    cannot be held."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    alone = _try_to_lock(descriptor)
+    while not alone and time.monotonic() < deadline:
+        time.sleep(0.01)
+        alone = _try_to_lock(descriptor)
+    try:
+        yield alone
+    finally:
+        if alone:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _try_to_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+class LineStream(io.TextIOBase):
+    """Text to a file, by whole lines, that never fails because of a full disk: lines that there is no room
+    for are counted, and the next one that there is room for tells how many.
+
+    A line is written at its end, or at `flush`. `descriptor` is open for appending and remains so.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._begun = ""
+        self._lost = 0
+        self._lock = threading.RLock()
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            whole, newline, self._begun = (self._begun + text).rpartition("\n")
+            self._put(whole + newline)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._lock:
+            begun, self._begun = self._begun, ""
+            self._put(begun)
+
+    def _put(self, text: str) -> None:
+        if not text:
+            return
+        note = f"({self._lost} lines are missing here: the disk was full)\n" if self._lost else ""
+        try:
+            append_lines(self._descriptor, (note + text).encode(self.encoding, "backslashreplace"))
+            self._lost = 0
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._lost += text.count("\n") or 1

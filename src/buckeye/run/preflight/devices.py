@@ -1,0 +1,101 @@
+"""What there is to compute with: GPUs with their memory and whoever is on them, and main memory."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+_QUERY_SECONDS = 20.0
+_MIB = 2**20
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_FILES = (  # (limit, in use): version 2, then version 1
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """A GPU as nvidia-smi numbers it; memory in bytes. `users`: the (pid, name, bytes) of processes on it."""
+
+    index: int
+    name: str
+    total: int
+    free: int
+    users: tuple[tuple[int, str, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MainMemory:
+    """Bytes that this machine, or this container, has, and how many of them are to be had now."""
+
+    total: int
+    free: int
+
+
+def main_memory(cgroup: Path = _CGROUP) -> MainMemory:
+    """The machine's memory, or a container's share of it where that is less."""
+    machine = psutil.virtual_memory()
+    total, free = machine.total, machine.available
+    for limit_file, used_file in _CGROUP_FILES:
+        limit, used = _number(cgroup / limit_file), _number(cgroup / used_file)
+        if limit is not None and limit < total:
+            total = limit
+            free = min(free, limit - (used or 0))
+    return MainMemory(total=total, free=max(0, free))
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no such cgroup, or "max"
+        return None
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs of this machine; none where nvidia-smi is not there or fails."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listing = _ask("--query-gpu=index,uuid,name,memory.total,memory.free")
+    if not listing:
+        return []
+    return read_gpus(listing, _ask("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"))
+
+
+def read_gpus(listing: str, apps: str) -> list[Gpu]:
+    """GPUs from nvidia-smi's two tables, in its format `csv,noheader,nounits`."""
+    users: dict[str, list[tuple[int, str, int]]] = {}
+    for uuid, pid, name, used in _rows(apps, 4):
+        users.setdefault(uuid, []).append((int(pid), name, _mib(used)))
+    return [
+        Gpu(index=int(index), name=name, total=_mib(total), free=_mib(free), users=tuple(users.get(uuid, ())))
+        for index, uuid, name, total, free in _rows(listing, 5)
+    ]
+
+
+def _mib(text: str) -> int:
+    """Bytes; 0 where the driver does not tell ("[N/A]")."""
+    return int(text) * _MIB if text.isdigit() else 0
+
+
+def _rows(table: str, columns: int) -> list[Sequence[str]]:
+    rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines()]
+    return [row for row in rows if len(row) == columns]
+
+
+def _ask(query: str) -> str:
+    try:
+        return subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=_QUERY_SECONDS,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

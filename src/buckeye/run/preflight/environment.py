@@ -1,0 +1,140 @@
+"""Whether the environments load, pass their checks, and give rewards from which the model can learn."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Callable
+
+from buckeye.config.evals import EvalsConfig, MeasuredEnvConfig
+from buckeye.config.orchestrator import TrainEnvConfig
+from buckeye.config.rl import RLConfig
+from buckeye.config.shared import EvalSamplingConfig, PolicyModelConfig
+from buckeye.envs.check import CheckOptions, check_environment
+from buckeye.envs.honesty.result import shortened
+from buckeye.envs.honesty.samples import TRAIN
+from buckeye.envs.registry import load_environment
+from buckeye.errors import BuckeyeError
+from buckeye.orchestrator.evaluate import EvalResult
+from buckeye.run.env_check import spread_of
+from buckeye.run.evals import evaluate_model
+from buckeye.run.model_files import find_model
+from buckeye.run.preflight.check import Check, failed, ok, skipped, warning
+
+SPREAD = "group spread"
+_SAMPLE = 20  # tasks of each family and split: `buckeye env check` looks at more
+_LIMIT = 0.03
+_LITTLE = 0.2
+_MUCH_CUT = 0.2
+_GROUP = 8
+
+
+def check_environments(config: RLConfig, progress: Callable[[str], None]) -> list[Check]:
+    """One line for each environment of training and evaluation; those of training are also played."""
+    evaluated = config.orchestrator.eval.env if config.orchestrator.eval is not None else []
+    trained = [(env.id, env.args) for env in config.orchestrator.env]
+    checks = [_check_trained(env, progress) for env in config.orchestrator.env]
+    for env in evaluated:
+        if (env.id, env.args) not in trained:
+            checks.append(_check_loads(env.id, env.args))
+    return checks
+
+
+def _check_loads(env_id: str, args: dict[str, object]) -> Check:
+    name = f"environment {env_id}"
+    try:
+        environment = load_environment(env_id, **args)
+        count = len(environment.tasks(TRAIN))
+    except BuckeyeError as error:
+        return failed(name, str(error), "")
+    except Exception as error:  # of the environment's own code
+        return failed(name, f"{type(error).__name__}: {error}", f"buckeye env check {env_id}")
+    return ok(name, f"{count} train tasks") if count else failed(name, "it has no train tasks", "")
+
+
+def _check_trained(env: TrainEnvConfig, progress: Callable[[str], None]) -> Check:
+    loaded = _check_loads(env.id, env.args)
+    if loaded.state != "ok":
+        return loaded
+    progress(f"checking {env.id}")
+    options = CheckOptions(sample=_SAMPLE, limit=_LIMIT, progress=progress)
+    try:
+        report = asyncio.run(check_environment(env.id, env.args, options))
+    except BuckeyeError as error:
+        return failed(loaded.name, str(error), "")
+    lines = [f"{check.status:>7}  {check.name}: {shortened(check.detail)}" for check in report.checks]
+    wrong = [check for check in report.checks if check.status == "fail"]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        seen = f"{loaded.seen}; {wrong[0].name}: {shortened(wrong[0].detail)}{more}"
+        return warning(loaded.name, seen, f"buckeye env check {env.id}", lines)
+    return ok(loaded.name, f"{loaded.seen}; {len(lines)} checks on a sample of {_SAMPLE}", lines)
+
+
+def check_spread(config: RLConfig, groups: int) -> list[Check]:
+    """Play groups of every environment with the model itself, as training would. Takes as long as sampling
+    does."""
+    if find_model(config.trainer.model.name) is None:
+        return [skipped(SPREAD, "the model is not on this machine")]
+    try:
+        results = asyncio.run(evaluate_model(_sample(config, groups)))
+    except BuckeyeError as error:
+        return [failed(SPREAD, str(error), "")]
+    return [spread_check(result) for result in results]
+
+
+def _sample(config: RLConfig, groups: int) -> EvalsConfig:
+    orchestrator = config.orchestrator
+    size = orchestrator.rollouts_per_example if orchestrator.rollouts_per_example > 1 else _GROUP
+    sampling = orchestrator.sampling
+    return EvalsConfig(
+        env=[
+            MeasuredEnvConfig(
+                id=env.id,
+                args=env.args,
+                name=env.name,
+                split=TRAIN,
+                num_examples=groups,
+                rollouts_per_example=size,
+            )
+            for env in orchestrator.env
+        ],
+        model=PolicyModelConfig(name=config.trainer.model.name),
+        sampling=EvalSamplingConfig(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
+        ),
+        seq_len=orchestrator.seq_len,
+        max_concurrent=orchestrator.max_concurrent,
+        rollout_timeout=orchestrator.rollout_timeout,
+        seed=orchestrator.seed,
+    )
+
+
+def spread_check(result: EvalResult) -> Check:
+    """What the rewards of the groups say: where all of a group are equal, it teaches nothing."""
+    name = f"{SPREAD} in {result.env_name}"
+    spread = spread_of(result)
+    if not spread.scored:
+        first = result.errors[0].outcome.error if result.errors else "there are no tasks"
+        return failed(name, f"no group has two scored rollouts; {spread.errored} errored: {first}", "")
+    rewards = [rollout.reward for rollout in result.rollouts if rollout.reward is not None]
+    mean, zero = statistics.fmean(rewards), spread.scored - spread.spread
+    seen = (
+        f"{zero} of {spread.scored} groups of {spread.size} have no spread ({zero / spread.scored:.0%}), "
+        f"mean reward {mean:.3f}, {spread.truncated:.0%} truncated"
+    )
+    if spread.errored:
+        seen += f", {spread.errored} rollouts errored"
+    if spread.truncated > _MUCH_CUT:
+        return warning(name, seen, "many replies are cut off: raise orchestrator.sampling.max_tokens")
+    if not spread.spread or spread.spread / spread.scored < _LITTLE:
+        return warning(name, seen, _what_to_do(mean, max(rewards)))
+    return ok(name, seen)
+
+
+def _what_to_do(mean: float, best: float) -> str:
+    if mean > best / 2 and best > 0:
+        return "the model can do nearly all of it: take harder tasks"
+    return "nearly all fail alike: take easier tasks or a curriculum, or fine-tune first (sft)"

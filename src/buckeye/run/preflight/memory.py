@@ -1,0 +1,323 @@
+"""How much memory each process of a run will need, and for what, from the model's sizes and the settings.
+
+Everything is counted from the shapes of tensors, but for what a process needs before it has any, which was
+measured. docs/doctor.md has the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.config.inference import InferenceConfig
+from buckeye.config.rl import RLConfig
+from buckeye.config.trainer import SGDConfig, TrainerConfig
+from buckeye.run.preflight.devices import Gpu, MainMemory
+from buckeye.run.preflight.shape import ModelShape
+
+MAIN = "main memory"
+
+_HEAD_CHUNK = 128 * 2**20  # of logits, as trainer/head.py computes them
+_PREFILL_TOKENS = 8192  # as inference/engine.py
+_BFLOAT16_PARAMETERS = 5_000_000  # as inference/dtype.py
+_EMBEDDED_SHARE = 0.25  # of memory for keys and values, as inference/cache.py
+_VLLM_CPU_CACHE = 1_000_000_000
+_PROCESS = 450_000_000  # an interpreter with torch and transformers, measured
+_ORCHESTRATOR = 400_000_000  # measured with the tokenizer and an environment without libraries of its own
+_GPU_PROCESS = 700_000_000  # a CUDA context, its kernels and libraries' workspaces
+_GPU_PROCESS_MAIN = 2_500_000_000  # of a process that uses a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What memory is for, and how many bytes."""
+
+    what: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessMemory:
+    """What a process needs in one place: on a GPU ("GPU 0"), or in main memory."""
+
+    process: str
+    place: str
+    parts: tuple[Part, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts together, which is what it takes when it takes most."""
+        return sum(part.size for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """What a plan is made for. Without `gpus` everything is in main memory. `fast_bfloat16`: whether the
+    processor multiplies in it."""
+
+    memory: MainMemory
+    gpus: tuple[Gpu, ...] = ()
+    fast_bfloat16: bool = False
+    vllm: bool = False
+
+
+def processor_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this processor has instructions for bfloat16, which decides what a CPU computes in."""
+    try:
+        text = cpuinfo.read_text()
+    except OSError:
+        return False
+    return any(flag in text for flag in ("avx512_bf16", "amx_tile"))
+
+
+def plan_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> list[ProcessMemory]:
+    """The memory of every process of a run, in the order in which they are started."""
+    needs: list[ProcessMemory] = []
+    if config.inference is not None:
+        tp = config.inference.parallel.tp
+        ids = config.inference_gpu_ids
+        for number, first in enumerate(range(0, len(ids), tp)):
+            devices = ids[first : first + tp]
+            needs += _inference(config, config.inference, shape, hardware, number, devices)
+    needs.append(_process("orchestrator", MAIN, [Part("the program", _ORCHESTRATOR)]))
+    for number, device in enumerate(config.trainer_gpu_ids):
+        needs += _trainer(config.trainer, shape, hardware, number, device, len(config.trainer_gpu_ids))
+    return needs
+
+
+def _process(process: str, place: str, parts: Sequence[Part]) -> ProcessMemory:
+    return ProcessMemory(process=process, place=place, parts=tuple(part for part in parts if part.size))
+
+
+# --- the trainer ---
+
+
+def _trainer(
+    config: TrainerConfig, shape: ModelShape, hardware: Hardware, rank: int, device: int, ranks: int
+) -> list[ProcessMemory]:
+    on_gpu = bool(hardware.gpus) and config.model.device != "cpu"
+    shards = _shards(config, ranks, on_gpu=on_gpu)
+    place = f"GPU {device}" if on_gpu else MAIN
+    width = _width(config.model.compute_dtype, shape, hardware, on_gpu=on_gpu)
+    state = _state(config, shape, shards, width)
+    work = [
+        *_casts(config, shape, shards, width),
+        _activations(config, shape, width, on_gpu=on_gpu),
+        _logits(config, shape, width),
+    ]
+    title = f"trainer {rank}"
+    saved = _saved(config, shape, shards, rank)
+    if not on_gpu:
+        parts = [*state, *work, Part("copies for a checkpoint", saved), Part("the program", _PROCESS)]
+        return [_process(title, MAIN, parts)]
+    offloaded = config.model.fsdp_cpu_offload
+    on_device = [*([] if offloaded else state), *work, Part("the program", _GPU_PROCESS)]
+    beside = [
+        *(state if offloaded else []),
+        Part("copies for a checkpoint", saved),
+        Part("the program", _GPU_PROCESS_MAIN),
+    ]
+    return [_process(title, place, on_device), _process(title, MAIN, beside)]
+
+
+def _shards(config: TrainerConfig, ranks: int, *, on_gpu: bool) -> int:
+    """Into how many parts the ranks divide the model."""
+    model = config.model
+    asked = model.sharding == "full" or model.tp > 1 or model.dp_replicate > 1
+    if asked or (model.sharding == "auto" and on_gpu and ranks > 1):
+        return model.tp if model.sharding == "none" else max(1, ranks // model.dp_replicate)
+    return 1
+
+
+def _width(dtype: str, shape: ModelShape, hardware: Hardware, *, on_gpu: bool) -> int:
+    """Bytes of a number that is computed with."""
+    if dtype == "auto":
+        fast = on_gpu or (hardware.fast_bfloat16 and shape.parameters >= _BFLOAT16_PARAMETERS)
+        return 2 if fast else 4
+    return 4 if dtype == "float32" else 2
+
+
+def _trained(config: TrainerConfig, shape: ModelShape) -> int:
+    lora = config.model.experimental.lora
+    return shape.parameters if lora is None else shape.adapter(lora)
+
+
+def _state(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> list[Part]:
+    """What stays from step to step: weights, their gradients, the optimizer's moments."""
+    trained, adapter = _trained(config, shape), config.model.experimental.lora is not None
+    parts = [
+        Part("weights (float32)", 4 * trained // shards),
+        Part("gradients (float32)", 4 * trained // shards),
+        Part(f"optimizer ({config.optim.type})", _moments(config, shape, trained) // shards),
+    ]
+    if adapter:
+        parts.append(Part("frozen weights", width * shape.parameters // shards))
+    loss = config.loss
+    if loss.kl_coef and (not adapter or loss.reference_model is not None):
+        parts.append(Part("reference model (float32)", 4 * shape.parameters // shards))
+    return parts
+
+
+def _moments(config: TrainerConfig, shape: ModelShape, trained: int) -> int:
+    optim = config.optim
+    if isinstance(optim, SGDConfig):
+        return 4 * trained if optim.momentum else 0
+    if optim.type == "adamw8bit":
+        return 2 * trained
+    if optim.type == "muon":  # one moment for the layers' matrices, two for the embeddings
+        outer = 0 if config.model.experimental.lora is not None else shape.embeddings
+        return 4 * (trained - outer) + 8 * outer
+    return 8 * trained
+
+
+def _casts(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> list[Part]:
+    """The weights in bfloat16, which are cast once a step; of a divided model two layers at a time, and what
+    is outside of layers."""
+    if shards > 1:
+        gathered = 2 * shape.layer + shape.embeddings
+        return [Part("gathered weights", width * gathered)]
+    if width == 4 or config.model.experimental.lora is not None:
+        return []
+    return [Part("weights (bfloat16)", 2 * shape.parameters)]
+
+
+def _activations(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: bool) -> Part:
+    """What the forward pass keeps for the backward pass, for `seq_len` tokens, and what the backward pass of
+    one layer has beside it.
+
+    A layer keeps, for each token: the input and the output of its two norms (4 hidden); queries before and
+    after their norm and the attended values (3 queries), keys and values likewise (3 keys); of the gated
+    feed-forward part the gate, its activation, the other factor and their product (4 mlp). Without flash
+    attention queries, keys and values are also kept in padded blocks.
+    """
+    model, queries, keys = config.model, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    layer = 4 * shape.hidden + 3 * queries + 3 * keys + 4 * shape.mlp
+    if not on_gpu or width == 4 or model.attn == "sdpa":
+        layer += 2 * queries + 2 * keys
+    passing = 3 * shape.mlp + 2 * shape.hidden
+    recomputed = 0
+    if model.ac is not None or model.ac_offloading is not None:
+        recomputed = shape.layers // (model.ac.freq if model.ac is not None else 1)
+        passing += layer
+    inputs = 0 if model.ac_offloading is not None else recomputed * shape.hidden
+    per_token = (shape.layers - recomputed) * layer + inputs + passing + 3 * shape.hidden
+    return Part(f"activations of {config.seq_len} tokens", width * per_token * config.seq_len)
+
+
+def _logits(config: TrainerConfig, shape: ModelShape, width: int) -> Part:
+    """Three chunks of logits, the gradient of the output projection before it is added, and its cast."""
+    tokens = min(config.seq_len, max(1, _HEAD_CHUNK // (4 * shape.vocabulary)))
+    head = shape.vocabulary * shape.hidden
+    gradient = 4 * head if config.model.experimental.lora is None else 0
+    return Part("logits and their gradients", (3 * 4 + width) * tokens * shape.vocabulary + gradient)
+
+
+def _saved(config: TrainerConfig, shape: ModelShape, shards: int, rank: int) -> int:
+    """Copies of weights and moments in main memory, from which a checkpoint is written beside the next steps:
+    of a divided model every rank has its own, else the first has all."""
+    trained = _trained(config, shape)
+    whole = 4 * trained + _moments(config, shape, trained)
+    if shards > 1 and config.model.experimental.lora is None:
+        return whole // shards
+    return whole if rank == 0 else 0
+
+
+# --- inference ---
+
+
+def _inference(
+    config: RLConfig,
+    inference: InferenceConfig,
+    shape: ModelShape,
+    hardware: Hardware,
+    number: int,
+    devices: Sequence[int],
+) -> list[ProcessMemory]:
+    title = f"inference {number}"
+    on_gpu = bool(hardware.gpus) and inference.model.device != "cpu"
+    if on_gpu and hardware.vllm:
+        return _vllm_on_gpus(title, inference, hardware, devices)
+    width = _width(inference.model.dtype, shape, hardware, on_gpu=on_gpu)
+    cache = Part("keys and values", _cache(config, inference, shape, hardware, width, devices, on_gpu=on_gpu))
+    if hardware.vllm:
+        weights = Part("weights", width * shape.parameters)
+        return [_process(title, MAIN, [weights, cache, Part("the program", 2 * _PROCESS)])]
+    # a tied output projection is the embedding once more, in the layout that is fast to multiply with
+    weights_size = width * (shape.parameters + (shape.embeddings if shape.tied else 0))
+    parts = [
+        Part("weights", weights_size),
+        Part("new weights, beside the old", weights_size),
+        cache,
+        Part("a prompt, and logits", _passing(inference, shape, width)),
+    ]
+    if not on_gpu:
+        return [_process(title, MAIN, [*parts, Part("the program", _PROCESS)])]
+    return [
+        _process(title, f"GPU {devices[0]}", [*parts, Part("the program", _GPU_PROCESS)]),
+        _process(title, MAIN, [Part("the program", _GPU_PROCESS_MAIN)]),
+    ]
+
+
+def _vllm_on_gpus(
+    title: str, inference: InferenceConfig, hardware: Hardware, devices: Sequence[int]
+) -> list[ProcessMemory]:
+    """vLLM takes its share of a GPU, whatever it needs."""
+    share = inference.gpu_memory_utilization
+    totals = {gpu.index: gpu.total for gpu in hardware.gpus}
+    taken = f"vLLM: weights, keys and values (gpu_memory_utilization {share:g})"
+    return [
+        *(_process(title, f"GPU {d}", [Part(taken, int(share * totals.get(d, 0)))]) for d in devices),
+        _process(title, MAIN, [Part("the program", _GPU_PROCESS_MAIN)]),
+    ]
+
+
+def slot_bytes(shape: ModelShape, length: int, width: int) -> int:
+    """Keys and values of one sequence of `length` tokens."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * length * width
+
+
+def _cache(
+    config: RLConfig,
+    inference: InferenceConfig,
+    shape: ModelShape,
+    hardware: Hardware,
+    width: int,
+    devices: Sequence[int],
+    *,
+    on_gpu: bool,
+) -> int:
+    """What the engine sets aside; on a CPU only what is written to counts, so no more than the rollouts that
+    are played at a time can use, and as many again for earlier turns."""
+    if hardware.vllm:
+        return int(inference.kv_cache_gb * 1e9) if inference.kv_cache_gb else _VLLM_CPU_CACHE
+    length = min(inference.model.max_model_len or shape.max_positions, shape.max_positions)
+    slot = slot_bytes(shape, length, width)
+    if inference.kv_cache_gb is not None:
+        budget = int(inference.kv_cache_gb * 1e9)
+    elif on_gpu:
+        budget = int(_EMBEDDED_SHARE * next((g.free for g in hardware.gpus if g.index == devices[0]), 0))
+    else:
+        budget = int(_EMBEDDED_SHARE * hardware.memory.total)
+    slots = min(2 * inference.max_num_seqs, max(1, budget // slot))
+    if not on_gpu:
+        slots = min(slots, 2 * _at_a_time(config))
+    return slots * slot
+
+
+def _at_a_time(config: RLConfig) -> int:
+    """Rollouts that one replica plays at a time."""
+    orchestrator = config.orchestrator
+    assert config.inference is not None
+    replicas = max(1, len(config.inference_gpu_ids) // config.inference.parallel.tp)
+    played = math.ceil(orchestrator.batch_size * orchestrator.oversampling_factor)
+    played *= 1 + orchestrator.max_async_level
+    return math.ceil(min(played, orchestrator.max_concurrent or played) / replicas)
+
+
+def _passing(inference: InferenceConfig, shape: ModelShape, width: int) -> int:
+    """A prompt's way through a layer, and the logits of a decode step while they are sorted and summed."""
+    layer = 2 * shape.hidden + (shape.heads + 2 * shape.kv_heads) * shape.head_dim + 3 * shape.mlp
+    length = min(_PREFILL_TOKENS, inference.model.max_model_len or shape.max_positions)
+    return width * layer * length + 4 * 4 * inference.max_num_seqs * shape.vocabulary

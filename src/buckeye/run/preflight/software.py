@@ -1,0 +1,105 @@
+"""Whether Python and the libraries are ones that this version of Buckeye was made for."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from importlib import metadata
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
+from buckeye.inference.vllm.interpreter import find_vllm, require_vllm
+from buckeye.run.preflight.check import Check, failed, ok, skipped
+
+PYTHON, LIBRARIES, VLLM = "Python", "libraries", "vLLM"
+
+
+def check_python() -> Check:
+    """Show which Python this is."""
+    return ok(PYTHON, f"{platform.python_version()}, {sys.executable}")
+
+
+def extras_of(config: RLConfig | None) -> list[str]:
+    """The extras whose libraries a run with this configuration imports."""
+    extras = ["train"]
+    if config is not None and config.trainer.optim.type == "adamw8bit":
+        extras.append("optim8bit")
+    if config is not None and (config.wandb or config.trainer.wandb):
+        extras.append("wandb")
+    return extras
+
+
+def check_libraries(
+    extras: Iterable[str],
+    *,
+    requirements: Iterable[str] | None = None,
+    version_of: Callable[[str], str] = metadata.version,
+) -> Check:
+    """Compare what is installed with what the distribution asks for, which leaves out versions known to be
+    bad."""
+    asked = metadata.requires("buckeye") if requirements is None else requirements
+    wrong, found = [], []
+    wanted = list(_wanted(asked or (), list(extras)))
+    for requirement in wanted:
+        try:
+            version = version_of(requirement.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is not installed")
+            continue
+        found.append(f"{requirement.name} {version}")
+        if not requirement.specifier.contains(Version(version), prereleases=True):
+            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
+    if wrong:
+        return failed(
+            LIBRARIES, "; ".join(wrong), f"pip install 'buckeye[{','.join(extras)}]'", sorted(found)
+        )
+    main = [entry for entry in found if entry.split()[0] in ("torch", "transformers", "peft")]
+    return ok(LIBRARIES, f"{', '.join(main)} and {len(found) - len(main)} more", sorted(found))
+
+
+def _wanted(requirements: Iterable[str], extras: list[str]) -> Iterable[Requirement]:
+    for text in requirements:
+        requirement = Requirement(text)
+        marker = requirement.marker
+        if requirement.name != "buckeye" and (
+            marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
+        ):
+            yield requirement
+
+
+def check_torch_build(gpus: int, *, version_of: Callable[[str], str] = metadata.version) -> Check:
+    """A GPU is of no use to a torch that was built without CUDA."""
+    name = "torch's build"
+    try:
+        version = version_of("torch")
+    except metadata.PackageNotFoundError:
+        return skipped(name, "torch is not installed")
+    if gpus and version.endswith("+cpu"):
+        return failed(
+            name,
+            f"torch {version} cannot use the {gpus} GPUs of this machine",
+            "install torch built for CUDA (pytorch.org has the command), or set the devices to cpu",
+        )
+    return ok(name, f"{version}, {gpus} GPUs" if gpus else f"{version}, no GPU")
+
+
+def check_vllm(config: RLConfig | None, *, gpus: int) -> Check:
+    """Whether the engine that the configuration asks for is there. Starts an interpreter or two."""
+    try:
+        if config is not None and config.inference is not None and config.inference.backend == "vllm":
+            found = require_vllm(config.inference.vllm_python)
+        elif gpus or config is None:
+            inference = config.inference if config is not None else None
+            present = find_vllm(inference.vllm_python if inference is not None else None)
+            if present is None:
+                return skipped(VLLM, "not installed; the embedded engine serves (`buckeye vllm install`)")
+            found = present
+        else:
+            return skipped(VLLM, "not asked for: the embedded engine serves on a CPU")
+    except UsageError as error:
+        return failed(VLLM, str(error), "")
+    return ok(VLLM, f"{found.distribution} {found.version}, {found.python}")

@@ -1,0 +1,88 @@
+"""Whatever is killed or stopped, and whenever: the run finishes, and nothing shows."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from .harness import EPOCH, ChaosRun, strikes
+
+pytestmark = pytest.mark.timeout(3600)
+
+FAULTS = ",".join(
+    (
+        "checkpoint.captured=kill@3",
+        "checkpoint.files=kill@2",
+        "checkpoint.before_commit=kill@2",
+        "checkpoint.committed=kill@3",
+        "weights.publish=kill@4",
+        "weights.published=kill@5",
+        "batch.write=kill@3",
+        "batch.written=kill@4",
+        "rollouts.write=kill@2",
+        "trainer.step=kill@6",
+        "trainer.oom=oom@7",
+        "storage.temporary_written=kill@50",
+        "storage.before_rename=kill@70",
+        "storage.after_rename=kill@90",
+    )
+)
+
+
+GUIDE = ("--trainer.ckpt.resume-step", "-1", "--orchestrator.ckpt.resume-step", "-1")
+"""What the guide adds to the command."""
+
+
+def test_everything_is_killed_in_a_checkpoint_and_the_guide_resumes(tmp_path, tiny_model):
+    run = ChaosRun(
+        tmp_path / "run", tiny_model, steps=2 * EPOCH, level=1, faults="checkpoint.before_commit=stop@2"
+    )
+    run.start()
+    run.until_fault(limit=120)
+    run.kill_everything()
+    assert run.newest_checkpoint() == 2
+    run.start(*GUIDE)
+    assert run.until_ended(limit=240) == 0, run.printed()
+    assert run.resumed_steps() == [2]
+    run.check()
+
+
+@pytest.mark.slow
+def test_everything_is_killed_anywhere_and_the_guide_resumes(tmp_path, tiny_model):
+    run = ChaosRun(tmp_path / "run", tiny_model, steps=3 * EPOCH, level=1)
+    run.start()
+    run.until_trained(7, limit=120)
+    run.kill_everything()
+    newest = run.newest_checkpoint()
+    assert newest in (4, 6, 8, 10)
+    run.start(*GUIDE)
+    assert run.until_ended(limit=240) == 0, run.printed()
+    assert run.resumed_steps() == [newest]
+    run.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0])
+def test_sixty_strikes(tmp_path, tiny_model, seed):
+    run = ChaosRun(tmp_path / "run", tiny_model, steps=30 * EPOCH, level=1, faults=FAULTS)
+    deeds = (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)
+    run.finish(strikes(seed, 60, steps=run.steps, deeds=deeds), limit=3000)
+    print(dict(run.struck), dict(run.events()))
+    run.check()
+    assert run.struck.total() == 60
+    assert run.faults() == len(FAULTS.split(","))
+
+
+@pytest.mark.slow
+def test_ten_kills_leave_the_weights_as_they_would_have_been(tmp_path, tiny_model):
+    straight = ChaosRun(tmp_path / "straight", tiny_model, steps=5 * EPOCH, level=0)
+    straight.finish(limit=600)
+    straight.check()
+    struck = ChaosRun(tmp_path / "struck", tiny_model, steps=5 * EPOCH, level=0)
+    struck.finish(strikes(1, 10, steps=struck.steps, deeds=(signal.SIGKILL,)), limit=1500)
+    struck.check()
+    assert struck.struck.total() == 10
+    assert struck.final_weights() == straight.final_weights()
+    for step in range(struck.steps):
+        assert struck.rollouts(step) == straight.rollouts(step)

@@ -1,0 +1,89 @@
+"""Batches that vanish untrained are written again; servers are not blamed for damaged files."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from buckeye.errors import TransportError
+from buckeye.orchestrator.outbox import Outbox
+from buckeye.orchestrator.wrong_servers import WrongServers
+from buckeye.process import RunIdentity
+from buckeye.transport.batches import Batch, Sample, batch_directory, read_batch, remove_batch
+from buckeye.transport.restarts import RestartRequest, take_restart_requests
+from buckeye.transport.weights import publish_weights
+
+ME = RunIdentity(run_id="mine", attempt=2)
+
+
+def batch(step):
+    arrays = {"loss_mask": np.array([False, True]), "versions": np.zeros(2, np.int32)}
+    arrays |= {name: np.zeros(2, np.float32) for name in ("logprobs", "advantages")}
+    sample = Sample(token_ids=np.array([3, 4], np.int32), temperature=1.0, **arrays)
+    return Batch(step=step, samples=(sample,), orchestrator_state={"step": step})
+
+
+def publish(root, step, identity=ME):
+    return publish_weights(
+        root / "weights",
+        step,
+        lambda d: (d / "model.safetensors").write_bytes(b"x"),
+        identity=identity,
+        dtype="float32",
+    )
+
+
+def test_a_batch_that_vanished_untrained_is_written_again(tmp_path):
+    outbox = Outbox(tmp_path, ME)
+    asyncio.run(outbox.write(batch(0)))
+    asyncio.run(outbox.write(batch(1)))
+    publish(tmp_path, 1)  # batch 0 is trained
+    publish(tmp_path, 2, RunIdentity(run_id="mine", attempt=1))  # by an earlier attempt: says nothing
+    remove_batch(tmp_path / "batches", 0)
+    remove_batch(tmp_path / "batches", 1)
+    asyncio.run(outbox.look())
+    assert outbox.written_again == 1
+    assert not batch_directory(tmp_path / "batches", 0).exists()
+    found = read_batch(tmp_path / "batches", 1, identity=ME)
+    assert found is not None
+    assert found.samples[0].token_ids.tolist() == [3, 4]
+    assert found.orchestrator_state == {"step": 1}
+
+
+def test_a_batch_that_is_there_or_trained_is_left_alone(tmp_path):
+    outbox = Outbox(tmp_path, ME)
+    asyncio.run(outbox.write(batch(0)))
+    asyncio.run(outbox.look())
+    publish(tmp_path, 1)
+    remove_batch(tmp_path / "batches", 0)
+    asyncio.run(outbox.look())
+    asyncio.run(outbox.look())
+    assert outbox.written_again == 0
+    assert list((tmp_path / "batches").iterdir()) == []
+
+
+async def report(servers, until):
+    running = asyncio.create_task(servers.run())
+    servers.report("http://127.0.0.1:4000", "it sings another song")
+    async with asyncio.timeout(10):
+        while not running.done() and not until():
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    if not running.cancelled():
+        running.result()
+
+
+def test_a_server_with_sound_weights_is_to_be_started_anew(tmp_path):
+    publish(tmp_path, 1)
+    asyncio.run(report(WrongServers(tmp_path, ME), (tmp_path / "restart").exists))
+    assert take_restart_requests(tmp_path) == [
+        RestartRequest(url="http://127.0.0.1:4000", reason="it sings another song")
+    ]
+
+
+def test_a_server_is_not_blamed_for_damaged_weights(tmp_path):
+    (publish(tmp_path, 1) / "model.safetensors").write_bytes(b"y")
+    with pytest.raises(TransportError, match="SHA-256"):
+        asyncio.run(report(WrongServers(tmp_path, ME), lambda: False))
+    assert take_restart_requests(tmp_path) == []

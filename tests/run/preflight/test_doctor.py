@@ -1,0 +1,92 @@
+"""`rl doctor` and what `rl` looks at by itself, as a person sees them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def doctor(runner, *words, output="out"):
+    return runner.run(runner.argv("rl", "doctor", *runner.rl(output)[4:], *words))
+
+
+def states(done) -> dict[str, str]:
+    return {check["name"]: check["state"] for check in json.loads(done.stdout)}
+
+
+@pytest.fixture
+def broken_model(runner, tmp_path):
+    """The model without its weights and its chat template."""
+    directory = tmp_path / "broken"
+    shutil.copytree(runner.model, directory)
+    (directory / "model.safetensors").unlink()
+    (directory / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_the_machine_alone(runner):
+    done = runner.run(runner.argv("rl", "doctor"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("ok      Python")
+    assert any(line.startswith("ok      libraries") and "torch" in line for line in lines)
+    assert lines[-1].endswith("skipped")
+    assert not (runner.root / "outputs").exists()
+
+
+def test_a_configuration(runner):
+    done = doctor(runner, "--json")
+    found = states(done)
+    assert found["model"] == found["tokenizer"] == found["memory"] == found["disk"] == "ok"
+    assert found["environment letters.py"] in ("ok", "warning")
+    assert found["group spread"] == "skipped"
+    assert done.returncode == 0
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert any("optimizer (adamw)" in line for line in checks["memory"]["lines"])
+    assert not (runner.root / "out").exists()
+
+
+def test_what_is_broken_is_found_and_a_run_is_refused(runner, broken_model):
+    words = ["--model.name", broken_model, "--orchestrator.env.0.id", "nowhere.py"]
+    done = doctor(runner, *words)
+    assert done.returncode == 1
+    text = " ".join(done.stdout.split())
+    assert f"failed model {broken_model} lacks model.safetensors" in text
+    assert "has no chat template" in text
+    assert "failed environment nowhere.py" in text
+    refused = runner.run(runner.rl("out", "--model.name", broken_model))
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"error: model: {broken_model} lacks model.safetensors -> ")
+    assert not (runner.root / "out").exists()
+
+
+def test_usage(runner):
+    shown = runner.run(runner.argv("rl", "doctor", "--help"))
+    assert (shown.returncode, shown.stdout.splitlines()[0]) == (
+        0,
+        "usage: rl doctor [CONFIG ...] [--sample N] [--json]",
+    )
+    for words, message in (
+        (["--sample", "few"], "'few' is not a number of groups"),
+        (["--sample", "4"], "plays with the model of a configuration"),
+        (["--trainer.optim.lrr", "1"], "lrr"),
+    ):
+        wrong = runner.run(runner.argv("rl", "doctor", *words))
+        assert wrong.returncode == 2
+        assert message in wrong.stderr
+
+
+@pytest.mark.slow
+def test_a_sample_is_played_with_the_model(runner):
+    done = doctor(runner, "--sample", "4", "--json")
+    (check,) = [c for c in json.loads(done.stdout) if c["name"].startswith("group spread")]
+    assert check["name"] == "group spread in letters"
+    assert "groups of 4" in check["seen"]
+    assert check["state"] in ("ok", "warning")

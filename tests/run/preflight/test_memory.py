@@ -1,0 +1,201 @@
+"""The memory plan, against numbers computed by hand, and what is proposed where it does not fit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from buckeye.config.load import load_with_warnings
+from buckeye.config.rl import RLConfig
+from buckeye.run.preflight.devices import Gpu, MainMemory
+from buckeye.run.preflight.fitting import check_memory, needed
+from buckeye.run.preflight.memory import MAIN, Hardware, plan_memory, slot_bytes
+from buckeye.run.preflight.shape import read_shape, shape_of
+
+GB = 10**9
+# 1,000 x 64 embedding; a layer: 64 x 32 x (2 x 2 + 2 x 1) + 3 x 64 x 128 + 2 x 64 = 36,992
+TOY = {
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}
+TOY_PARAMETERS = 64_000 + 4 * 36_992 + 64
+# Qwen3-0.6B, 596,049,920 parameters
+SMALL = {
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 40_960,
+}
+
+
+def config(*words: str) -> RLConfig:
+    common = ["--model.name", "m", "--inference", "{}", "--orchestrator.batch-size", "8"]
+    common += ["--trainer.optim.lr", "1e-6"]
+    return load_with_warnings(RLConfig, [*common, *words])[0]
+
+
+def on_cpu(total=32 * GB, free=None, **changes) -> Hardware:
+    return Hardware(memory=MainMemory(total=total, free=total if free is None else free), **changes)
+
+
+def on_gpus(*frees: int, vllm: bool = False) -> Hardware:
+    gpus = tuple(Gpu(index=i, name="A", total=24 * GB, free=free) for i, free in enumerate(frees))
+    return Hardware(memory=MainMemory(total=64 * GB, free=64 * GB), gpus=gpus, vllm=vllm)
+
+
+def parts(config, shape, hardware, process, place=MAIN) -> dict[str, int]:
+    (need,) = [n for n in plan_memory(config, shape, hardware) if (n.process, n.place) == (process, place)]
+    assert need.total == sum(part.size for part in need.parts)
+    return {part.what: part.size for part in need.parts}
+
+
+def test_the_sizes_of_a_model(tmp_path):
+    shape = shape_of(TOY)
+    assert (shape.parameters, shape.embeddings, shape.layer) == (TOY_PARAMETERS, 64_000, 37_008)
+    assert shape_of({**TOY, "tie_word_embeddings": False}).parameters == TOY_PARAMETERS + 64_000
+    assert shape_of(SMALL).parameters == pytest.approx(596_049_920, rel=1e-4)
+    (tmp_path / "config.json").write_text(json.dumps(TOY))
+    assert read_shape(tmp_path) == shape
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "something else"}))
+    assert read_shape(tmp_path) is None
+
+
+def test_a_trainer_on_a_cpu():
+    given = config("--trainer.seq-len", "256", "--orchestrator.seq-len", "256")
+    found = parts(given, shape_of(TOY), on_cpu(), "trainer 0")
+    layer = 4 * 64 + 3 * 64 + 3 * 32 + 4 * 128 + 2 * 64 + 2 * 32  # with padded blocks, as on a CPU
+    passing, outside = 3 * 128 + 2 * 64, 3 * 64
+    assert found == {
+        "weights (float32)": 4 * TOY_PARAMETERS,
+        "gradients (float32)": 4 * TOY_PARAMETERS,
+        "optimizer (adamw)": 8 * TOY_PARAMETERS,
+        "activations of 256 tokens": 4 * 256 * (4 * layer + passing + outside),
+        "logits and their gradients": 16 * 256 * 1000 + 4 * 64_000,
+        "copies for a checkpoint": 12 * TOY_PARAMETERS,
+        "the program": 450_000_000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "size"),
+    [
+        (["--trainer.optim.type", "sgd"], "optimizer (sgd)", 4 * TOY_PARAMETERS),
+        (["--trainer.optim.type", "adamw8bit"], "optimizer (adamw8bit)", 2 * TOY_PARAMETERS),
+        (["--trainer.optim.type", "muon"], "optimizer (muon)", 4 * (TOY_PARAMETERS - 64_000) + 8 * 64_000),
+        (["--trainer.loss.kl-coef", "0.1"], "reference model (float32)", 4 * TOY_PARAMETERS),
+        (["--trainer.model.compute-dtype", "bfloat16"], "weights (bfloat16)", 2 * TOY_PARAMETERS),
+    ],
+)
+def test_what_settings_change(words, name, size):
+    assert parts(config(*words), shape_of(TOY), on_cpu(), "trainer 0")[name] == size
+
+
+def test_adapters_need_moments_for_themselves_only():
+    words = ["--trainer.model.experimental.lora.rank", "8"]
+    words += ["--trainer.model.experimental.lora.target-modules", '["q_proj", "down_proj"]']
+    found = parts(config(*words), shape_of(TOY), on_cpu(), "trainer 0")
+    adapter = 4 * 8 * ((64 + 64) + (128 + 64))
+    assert found["weights (float32)"] == 4 * adapter
+    assert found["optimizer (adamw)"] == 8 * adapter
+    assert found["frozen weights"] == 4 * TOY_PARAMETERS
+
+
+def test_recomputed_layers_keep_their_input_only():
+    length = ["--trainer.seq-len", "256", "--orchestrator.seq-len", "256"]
+    layer = 4 * 64 + 3 * 64 + 3 * 32 + 4 * 128 + 2 * 64 + 2 * 32
+    passing, outside = 3 * 128 + 2 * 64 + layer, 3 * 64
+    name = "activations of 256 tokens"
+    every = parts(config(*length, "--trainer.model.ac"), shape_of(TOY), on_cpu(), "trainer 0")
+    assert every[name] == 4 * 256 * (4 * 64 + passing + outside)
+    second = parts(config(*length, "--trainer.model.ac.freq", "2"), shape_of(TOY), on_cpu(), "trainer 0")
+    assert second[name] == 4 * 256 * (2 * layer + 2 * 64 + passing + outside)
+
+
+def test_gpus_divide_what_ranks_divide():
+    given = config("--inference-gpu-ids", "0", "--trainer-gpu-ids", "1,2")
+    needs = plan_memory(given, shape_of(SMALL), on_gpus(24 * GB, 24 * GB, 24 * GB))
+    assert [(n.process, n.place) for n in needs] == [
+        ("inference 0", "GPU 0"),
+        ("inference 0", MAIN),
+        ("orchestrator", MAIN),
+        ("trainer 0", "GPU 1"),
+        ("trainer 0", MAIN),
+        ("trainer 1", "GPU 2"),
+        ("trainer 1", MAIN),
+    ]
+    parameters = shape_of(SMALL).parameters
+    for need in (needs[3], needs[5]):
+        sizes = {part.what: part.size for part in need.parts}
+        assert sizes["optimizer (adamw)"] == 8 * parameters // 2
+        assert "copies for a checkpoint" not in sizes
+
+
+def test_the_cache_of_an_engine():
+    shape = shape_of(TOY)
+    slot = 2 * 4 * 32 * 256 * 4  # keys and values, layers, head size, tokens, bytes
+    assert slot_bytes(shape, 256, 4) == slot
+    given = config("--seq-len", "256", "--max-async-level", "1")
+    found = parts(given, shape, on_cpu(), "inference 0")
+    assert found["keys and values"] == 2 * 16 * slot  # two batches of 8, and as many for earlier turns
+    small = config("--seq-len", "256", "--inference.kv-cache-gb", "0.001")
+    assert parts(small, shape, on_cpu(), "inference 0")["keys and values"] == 10**6 // slot * slot
+    vllm = parts(given, shape, on_gpus(24 * GB, 24 * GB, vllm=True), "inference 0", "GPU 0")
+    assert list(vllm.values()) == [int(0.9 * 24 * GB)]
+
+
+def test_enough_is_enough():
+    check = check_memory(config(), shape_of(TOY), on_cpu())
+    assert (check.state, check.do) == ("ok", "")
+    assert "main memory: " in check.seen
+    assert any("activations" in line for line in check.lines)
+
+
+def test_too_little_at_the_moment_is_a_warning_and_too_little_at_all_a_failure():
+    given, shape = config("--inference.kv-cache-gb", "0.5"), shape_of(SMALL)
+    need = needed(plan_memory(given, shape, on_cpu(total=100 * GB)), MAIN)
+    assert check_memory(given, shape, on_cpu(total=100 * GB, free=need - 1)).state == "warning"
+    assert check_memory(given, shape, on_cpu(total=need - 1, free=need - 1)).state == "failed"
+    assert check_memory(given, shape, on_cpu(total=need, free=need)).state == "ok"
+
+
+def test_what_is_proposed_fits():
+    shape, hardware = shape_of(SMALL), on_gpus(24 * GB, 16 * GB)
+    given = config("--seq-len", "8192")
+    check = check_memory(given, shape, hardware)
+    assert check.state == "failed"
+    assert check.seen.startswith("GPU 1: ")
+    flags = check.do.removeprefix("for GPU 1: ").partition(", which needs")[0].split()
+    assert "--trainer.model.ac" in flags
+    better = check_memory(config("--seq-len", "8192", *flags), shape, hardware)
+    assert better.state == "ok"
+
+
+def test_where_no_setting_helps():
+    large = shape_of({**SMALL, "num_hidden_layers": 280, "hidden_size": 8192})
+    check = check_memory(config(), large, on_gpus(24 * GB, 24 * GB))
+    assert check.state == "failed"
+    assert "a smaller model, or more devices" in check.do
+
+
+def test_somebody_else_on_the_gpu_is_named():
+    held = Gpu(index=1, name="A", total=24 * GB, free=1 * GB, users=((4321, "python", 23 * GB),))
+    hardware = Hardware(
+        memory=MainMemory(total=64 * GB, free=64 * GB),
+        gpus=(Gpu(index=0, name="A", total=24 * GB, free=24 * GB), held),
+    )
+    check = check_memory(config("--seq-len", "256"), shape_of(SMALL), hardware)
+    assert check.state == "warning"
+    assert "python (4321) holds 23.0 GB" in check.do

@@ -1,0 +1,155 @@
+"""What a process says of itself, and what the launcher hears."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from buckeye.process import RunIdentity
+from buckeye.run.plan import Role
+from buckeye.run.processes import Processes
+
+BEATS = """
+import time
+from buckeye import beat
+beat.start_beating()
+"""
+
+
+@pytest.fixture
+def processes(tmp_path):
+    started = Processes(tmp_path, {})
+    started.begin(RunIdentity(run_id="a", attempt=3))
+    yield started
+    for child in started.children:
+        child.process.send_signal(signal.SIGCONT)
+        started.kill(child, "the test is over")
+        child.process.wait()
+
+
+def start(processes, code):
+    argv = (sys.executable, "-c", BEATS + code)
+    return processes.start(Role(kind="trainer", index=0, argv=argv, config_name="unused", log_name="trainer"))
+
+
+def listen(child, condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, child.stdout.read_text()
+        child.beats.read(time.monotonic())
+        time.sleep(0.01)
+
+
+def doing(child):
+    beat = child.beats.beat
+    return (beat.doing, beat.on) if beat is not None else None
+
+
+def test_work_is_progress_and_waiting_is_not(processes):
+    child = start(
+        processes,
+        """
+for _ in range(3):
+    beat.report("trains")
+beat.ready()
+input_at = time.monotonic()
+while time.monotonic() < input_at + 1.5:
+    beat.report("batch 4", on="orchestrator")
+    time.sleep(0.01)
+beat.report("trains")
+time.sleep(60)
+""",
+    )
+    listen(child, lambda: child.beats.ready)
+    assert doing(child) == ("trains", None)
+    assert child.beats.beat.progress == 3
+    listen(child, lambda: doing(child) == ("batch 4", "orchestrator"))
+    assert child.beats.beat.progress == 4
+    waited_since = child.beats.beat.since
+    listen(child, lambda: doing(child) == ("trains", None))
+    assert child.beats.beat.progress == 5
+    assert child.beats.beat.since > waited_since
+
+
+def test_a_suspended_process_is_silent_and_one_that_wakes_is_heard(processes):
+    child = start(processes, "time.sleep(60)")
+    listen(child, lambda: child.beats.heard is not None)
+    child.process.send_signal(signal.SIGSTOP)
+    time.sleep(1.2)  # what was on its way
+    child.beats.read(time.monotonic())
+    heard = child.beats.heard
+    time.sleep(1.5)
+    child.beats.read(time.monotonic())
+    assert child.beats.heard == heard
+    child.process.send_signal(signal.SIGCONT)
+    listen(child, lambda: child.beats.heard > heard)
+
+
+def test_nobody_waits_for_a_launcher_that_does_not_listen(processes):
+    child = start(
+        processes,
+        """
+for number in range(5000):  # more than a pipe holds
+    beat.report("x" * 100 + str(number))
+    beat.ready()
+print("all said", flush=True)
+time.sleep(60)
+""",
+    )
+    deadline = time.monotonic() + 30
+    while "all said" not in child.stdout.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    listen(child, lambda: child.beats.beat is not None and child.beats.beat.doing.endswith("4999"))
+
+
+def test_stacks_are_written_on_request(processes):
+    child = start(processes, "def hangs():\n    time.sleep(60)\nbeat.ready()\nhangs()")
+    listen(child, lambda: child.beats.ready)
+    processes.ask_for_stacks(child)
+    deadline = time.monotonic() + 30
+    while "in hangs" not in child.stdout.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert child.running
+
+
+def test_the_last_word_is_heard_after_the_end(processes):
+    child = start(
+        processes,
+        "beat.failed('no such task: ' + 'ä\\n' * 4000, error='FinalRunError', final=True); beat.leave(1)",
+    )
+    assert child.process.wait(timeout=30) == 1
+    child.beats.read(time.monotonic())
+    failure = child.beats.failure
+    assert failure.message.startswith("no such task: ä\n")
+    assert (failure.error, failure.final) == ("FinalRunError", True)
+
+
+def test_processes_of_a_process_do_not_beat_for_it(processes):
+    child = start(
+        processes,
+        """
+import os, subprocess, sys
+code = "import os; print(os.environ.get('BUCKEYE_BEAT_FD'), *os.listdir('/proc/self/fd'))"
+subprocess.run([sys.executable, "-c", code], close_fds=False)
+""",
+    )
+    child.process.wait(timeout=30)
+    variable, *open_files = child.stdout.read_text().split()
+    assert variable == "None"
+    assert max(map(int, open_files)) <= 3
+
+
+def test_logs_are_in_the_folder_of_the_attempt_and_at_their_usual_place(processes, tmp_path):
+    first = start(processes, "print('first')")
+    first.process.wait(timeout=30)
+    processes.begin(RunIdentity(run_id="a", attempt=4))
+    second = start(processes, "print('second')")
+    second.process.wait(timeout=30)
+    logs = tmp_path / "logs"
+    assert (logs / "attempt_3" / "trainer.stdout").read_text() == "first\n"
+    assert (logs / "trainer.stdout").read_text() == "second\n"
+    assert os.readlink(logs / "trainer.stdout") == "attempt_4/trainer.stdout"

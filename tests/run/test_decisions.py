@@ -1,0 +1,89 @@
+"""What is decided about processes, with a clock of one's own: who hangs, who is started again and when."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buckeye.config.supervision import SupervisionConfig
+from buckeye.run.budget import Again, Budget, GiveUp
+from buckeye.run.health import Vitals, described, illness
+
+LIMITS = SupervisionConfig(heartbeat_timeout=30, stall_timeout=100, start_timeout=200)
+
+
+def vitals(**changes):
+    known = {"started": 0.0, "heard": 1000.0, "progressed": 1000.0, "waits_on": None, "pulse": None}
+    return Vitals(**{**known, **changes})
+
+
+@pytest.mark.parametrize(
+    ("known", "now", "expected"),
+    [
+        (vitals(heard=None), 200, None),
+        (vitals(heard=None), 201, "not_started"),
+        (vitals(), 1030, None),
+        (vitals(), 1031, "silent"),
+        (vitals(heard=1090), 1100, None),
+        (vitals(heard=1090), 1101, "stalled"),
+        (vitals(heard=9990, waits_on="trainer"), 10000, None),  # who waits does not hang
+        (vitals(heard=9990, waits_on="disk"), 10000, None),
+        (vitals(heard=1090, waits_on="inference", pulse=1001), 1101, None),
+        (vitals(heard=1090, waits_on="inference", pulse=1000), 1101, "blocked"),
+        (vitals(heard=1000, waits_on="inference", pulse=1000), 1031, "silent"),
+    ],
+)
+def test_who_hangs(known, now, expected):
+    assert illness(known, LIMITS, now) == expected
+
+
+def test_what_is_said_of_who_hangs():
+    known = vitals(heard=1010.0, progressed=900.0)
+    assert described("silent", known, "trains on batch 3", 1050) == (
+        "gave no sign of life for 40 s (it said last: trains on batch 3)"
+    )
+    assert "no progress for 150 s" in described("stalled", known, "trains on batch 3", 1050)
+
+
+def test_delays_double_and_the_budget_ends():
+    budget = Budget(most=3, window=100.0)
+    verdicts = [budget.after(now, cause=None, step=0) for now in (0, 1, 2, 3)]
+    assert verdicts[:3] == [Again(1.0, 1, 3), Again(2.0, 2, 3), Again(4.0, 3, 3)]
+    assert isinstance(verdicts[3], GiveUp)
+    assert "3 times within" in verdicts[3].why
+
+
+def test_what_was_long_ago_is_forgotten_and_progress_gives_all_back():
+    budget = Budget(most=1, window=100.0)
+    assert isinstance(budget.after(0, cause=None, step=0), Again)
+    assert isinstance(budget.after(99, cause=None, step=0), GiveUp)
+    assert budget.after(100, cause=None, step=0) == Again(1.0, 1, 1)
+    budget.refill()
+    assert budget.after(101, cause=None, step=0) == Again(1.0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("second", "kind"),
+    [(("shape", 7), GiveUp), (("shape", 8), Again), (("other", 7), Again), ((None, 7), Again)],
+)
+def test_the_same_error_at_the_same_step_is_deterministic(second, kind):
+    budget = Budget(most=5, window=100.0)
+    budget.after(0, cause="shape", step=7)
+    cause, step = second
+    assert isinstance(budget.after(1, cause=cause, step=step), kind)
+
+
+def test_an_error_that_others_came_between_is_tried_again():
+    budget = Budget(most=5, window=100.0)
+    verdicts = [budget.after(now, cause=cause, step=7) for now, cause in enumerate(["shape", None, "shape"])]
+    assert all(isinstance(verdict, Again) for verdict in verdicts)
+
+
+@given(st.lists(st.floats(0, 50), max_size=40), st.integers(0, 5))
+def test_no_more_than_the_budget_within_any_window(gaps, most):
+    budget, now, granted = Budget(most=most, window=100.0), 0.0, []
+    for gap in gaps:
+        now += gap
+        if isinstance(budget.after(now, cause=None, step=0), Again):
+            granted.append(now)
+    for end in granted:
+        assert sum(end - 100.0 < other <= end for other in granted) <= most

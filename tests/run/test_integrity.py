@@ -1,0 +1,120 @@
+"""Files of a run that are damaged, or somebody else's: noticed, told, survived."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from buckeye.process import RunIdentity
+from buckeye.storage import step_directories
+from buckeye.transport.batches import Batch, Sample, write_batch
+from buckeye.transport.weights import publish_weights
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def wait_for(condition, what, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        time.sleep(0.01)
+
+
+def process_of(output, kind):
+    config = str(output / "configs" / kind)
+    everything = psutil.process_iter(["cmdline"])
+    (found,) = [p for p in everything if any(config in word for word in p.info["cmdline"] or [])]
+    return found
+
+
+def flip_a_byte(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_batch_is_written_again(runner):
+    running = runner.start(runner.rl("out", steps=8))
+    out = runner.root / "out"
+    wait_for(lambda: len(runner.metrics("out", "trainer")) >= 2, "the second step")
+    trainer = process_of(out, "trainer")
+    trainer.send_signal(signal.SIGSTOP)
+    wait_for(lambda: step_directories(out / "batches"), "a batch")
+    step, batch = max(step_directories(out / "batches").items())
+    flip_a_byte(batch / "batch.safetensors")
+    trainer.send_signal(signal.SIGCONT)
+    printed, _ = running.communicate(timeout=200)
+    assert running.returncode == 0, printed
+    log = (out / "logs" / "run.log").read_text()
+    assert f"{batch / 'batch.safetensors'} is not the file that was written" in log
+    assert f"Batch {step} is gone and was not trained on: it is written again" in log
+    assert (out / "skipped" / f"damaged_step_{step}" / "batch.safetensors").exists()
+    assert sorted(runner.metrics("out", "trainer")) == list(range(8))
+    assert max(m["batches/written_again"] for m in runner.metrics("out", "orchestrator").values()) == 1
+
+
+def test_a_run_survives_damaged_weights(runner):
+    words = ("--inference-gpu-ids", "0,1", "--trainer-gpu-ids", "2", "--trainer.ckpt.interval", 2)
+    running = runner.start(runner.rl("out", *words, steps=12, level=2))
+    out = runner.root / "out"
+    orchestrator, version = _stop_before_new_weights(runner, out)
+    flip_a_byte(out / "weights" / f"step_{version}" / "model.safetensors")
+    orchestrator.send_signal(signal.SIGCONT)
+    printed, _ = running.communicate(timeout=250)
+    assert running.returncode == 0, printed
+    assert "is not the file that was published (SHA-256 differs)" in (out / "logs" / "run.log").read_text()
+    assert sorted(runner.metrics("out", "trainer")) == list(range(12))
+    steps = runner.metrics("out", "orchestrator")
+    assert all(m["rollouts/errored"] == 0 for m in steps.values())
+
+
+def _stop_before_new_weights(runner, out):
+    """The orchestrator, stopped before it has seen the weights of the version that is then there."""
+    wait_for(lambda: len(runner.metrics("out", "trainer")) >= 3, "the third step")
+    orchestrator = process_of(out, "orchestrator")
+    while True:
+        wait_for(lambda: step_directories(out / "batches"), "a batch")
+        orchestrator.send_signal(signal.SIGSTOP)
+        waiting = step_directories(out / "batches")
+        published = step_directories(out / "weights")
+        if waiting and max(waiting) + 1 not in published:
+            break
+        orchestrator.send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+    version = max(waiting) + 1
+    wait_for(lambda: version in step_directories(out / "weights"), f"version {version}")
+    return orchestrator, version
+
+
+def test_files_of_another_run_or_attempt_are_told_and_ignored(runner):
+    running = runner.start(runner.rl("out", steps=6))
+    out = runner.root / "out"
+    wait_for(lambda: len(runner.metrics("out", "trainer")) >= 2, "the second step")
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=90)
+    done = max(runner.metrics("out", "trainer")) + 1
+    arrays = {"loss_mask": np.array([False, True]), "versions": np.array([-1, done], np.int32)}
+    arrays |= {name: np.ones(2, np.float32) for name in ("logprobs", "advantages")}
+    foreign = Sample(token_ids=np.array([3, 4], np.int32), temperature=1.0, **arrays)
+    other = RunIdentity(run_id="other", attempt=2)
+    for step in range(done, 7):
+        batch = Batch(step=step, samples=(foreign,), orchestrator_state={})
+        write_batch(out / "batches", batch, identity=other)
+    publish_weights(
+        out / "weights",
+        6,
+        lambda directory: (directory / "model.safetensors").write_bytes(b"x"),
+        identity=other,
+        dtype="float32",
+    )
+    resumed = runner.run(runner.rl("out", "--resume", steps=6))
+    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    log = (out / "logs" / "run.log").read_text()
+    assert f"are of another run or attempt and ignored: steps {done}" in log
+    records = runner.metrics("out", "trainer")
+    assert sorted(records) == list(range(6))
+    assert all(record["samples"] == 16 for record in records.values())

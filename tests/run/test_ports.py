@@ -1,0 +1,57 @@
+"""Ports of several runs on one machine."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from buckeye.errors import UsageError
+from buckeye.run.ports import Ports, held_ports, is_free
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "buckeye-ports"
+
+
+def test_no_port_is_given_twice_as_long_as_it_is_held(folder):
+    with held_ports() as one, held_ports() as other:
+        ports = one.choose(20) + other.choose(20) + one.choose(5)
+        assert len(set(ports)) == 45
+        assert all(map(is_free, ports))
+        with pytest.raises(UsageError, match=f"Port {ports[0]} .*is in use"):
+            other.take(ports[:1], patience=0.0)
+    assert list(folder.iterdir()) == []
+    with held_ports() as later:
+        later.take(ports, patience=0.0)
+
+
+def test_a_port_that_somebody_listens_on_is_waited_for_and_refused():
+    ports = Ports()
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert not is_free(port)
+        with pytest.raises(UsageError, match=f"Port {port}"):
+            ports.take([port], patience=0.3)
+    ports.close()
+    with held_ports() as free:
+        free.take([port], patience=30.0)
+
+
+def test_a_port_is_free_again_when_its_holder_is_killed(folder):
+    code = "from buckeye.run.ports import Ports; print(Ports().choose(1)[0], flush=True); input()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    port = int(holder.stdout.readline())
+    with held_ports() as ports:
+        with pytest.raises(UsageError):
+            ports.take([port], patience=0.0)
+        holder.kill()
+        holder.communicate(timeout=30)
+        ports.take([port], patience=0.0)
+    assert list(folder.iterdir()) == []

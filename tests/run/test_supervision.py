@@ -1,0 +1,282 @@
+"""Processes of real runs are killed and suspended; the runs go on, end where they should, leave nothing."""
+
+import json
+import os
+import signal
+import socket
+import time
+
+import psutil
+import pytest
+
+from buckeye.run.record import read_record
+
+pytestmark = pytest.mark.timeout(300)
+
+QUICK = ("--supervision.heartbeat-timeout", 4)
+SOON = ("--ckpt.interval", 3)
+
+
+def wait_for(condition, what, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        time.sleep(0.05)
+
+
+def processes_of(directory):
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(directory) in word for word in process.info["cmdline"] or [])
+    ]
+
+
+@pytest.fixture
+def start(runner):
+    """Starts commands that do not outlive the test."""
+    started = []
+    yield lambda argv: started.append(runner.start(argv)) or started[-1]
+    for process in started:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def child(runner, title, output="out"):
+    """The process of a run that is called so now; None if there is none at the moment."""
+    known = {p.title: p for p in read_record(runner.root / output).processes}
+    return known[title].process() if title in known else None
+
+
+def trained(runner, output="out"):
+    """The steps in the order in which they were trained, again where they were."""
+    path = runner.root / output / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [line["step"] for line in lines if line["process"] == "trainer"]
+
+
+def events(runner, output="out"):
+    path = runner.root / output / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def of_kind(runner, kind, output="out"):
+    return [event for event in events(runner, output) if event["event"] == kind]
+
+
+def after(runner, steps):
+    wait_for(lambda: len(trained(runner)) >= steps, f"step {steps}")
+
+
+def tasks_of(runner, output, steps):
+    """The ids of the tasks that were trained, by step."""
+    folder = runner.root / output / "rollouts"
+    return [
+        sorted(json.loads(line)["task_id"] for line in (folder / f"step_{n}.jsonl").read_text().splitlines())
+        for n in range(steps)
+    ]
+
+
+def finished(running):
+    printed, _ = running.communicate(timeout=240)
+    assert running.returncode == 0, printed
+    assert "Traceback" not in printed
+    return printed
+
+
+def test_a_run_survives_the_end_of_its_trainer_and_of_its_orchestrator(runner, start):
+    straight = runner.run(runner.rl("straight", steps=12, level=0))
+    assert straight.returncode == 0, straight.stderr
+    running = start(runner.rl("out", *SOON, steps=12, level=0))
+    wait_for(lambda: of_kind(runner, "checkpoint"), "a checkpoint")
+    child(runner, "trainer 0").send_signal(signal.SIGKILL)
+    wait_for(lambda: of_kind(runner, "recovered"), "the next step")
+    child(runner, "orchestrator").send_signal(signal.SIGKILL)
+    printed = finished(running)
+    assert "Trainer 0 was ended by SIGKILL" in printed
+    assert "Orchestrator was ended by SIGKILL" in printed
+    assert sorted(set(trained(runner))) == list(range(12))
+    assert tasks_of(runner, "out", 12) == tasks_of(runner, "straight", 12)
+    weights = [runner.root / name / "weights/step_12/model.safetensors" for name in ("out", "straight")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()  # it is the same run, to the last bit
+    restarts = of_kind(runner, "restart")
+    assert [event["process"] for event in restarts] == ["trainer 0", "orchestrator"]
+    begun = [(event["attempt"], event["resumed_step"]) for event in of_kind(runner, "attempt")]
+    assert [attempt for attempt, _ in begun] == [2, 3]
+    assert 3 <= begun[0][1] < begun[1][1]
+    assert all(event["seconds"] > 0 for event in of_kind(runner, "recovered"))
+    assert child_count(runner, "inference") == 1  # it went on all the time
+    out = runner.root / "out"
+    assert os.readlink(out / "logs" / "trainer.stdout") == "attempt_3/trainer.stdout"
+    assert os.readlink(out / "logs" / "inference.stdout") == "attempt_1/inference.stdout"
+    assert not processes_of(out)
+
+
+def child_count(runner, kind):
+    """How many processes of a kind were started."""
+    return len([e for e in of_kind(runner, "process") if e["process"].startswith(kind)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", ["inference 0", "orchestrator", "trainer 0"])
+def test_what_is_suspended_is_killed_and_started_again(runner, start, title):
+    running = start(runner.rl("out", *QUICK, *SOON, steps=14))
+    after(runner, 4)
+    suspended = child(runner, title)
+    suspended.send_signal(signal.SIGSTOP)
+    printed = finished(running)
+    assert f"{title.capitalize()} gave no sign of life for" in printed
+    assert sorted(set(trained(runner))) == list(range(14))
+    assert not suspended.is_running()
+    assert not processes_of(runner.root / "out")
+
+
+@pytest.mark.slow
+def test_the_budget_ends(runner, start):
+    running = start(runner.rl("out", "--supervision.max-restarts", 1, steps=2000))
+    after(runner, 1)
+    child(runner, "trainer 0").send_signal(signal.SIGKILL)
+    wait_for(lambda: child_is_back(runner, "trainer 0"), "the second trainer")
+    child(runner, "trainer 0").send_signal(signal.SIGKILL)
+    printed, _ = running.communicate(timeout=120)
+    assert running.returncode == 1
+    assert "It had been started again 1 times within 10 minutes (supervision.max_restarts)" in printed
+    record = read_record(runner.root / "out")
+    assert (record.state, record.restarts) == ("failed", 1)
+    assert "Trainer 0 was ended by SIGKILL" in record.reason
+    assert events(runner)[-1]["event"] == "failure"
+    assert not processes_of(runner.root / "out")
+
+
+def child_is_back(runner, title):
+    return read_record(runner.root / "out").restarts == 1 and child(runner, title) is not None
+
+
+@pytest.mark.slow
+def test_without_supervision_the_first_end_is_the_last(runner, start):
+    running = start(runner.rl("out", "--supervision.restart", "false", steps=500))
+    after(runner, 1)
+    child(runner, "orchestrator").send_signal(signal.SIGKILL)
+    printed, _ = running.communicate(timeout=120)
+    assert running.returncode == 1
+    assert "Orchestrator was ended by SIGKILL" in printed
+    # its trainer has finished its step and committed it
+    assert of_kind(runner, "checkpoint")[-1]["step"] == trained(runner)[-1] + 1
+
+
+@pytest.mark.slow
+def test_a_suspended_launcher_kills_nobody_when_it_wakes(runner, start):
+    running = start(runner.rl("out", *QUICK, steps=4000))
+    after(runner, 1)
+    before = {p.pid for p in read_record(runner.root / "out").processes}
+    running.send_signal(signal.SIGSTOP)
+    time.sleep(8)
+    steps = len(trained(runner))
+    running.send_signal(signal.SIGCONT)
+    after(runner, steps + 2)
+    time.sleep(2)
+    assert {p.pid for p in read_record(runner.root / "out").processes} == before
+    running.send_signal(signal.SIGINT)
+    printed, _ = running.communicate(timeout=120)
+    assert running.returncode == 130, printed
+    assert "all deadlines begin anew" in printed
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_leaves_nothing_and_its_command_goes_on(runner, start):
+    first = start(runner.rl("out", steps=4000))
+    after(runner, 2)
+    first.kill()  # before there is a checkpoint
+    again = runner.run(runner.rl("out", "--resume", *SOON, steps=4))
+    assert again.returncode == 0, again.stderr + again.stdout
+    assert "has committed no checkpoint yet: it begins at its start again" in again.stdout
+    assert trained(runner)[-4:] == [0, 1, 2, 3]
+    second = start(runner.rl("out", "--resume", *SOON, steps=4000))
+    wait_for(lambda: max(trained(runner), default=0) > 8, "further steps")
+    second.kill()
+    last = runner.run(runner.rl("out", "--resume", *SOON, steps=max(trained(runner)) + 4))
+    assert last.returncode == 0, last.stderr + last.stdout
+    steps = trained(runner)
+    assert sorted(set(steps)) == list(range(max(steps) + 1))
+    assert not processes_of(runner.root / "out")
+    nothing = runner.run(runner.rl("empty", "--resume"))
+    assert nothing.returncode == 1
+    assert "no committed checkpoint" in nothing.stderr
+
+
+@pytest.mark.slow
+def test_two_runs_at_once_do_not_meet(runner, start):
+    both = [start(runner.rl(name, *SOON, steps=10)) for name in ("out", "other")]
+    wait_for(lambda: len(trained(runner)) >= 2, "the second step")
+    child(runner, "inference 0").send_signal(signal.SIGKILL)
+    for running in both:
+        finished(running)
+    ports = [
+        event["port"]
+        for name in ("out", "other")
+        for event in of_kind(runner, "process", name)
+        if event["port"] is not None
+    ]
+    assert len(ports) == 3
+    assert len(set(ports)) == 2  # the server that was killed has its own again
+    assert not of_kind(runner, "restart", "other")
+
+
+@pytest.mark.slow
+def test_a_stall_is_told_with_who_waits_for_whom_and_where(runner, start):
+    source = (runner.root / "letters.py").read_text()
+    waits = "if task.id == 'train-9':\n            import asyncio\n            await asyncio.sleep(1000)\n"
+    (runner.root / "letters.py").write_text(source.replace("reply = await", f"{waits}        reply = await"))
+    running = start(runner.rl("out", "--supervision.stall-timeout", 40, steps=500))
+    wait_for(lambda: told(runner, "trainer waits for batch"), "the notice of a stall")
+    assert told(runner, "orchestrator waits for rollouts of batch")
+    log = runner.root / "out" / "logs"
+    wait_for(lambda: "most recent call first" in (log / "trainer.stdout").read_text(), "the stacks")
+    running.send_signal(signal.SIGINT)
+    printed, _ = running.communicate(timeout=120)
+    assert "No step was finished for" in printed
+    assert "they wait for each other" in printed
+    assert not of_kind(runner, "restart")
+
+
+def told(runner, beginning):
+    """Whether the notice of a stall had a line that begins so."""
+    return any(wait.startswith(beginning) for stall in of_kind(runner, "stall") for wait in stall["waits"])
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_trainer_begin_together_again(runner, start):
+    words = ("--trainer-gpu-ids", "1,2", *SOON)
+    running = start(runner.rl("out", *words, steps=9))
+    after(runner, 4)
+    child(runner, "trainer 1").send_signal(signal.SIGKILL)
+    printed = finished(running)
+    assert "Trainer 1 was ended by SIGKILL" in printed
+    assert sorted(set(trained(runner))) == list(range(9))
+    assert child_count(runner, "trainer") == 4
+
+
+@pytest.mark.slow
+def test_a_server_whose_port_was_taken_gets_another(runner, start):
+    running = start(runner.rl("out", *SOON, steps=12))
+    after(runner, 4)
+    server = child(runner, "inference 0")
+    (taken,) = [e["port"] for e in of_kind(runner, "process") if e["port"] is not None]
+    server.send_signal(signal.SIGKILL)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        wait_for(lambda: bound(other, taken), "the end of the server")
+        other.listen()
+        printed = finished(running)
+    assert f"Cannot listen on 127.0.0.1:{taken}" in printed
+    ports = [e["port"] for e in of_kind(runner, "process") if e["port"] is not None]
+    assert (len(ports), len(set(ports))) == (3, 2)
+    assert sorted(set(trained(runner))) == list(range(12))
+
+
+def bound(other, port):
+    try:
+        other.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True

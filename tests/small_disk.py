@@ -1,0 +1,44 @@
+"""A file system in memory that is small enough to fill. Who may not mount one skips the test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+_CHUNK = 65_536
+
+
+@contextmanager
+def small_disk(path: Path, *, size: int) -> Iterator[Path]:
+    """A tmpfs of `size` bytes at `path`."""
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True, timeout=30)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"cannot mount a small disk ({error}); be root, or begin with `unshare -rm`")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True, timeout=30)
+
+
+def fill(disk: Path, *, leave: int = 0, into: str = "ballast") -> Path:
+    """Take all free space of a disk but `leave` bytes (rounded down to whole pages), in a file that is
+    returned. Others may write meanwhile."""
+    ballast = disk / into
+    ballast.parent.mkdir(parents=True, exist_ok=True)
+    with ballast.open("ab") as file, suppress(OSError):
+        while (spare := _free(disk) - leave) > 0 or not leave:
+            os.write(file.fileno(), b"x" * (min(spare, _CHUNK) if leave else _CHUNK))
+    return ballast
+
+
+def _free(disk: Path) -> int:
+    state = os.statvfs(disk)
+    return state.f_bavail * state.f_frsize

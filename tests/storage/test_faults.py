@@ -1,0 +1,116 @@
+"""What happens at a fault point: in real processes, since most of it ends them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buckeye import faults
+from buckeye.errors import UsageError
+from buckeye.storage import write_file
+
+_PASSES = """
+import sys
+from buckeye.faults import fault_point
+for passage in range(1, 4):
+    print(passage, flush=True)
+    try:
+        fault_point("trainer.oom")
+    except Exception as error:
+        print(type(error).__name__, getattr(error, "errno", ""), flush=True)
+"""
+
+
+def _run(marks: Path, written: str, *, code: str = _PASSES) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "BUCKEYE_FAULTS": written, "BUCKEYE_FAULTS_DONE": str(marks)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "code", "printed"),
+    [
+        ("trainer.oom=kill@2", -signal.SIGKILL, "1\n2\n"),
+        ("trainer.oom=exit", 1, "1\n"),
+        ("trainer.oom=nospace@3", 0, "1\n2\n3\nOSError 28\n"),
+        ("trainer.oom=error, trainer.step=kill", 0, "1\nRuntimeError \n2\n3\n"),
+    ],
+)
+def test_a_fault_happens_at_its_passage_and_once_in_a_run(tmp_path, written, code, printed):
+    result = _run(tmp_path, written)
+    assert (result.returncode, result.stdout) == (code, printed), result.stderr
+    again = _run(tmp_path, written)
+    assert (again.returncode, again.stdout) == (0, "1\n2\n3\n"), again.stderr
+
+
+def test_out_of_memory_is_the_error_that_torch_raises(tmp_path):
+    code = f"import torch\n{_PASSES.replace('Exception', 'torch.OutOfMemoryError')}"
+    assert _run(tmp_path, "trainer.oom=oom", code=code).stdout == "1\nOutOfMemoryError \n2\n3\n"
+
+
+def test_a_stopped_process_goes_on_when_it_is_continued(tmp_path):
+    env = {**os.environ, "BUCKEYE_FAULTS": "trainer.oom=stop@2", "BUCKEYE_FAULTS_DONE": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", _PASSES], env=env, stdout=subprocess.PIPE, text=True
+    ) as child:
+        _, status = os.waitpid(child.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.communicate(timeout=60)[0] == "1\n2\n3\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("trainer.omo=kill", "no point 'trainer.omo'"),
+        ("trainer.oom=die", "no fault 'die'"),
+        ("trainer.oom", "is not like"),
+        ("trainer.oom=kill@0", "is not like"),
+    ],
+)
+def test_a_mistake_is_told_at_the_start(tmp_path, written, message):
+    result = _run(tmp_path, written, code="import buckeye.faults")
+    assert result.returncode != 0
+    assert message in result.stderr
+
+
+def test_marks_need_a_directory(tmp_path, monkeypatch):
+    assert (
+        "BUCKEYE_FAULTS_DONE"
+        in _run(tmp_path / "none", "trainer.oom=kill", code="import buckeye.faults").stderr
+    )
+    monkeypatch.setenv("BUCKEYE_FAULTS", "trainer.oom=error")
+    monkeypatch.delenv("BUCKEYE_FAULTS_DONE", raising=False)
+    with pytest.raises(UsageError, match="BUCKEYE_FAULTS_DONE"):
+        faults.fault_point("trainer.oom")
+
+
+def test_every_point_in_the_code_is_listed_and_every_listed_one_is_in_the_code():
+    source = Path(faults.__file__).parent
+    called = {
+        name
+        for path in source.rglob("*.py")
+        for name in re.findall(r'fault_point\(\s*"([^"]+)"', path.read_text(encoding="utf-8"))
+    }
+    assert called == set(faults.POINTS)
+
+
+def test_nothing_of_a_file_remains_if_the_disk_is_full_at_any_point(tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "_passages", faults.Counter())
+    (tmp_path / "marks").mkdir()
+    (tmp_path / "files").mkdir()
+    monkeypatch.setenv("BUCKEYE_FAULTS", "storage.temporary_written=nospace,storage.before_rename=nospace")
+    monkeypatch.setenv("BUCKEYE_FAULTS_DONE", str(tmp_path / "marks"))
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            write_file(tmp_path / "files" / "x", "1")
+        assert list((tmp_path / "files").iterdir()) == []
+    write_file(tmp_path / "files" / "x", "1")
+    assert [path.name for path in (tmp_path / "files").iterdir()] == ["x"]

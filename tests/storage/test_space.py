@@ -1,0 +1,186 @@
+"""Writing waits for room, tells why, goes on by itself; and nothing is left of what did not fit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from buckeye import space, storage
+from buckeye.errors import DiskFullError
+from buckeye.space import Patience, disk_is_full, waits_for_disk, write_when_room, write_when_room_async
+from tests.small_disk import fill
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(space, "_POLL_SECONDS", 0.01)
+    monkeypatch.setenv("BUCKEYE_DISK_RESERVE", "100000")
+
+
+def _write(path, size):
+    return write_when_room(path, lambda: storage.write_file(path, b"x" * size), what="the thing", needed=size)
+
+
+def _free_when_told(caplog, ballast):
+    """Frees the disk as soon as the wait is in the log; returns the thread."""
+
+    def free():
+        for _ in range(1000):
+            if any("Waiting for disk space" in message for message in caplog.messages):
+                break
+            threading.Event().wait(0.01)
+        ballast.unlink()
+
+    thread = threading.Thread(target=free)
+    thread.start()
+    return thread
+
+
+def test_a_write_waits_for_its_bytes_and_the_reserve(disk, caplog):
+    (disk / "run.json").write_text("{}")
+    (disk / "rollouts").mkdir()
+    (disk / "rollouts" / "step_0.jsonl").write_bytes(b"y" * 20_000)
+    ballast = fill(disk, leave=150_000)
+    _write(disk / "batches" / "small", 40_000)  # 140 000 of 150 000
+    (disk / "batches" / "small").unlink()
+    caplog.set_level(logging.INFO, logger="buckeye")
+    thread = _free_when_told(caplog, ballast)
+    _write(disk / "batches" / "large", 60_000)
+    thread.join()
+    assert (disk / "batches" / "large").stat().st_size == 60_000
+    told, after = caplog.messages
+    assert "the thing: it takes 60.0 kB, 100.0 kB are kept in reserve" in told
+    assert f"rollouts 20.0 kB; see what can go: rl clean {disk} --dry-run" in told
+    assert "There is disk space again" in after
+
+
+def test_a_disk_that_gets_full_in_the_middle_is_tried_again(disk, caplog):
+    ballast = fill(disk, leave=50_000)
+    tries = []
+
+    def write():
+        tries.append(1)
+        storage.write_directory(disk / "x", lambda folder: (folder / "f").write_bytes(b"x" * 90_000))
+
+    thread = _free_when_told(caplog, ballast)
+    write_when_room(disk / "x", write, what="the thing", needed=0)
+    thread.join()
+    assert len(tries) == 2
+    assert [path.name for path in disk.iterdir()] == ["x"]
+
+
+def test_what_is_small_may_use_the_reserve(disk):
+    fill(disk, leave=50_000)
+    write_when_room(disk / "x", lambda: storage.write_file(disk / "x", "1"), what="it", needed=0)
+    assert (disk / "x").read_text() == "1"
+
+
+def test_the_newest_step_says_how_much_the_next_one_takes(disk, caplog):
+    for step, size in ((1, 10), (2, 300_000), (10, 200_000)):
+        storage.write_directory(
+            disk / "weights" / f"step_{step}", lambda d, size=size: (d / "f").write_bytes(b"x" * size)
+        )
+    ballast = fill(disk, leave=250_000)
+    thread = _free_when_told(caplog, ballast)
+    target = disk / "weights" / "step_11"
+    write_when_room(target, lambda: storage.write_directory(target, lambda d: None), what="version 11")
+    thread.join()
+    assert "version 11: it takes 200.0 kB" in caplog.messages[0]
+
+
+def test_a_wait_has_an_end(disk, monkeypatch):
+    monkeypatch.setenv("BUCKEYE_DISK_TIMEOUT", "0.05")
+    fill(disk)
+    with pytest.raises(
+        DiskFullError, match=r"(?s)write the thing.*Nothing was freed for 0 s \(disk.timeout\)"
+    ):
+        _write(disk / "x", 8000)
+    assert [path.name for path in disk.iterdir()] == ["ballast"]
+
+
+def test_another_error_is_raised_at_once(tmp_path):
+    def fails():
+        raise OSError(5, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output"):
+        write_when_room(tmp_path / "x", fails, what="it", needed=0)
+
+
+def test_other_tasks_go_on_during_a_wait_and_cancelling_ends_it(disk):
+    fill(disk)
+
+    async def scenario():
+        path = disk / "x"
+        writing = asyncio.create_task(
+            write_when_room_async(path, lambda: storage.write_file(path, b"x" * 8000), what="it", needed=8000)
+        )
+        while not waits_for_disk(disk):
+            await asyncio.sleep(0.01)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert not waits_for_disk(disk)
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+_WAITS = """
+import sys
+from pathlib import Path
+from buckeye.process import StopFlag
+from buckeye.space import write_when_room
+from buckeye.storage import write_file
+StopFlag().install()
+path = Path(sys.argv[1]) / "x"
+write_when_room(path, lambda: write_file(path, b"x" * 8000), what="the thing", needed=8000)
+"""
+
+
+@pytest.mark.parametrize("end", ["terminate", "kill"])
+def test_others_see_that_a_process_waits_until_it_ends(disk, end):
+    fill(disk)
+    patience = Patience(0.0, disk)
+    process = subprocess.Popen([sys.executable, "-c", _WAITS, disk], stderr=subprocess.PIPE, text=True)
+    while not waits_for_disk(disk):
+        assert process.poll() is None
+    assert patience.is_over()  # it had none left
+    getattr(process, end)()
+    _, printed = process.communicate(timeout=60)
+    assert not waits_for_disk(disk)
+    assert ("Asked to stop while waiting for disk space: the thing was not written" in printed) == (
+        end == "terminate"
+    )
+
+
+def test_patience_does_not_pass_while_someone_waits(disk, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(space.time, "monotonic", lambda: now[0])
+    patience = Patience(10.0, disk)
+
+    def after(seconds):
+        now[0] += seconds
+        return patience.is_over()
+
+    assert not after(6.0)
+    held = space._hold(disk)
+    assert not after(1000.0)
+    os.close(held)
+    assert not after(3.0)
+    assert after(2.0)
+
+
+def test_a_library_that_meets_a_full_disk_is_understood(disk):
+    import torch
+    from safetensors.torch import save_file
+
+    fill(disk, leave=40_000)
+    with pytest.raises(Exception, match="No space left") as raised:
+        save_file({"x": torch.zeros(100_000)}, disk / "x.safetensors")
+    assert disk_is_full(raised.value)
+    assert not disk_is_full(ValueError("No space left between the lines"))

@@ -1,0 +1,199 @@
+"""Memory that does not suffice for a row: all ranks compute the step again in smaller rows, with the same
+result; ranks that divide a model give up, and their next attempt knows."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from buckeye import faults
+from buckeye.config.trainer import ModelConfig
+from buckeye.errors import RunError
+from buckeye.monitor.metrics import read_metrics
+from buckeye.trainer.micro_batch import MICRO_BATCH_FILE, is_out_of_memory
+from buckeye.trainer.rl import run_trainer
+from buckeye.trainer.sft import run_sft
+from buckeye.transport.batches import Batch, Sample
+from tests.trainer.rl_runs import put
+from tests.trainer.trainer_config import sft_config, trainer_config
+
+SCRIPT = Path(__file__).parent / "trainer_config.py"
+STEPS, LENGTH, ROW = 2, 20, 45  # two samples fit into a row
+
+
+def _sample(rng, step: int) -> Sample:
+    mask = np.arange(LENGTH) >= 8
+    return Sample(
+        token_ids=rng.integers(0, 256, LENGTH).astype(np.int32),
+        loss_mask=mask,
+        logprobs=np.where(mask, -5.5, 0).astype(np.float32),
+        versions=np.where(mask, step, -1).astype(np.int32),
+        advantages=np.full(LENGTH, rng.normal(), np.float32),
+        temperature=1.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def batches():
+    rng = np.random.default_rng(0)
+    return [
+        Batch(step=step, samples=tuple(_sample(rng, step) for _ in range(6)), orchestrator_state={})
+        for step in range(STEPS)
+    ]
+
+
+@pytest.fixture
+def fault(tmp_path, monkeypatch):
+    """`fault("trainer.oom=oom@2")`: from now on it will happen, once."""
+
+    def set_up(entries: str) -> None:
+        marks = tmp_path / "marks"
+        marks.mkdir(exist_ok=True)
+        monkeypatch.setenv(faults.FAULTS, entries)
+        monkeypatch.setenv(faults.DONE, str(marks))
+        monkeypatch.setattr(faults, "_passages", Counter())
+
+    return set_up
+
+
+def _config(model: Path, run: Path, **changes):
+    settings = {"seq_len": ROW, "max_steps": STEPS, "loss": {"mask_ratio_low": 0.0, "mask_ratio_high": 1e9}}
+    return trainer_config(model, run, **{**settings, **changes})
+
+
+def _train(model: Path, run: Path, batches, **changes) -> Path:
+    put(run, batches)
+    run_trainer(_config(model, run, **changes))
+    return run
+
+
+def _records(run: Path, process: str = "trainer"):
+    return [r for r in read_metrics(run / "metrics.jsonl") if r["process"] == process]
+
+
+def _assert_same_training(run: Path, undisturbed: Path) -> None:
+    for one, other in zip(_records(run), _records(undisturbed), strict=True):
+        for name in ("loss", "entropy", "grad_norm", "mismatch_kl", "tokens_computed", "ratio_max"):
+            assert one[name] == pytest.approx(other[name], rel=1e-4), name
+    one, other = (
+        load_file(r / "weights" / f"step_{STEPS}" / "model.safetensors") for r in (run, undisturbed)
+    )
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_is_tried_again_in_rows_of_half_the_length(tmp_path, tiny_model, batches, fault, capsys):
+    undisturbed = _train(tiny_model, tmp_path / "undisturbed", batches)
+    fault("trainer.oom=oom@2")  # at the second of three rows: the first has left a gradient
+    run = _train(tiny_model, tmp_path / "run", batches)
+    _assert_same_training(run, undisturbed)
+    assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(undisturbed)] == [(ROW, 0)] * STEPS
+    assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(run)] == [(LENGTH, 1)] * STEPS
+    assert "Out of memory with 40 tokens at once: this step is tried again with 20" in capsys.readouterr().out
+
+
+def test_a_later_attempt_begins_with_what_was_possible(tmp_path, tiny_model, batches, fault):
+    fault("trainer.oom=oom")
+    ckpt = {"interval": 1}
+    _train(tiny_model, tmp_path, batches[:1], max_steps=1, ckpt=ckpt)
+    _train(tiny_model, tmp_path, batches[1:], ckpt={**ckpt, "resume_step": 1})
+    assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(tmp_path)] == [(LENGTH, 1)] * 2
+
+
+def test_under_other_settings_the_trainer_starts_afresh(tmp_path, tiny_model, batches, fault):
+    fault("trainer.oom=oom")
+    ckpt = {"interval": 1}
+    _train(tiny_model, tmp_path, batches[:1], max_steps=1, ckpt=ckpt)
+    _train(tiny_model, tmp_path, batches[1:], seq_len=60, ckpt={**ckpt, "resume_step": 1})
+    assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(tmp_path)] == [(LENGTH, 1), (60, 0)]
+
+
+def test_a_sample_that_does_not_fit_alone_ends_the_trainer(tmp_path, tiny_model, batches, fault):
+    fault("trainer.oom=oom,trainer.oom=oom@2")
+    message = "with 20 tokens at once, and fewer cannot be: a sample has 20. Set model.ac"
+    with pytest.raises(RunError, match=message):
+        _train(tiny_model, tmp_path, batches)
+    assert not _records(tmp_path)
+
+
+def test_fine_tuning_does_the_same(tmp_path, tiny_model, fault):
+    chat = tmp_path / "chat.jsonl"
+    turns = [{"role": "user", "content": "one two three"}, {"role": "assistant", "content": "waŋži nuŋpa"}]
+    chat.write_text("\n".join(json.dumps({"messages": turns[:1] + turns[1:]}) for _ in range(6)))
+
+    def fine_tune(run: Path) -> Path:
+        data = {"path": str(chat), "val_path": None, "seed": 0}
+        run_sft(sft_config(tiny_model, run, batch_size=3, data=data, max_steps=STEPS, seq_len=130))
+        return run
+
+    undisturbed = fine_tune(tmp_path / "undisturbed")
+    fault("trainer.oom=oom")
+    run = fine_tune(tmp_path / "run")
+    assert [r["oom_retries"] for r in _records(run, "sft")] == [1] * STEPS
+    for one, other in zip(_records(run, "sft"), _records(undisturbed, "sft"), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+def test_ranks_that_divide_a_model_give_up_and_their_next_attempt_computes_less(
+    tmp_path, tiny_model, batches, fault
+):
+    divided = {"model": ModelConfig(name=str(tiny_model), device="cpu", sharding="full")}
+    fault("trainer.oom=oom@2")
+    put(tmp_path, batches)
+    config = _config(tiny_model, tmp_path).model_copy(update=divided)
+    with pytest.raises(RunError, match=r"Ranks that divide a model.*the next attempt computes 20 at once"):
+        run_trainer(config)
+    assert json.loads((tmp_path / MICRO_BATCH_FILE).read_text())["tokens"] == LENGTH
+    run_trainer(config)
+    assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(tmp_path)] == [(LENGTH, 1)] * STEPS
+
+
+def test_ranks_with_whole_models_try_again_together(tmp_path, tiny_model, batches):
+    undisturbed = _train(tiny_model, tmp_path / "undisturbed", batches)
+    run = tmp_path / "run"
+    put(run, batches)
+    (run / "config.json").write_text(_config(tiny_model, run).model_dump_json())
+    _launch(run / "config.json", tmp_path / "marks", failing_rank=1)
+    _assert_same_training(run, undisturbed)
+    assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(run)] == [(LENGTH, 1)] * STEPS
+
+
+def test_what_torch_says_when_main_memory_is_short():
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**58, dtype=torch.uint8)
+    assert is_out_of_memory(raised.value)
+    with pytest.raises(RuntimeError) as raised:
+        torch.zeros(2) @ torch.zeros(3)
+    assert not is_out_of_memory(raised.value)
+
+
+def _launch(config: Path, marks: Path, *, failing_rank: int) -> None:
+    """Two ranks, of which one runs out of memory in its first row."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    marks.mkdir()
+    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"OMP_NUM_THREADS": "1", "BUCKEYE_THREADS": "1"}
+    processes = []
+    for rank in range(2):
+        failing = {faults.FAULTS: "trainer.oom=oom", faults.DONE: str(marks)} if rank == failing_rank else {}
+        env = {**common, **failing, "RANK": str(rank)}
+        processes.append(subprocess.Popen([sys.executable, str(SCRIPT), str(config)], env=env))
+    try:
+        assert [process.wait(120) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
