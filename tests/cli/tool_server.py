@@ -2,8 +2,8 @@
 
     python tool_server.py TOOLS.json
 
-Every call is answered with its arguments; one with a text that is "refuse" in it is an error, `crash` ends the
-server, `finish` says that the environment is done. What was called is written to TOOLS.json.log.
+Every call is answered with its arguments; with "refuse" in it, as an error; `crash` ends the server, `finish`
+says that the environment is done. What was called is written to TOOLS.log.
 """
 
 import json

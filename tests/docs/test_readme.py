@@ -1,9 +1,14 @@
 """What the README shows is accepted as it stands."""
 
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from buckeye.config.load import load_config
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.envs.mcp.environment import load_environment
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -13,7 +18,7 @@ def blocks(language):
 
 
 def test_the_configuration_and_the_environment_of_the_readme(tmp_path):
-    train, orch = blocks("toml")
+    train, orch, mcp = blocks("toml")
     (environment,) = blocks("python")
     (tmp_path / "train.toml").write_text(train)
     (tmp_path / "orch.toml").write_text(orch)
@@ -30,6 +35,9 @@ def test_the_configuration_and_the_environment_of_the_readme(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    (tmp_path / "mcp.toml").write_text(mcp)
+    (env,) = load_config(OrchestratorConfig, ["@", str(tmp_path / "mcp.toml")]).env
+    assert env.args.keys() <= inspect.signature(load_environment).parameters.keys()
     assert '"rollouts_per_example": 16' in done.stdout
     assert "capitals" not in done.stderr  # it was found, loaded and satisfies the protocol
 

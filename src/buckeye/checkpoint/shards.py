@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,13 +86,10 @@ def finish_part(
     storage.write_file(path.with_suffix(".json"), json.dumps(content))
 
 
-def await_parts(
-    directory: Path, ranks: int, token: int, *, timeout_seconds: float, meanwhile: Callable[[], None]
-) -> dict[str, str]:
+def await_parts(directory: Path, ranks: int, token: int, *, timeout_seconds: float) -> dict[str, str]:
     """Wait until every rank has finished its part, and return the SHA-256 of the large files by their names.
 
-    Calls `meanwhile` again and again. Raises `CheckpointError` after `timeout_seconds`, in which nobody
-    waited for disk space.
+    Raises `CheckpointError` after `timeout_seconds`, in which nobody waited for disk space.
     """
     patience = Patience(timeout_seconds, directory.parent.parent)
     hashes: dict[int, str] = {}
@@ -108,7 +105,6 @@ def await_parts(
                 "(trainer.dist_timeout_seconds). All ranks must see the same output_dir."
             )
         if len(hashes) < ranks:
-            meanwhile()
             time.sleep(_POLL_SECONDS)
     return {part_path(directory, rank).name: digest for rank, digest in hashes.items()}
 

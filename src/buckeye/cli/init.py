@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,29 +60,32 @@ def init(
 ) -> None:
     """Write the configuration of an MCP environment from its tools, and play a scripted rollout with it."""
     from buckeye.envs.mcp.source import find_source
+    from buckeye.envs.runtimes.build import build_image
     from buckeye.process import die_with_parent
-    from buckeye.tasks.files import read_tasks
 
     die_with_parent()
-    source = (
-        find_source(env, command=command, headers=_headers(header or []), build=False) if not build else None
-    )
-    path = output
-    if source is not None:
-        path = _free_path(output, source, force=force or dry_run)
-    elif output is not None:
-        _refuse_taken(output, force=force or dry_run)
-    if source is None:  # building takes minutes, so what can be refused has been by now
-        source = find_source(env, command=command, headers={}, build=True)
-        path = _free_path(output, source, force=force or dry_run)
-    assert path is not None
+    source = find_source(env, command=command, headers=_headers(header or []), build=build)
+    path = _free_path(output, source, force=force or dry_run)
+    if source.to_build is not None:
+        build_image(source.to_build, source.environment.image)
     file = tasks or source.tasks
-    known_tasks = read_tasks(file) if file is not None else []
+    known_tasks = _tasks(file) if file is not None else []
     generated, listed = _generated(source, known_tasks)
     if dry_run:
         _print_dry_run(generated, path, as_json=as_json)
         return
     raise typer.Exit(_write_and_prove(generated, listed, source, path, known_tasks, as_json=as_json))
+
+
+def _tasks(file: Path) -> list[McpTask]:
+    """All tasks of a file or a dataset. Where they act does not matter here, so it may be left out."""
+    from buckeye.tasks.dataset import is_dataset, read_splits
+    from buckeye.tasks.lock import Lock
+    from buckeye.tasks.rows import read_with_lock
+
+    if is_dataset(file):
+        return [task for tasks in read_splits(file) for task in tasks]
+    return read_with_lock(file, Lock(image="any:latest"))[0]
 
 
 def _generated(source: Source, tasks: Sequence[McpTask]) -> tuple[Generated, list[Any]]:
@@ -169,8 +173,6 @@ def _headers(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _free_path(output: Path | None, source: Source, *, force: bool) -> Path:
-    import re
-
     name = re.sub(r"[^\w.\-]+", "-", source.environment.name).strip("-.") or "env"
     path = output or Path("configs", f"{name}.yaml")
     _refuse_taken(path, force=force)

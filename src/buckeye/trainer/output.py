@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from buckeye import beat
 from buckeye.checkpoint import (
     best_by_reward,
     list_checkpoints,
@@ -218,7 +217,6 @@ class Output:
             ranks,
             self._token,
             timeout_seconds=self._policy.timeout_seconds,
-            meanwhile=lambda: beat.report("the shards of the other ranks", on="trainer"),
         )
         shutil.copytree(staging, directory / SHARDS_DIRECTORY, copy_function=link_or_copy)
         return {f"{SHARDS_DIRECTORY}/{name}": digest for name, digest in hashes.items()}

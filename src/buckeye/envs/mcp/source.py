@@ -8,7 +8,7 @@ import shlex
 import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,17 +26,19 @@ _LAUNCHERS = {"npx", "uvx", "uv", "pipx", "run", "exec", "env", "node", "deno", 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """An environment to look at. `serving` gives a server of it for one session, each time it is entered;
-    `tools` are those of a lock file, if it has them with their schemas; `tasks` is a task file beside it."""
+    `tools` are those of a lock file, if it has them with their schemas; `tasks` is a task file beside it.
+    The folder `to_build` must be made the image first."""
 
     environment: EnvironmentName
     serving: Callable[[], AbstractAsyncContextManager[Server]]
     tools: Sequence[ToolEntry] | None = None
     tasks: Path | None = None
+    to_build: Path | None = None
     shown: str
 
 
 def find_source(env: str | None, *, command: str | None, headers: Mapping[str, str], build: bool) -> Source:
-    """What is meant. With `build`, the image of a folder is built first. Raises UsageError."""
+    """What is meant; nothing is started. With `build`, a folder means its image. Raises UsageError."""
     if importlib.util.find_spec("mcp") is None:
         raise UsageError("MCP environments need the package mcp. Install it: pip install 'buckeye[mcp]'")
     if (env is None) == (command is None):
@@ -146,10 +148,9 @@ def _of_lock(path: Path) -> Source:
 
 def _of_folder(folder: Path, *, build: bool) -> Source:
     if build:
-        from buckeye.envs.runtimes.build import build_image
-
-        name = _project_name(folder)
-        return _of_image(ImageName(build_image(folder, re.sub(r"[^a-z0-9._-]", "-", name.lower())), "latest"))
+        name = re.sub(r"[^a-z0-9]+", "-", _project_name(folder).lower()).strip("-") or "env"
+        image = ImageName(name, "latest")
+        return replace(_of_image(image), tasks=_tasks(folder), to_build=folder)
     lock = folder / LOCK_FILE
     if lock.exists():
         return _locked(read_lock(lock), folder)

@@ -13,8 +13,8 @@ _BUILD_SECONDS = 3600.0
 _BUILDERS = ("docker", "podman")
 
 
-def build_image(folder: Path, name: str) -> str:
-    """Build `name:latest` with docker or podman; returns `name`.
+def build_image(folder: Path, image: str) -> None:
+    """Build the image, called `name:tag`, with docker or podman.
 
     Raises UsageError without a Dockerfile, RuntimeUnavailable without a builder, PrepareError with the last
     words of a build that failed.
@@ -24,7 +24,7 @@ def build_image(folder: Path, name: str) -> str:
     program = next((found for one in _BUILDERS if (found := shutil.which(one))), None)
     if program is None:
         raise RuntimeUnavailable(f"--build needs {' or '.join(_BUILDERS)}, and neither is installed.")
-    argv = [program, "build", "--tag", f"{name}:latest", str(folder)]
+    argv = [program, "build", "--tag", image, str(folder)]
     try:
         ran = subprocess.run(
             argv,
@@ -40,4 +40,3 @@ def build_image(folder: Path, name: str) -> str:
     if ran.returncode != 0:
         words = "\n".join((ran.stderr or ran.stdout).strip().splitlines()[-12:])
         raise PrepareError(f"{folder} cannot be built into an image:\n{words}")
-    return name
