@@ -1,8 +1,11 @@
 """`buckeye hf` as a person calls it: what is refused, what is written, and what reaches the hub."""
 
+import ast
 import io
 import json
+import os
 import re
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,8 +19,10 @@ from buckeye.envs.mcp.environment import load_environment
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.tasks.dataset import read_splits
 from buckeye.tasks.lock import read_lock
+from buckeye.tasks.rows import COLUMNS
 from tests.run.fake_hub import FakeHub
 
+VENVS = Path(__file__).parents[2] / ".cache" / "venvs"
 CONFIG = "system_prompt: play\naction_mappings:\n  done:\n    _tool: null\n"
 LOCK = 'image: "my-org/my-env:latest"  # mine\n'
 
@@ -60,8 +65,6 @@ def hub(monkeypatch):
 
     with FakeHub() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr("huggingface_hub.hf_api.ENDPOINT", hub.url, raising=False)
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_TOKEN", "hf_planted_token_0123456789")
         yield hub
 
@@ -209,11 +212,24 @@ def test_what_is_no_dataset(tmp_path):
         read_splits(tmp_path / "none.parquet")
 
 
+@pytest.mark.slow
 def test_datasets_opens_it(hf, tmp_path):
-    datasets = pytest.importorskip("datasets")
+    found = VENVS.glob("*/lib/python*/site-packages/datasets")
+    python = next((path.parents[3] / "bin" / "python" for path in sorted(found)), None)
+    if python is None:
+        pytest.skip("no virtual environment of the other tests has the package datasets")
     hf("tasks.json", "-n", "d", "--no-push", "--split", "0.3", tasks=[task(n) for n in range(20)])
-    loaded = datasets.load_dataset("d", cache_dir=str(tmp_path / "cache"))
-    assert sum(len(part) for part in loaded.values()) == 20
+    code = "import datasets; print({k: v.column_names for k, v in datasets.load_dataset('d').items()})"
+    done = subprocess.run(
+        [python, "-c", code],
+        env={**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ast.literal_eval(done.stdout) == {"train": list(COLUMNS), "test": list(COLUMNS)}
 
 
 def test_the_card_has_facts_and_valid_front_matter(hf):
@@ -297,6 +313,46 @@ def test_a_push(hf, hub):
         hf("tasks.json", "--name", "my-org/my-dataset", tasks=[task(1)])
     hf("tasks.json", "--name", "my-org/my-dataset", "--yes")
     assert "data/test-00000-of-00001.parquet" not in hub.files["my-org/my-dataset"]  # gone with its task
+
+
+PAGE_TASK = {
+    "id": "task-001",
+    "prompt": "Complete the task description",
+    "mcp_config": {
+        "buckeye": {
+            "url": "http://localhost:8765/mcp",
+            "headers": {"Authorization": "Bearer $buckeye_API_KEY", "Mcp-Image": "your-org/your-env:latest"},
+        }
+    },
+    "setup_tool": {"name": "setup", "arguments": {"name": "function_name", "param": "value"}},
+    "evaluate_tool": {"name": "evaluate", "arguments": {"name": "evaluator_name", "expected": "value"}},
+    "metadata": {"difficulty": "easy", "category": "task_type"},
+}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tasks.json --name my-org/my-tasks",
+        "tasks.json --name my-org/my-dataset",
+        "tasks.json --name my-org/private-dataset --private",
+        "tasks.json --name local-dataset --no-push",
+    ],
+)
+def test_the_commands_of_the_page(hf, hub, command):
+    Path("buckeye.lock.yaml").write_text(LOCK)
+    hf(*command.split(), tasks=PAGE_TASK)
+    name = command.split()[2]
+    assert read_lock(Path("buckeye.lock.yaml")).primary_dataset.name == name
+    if "--no-push" in command:
+        (row,) = rows("local-dataset/data/train-00000-of-00001.parquet")
+        assert hub.files == {}
+    else:
+        file = hub.files[name]["data/train-00000-of-00001.parquet"]
+        (row,) = pyarrow.parquet.read_table(io.BytesIO(file)).to_pylist()
+        assert hub.private[name] is ("--private" in command)
+    for column in ("mcp_config", "setup_tool", "evaluate_tool", "metadata"):
+        assert json.loads(row[column]) == PAGE_TASK[column]
 
 
 def test_a_private_push(hf, hub):

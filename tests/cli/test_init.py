@@ -1,6 +1,8 @@
 """`buckeye rl init` as a person calls it: what it writes works, for whatever tools an environment has."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -191,6 +193,7 @@ def test_hostile_descriptions_do_no_harm(init, tmp_path):
     prompt = config.system_prompt
     assert max(map(len, prompt.splitlines())) < 600
     assert "<|" not in prompt
+    assert "title" not in prompt  # of the terminal
     assert prompt.count("<think>") == 1  # that of the instructions
     assert prompt.count("<tool>") == prompt.count("</tool>") == 6  # five usages, and how to name an argument
     assert "boss" not in [name for name, _ in calls(tmp_path)]
@@ -384,6 +387,7 @@ def test_wrong_usage(init, tmp_path):
         ((), "say which environment"),
         (("a:b", "--command", "x"), "say which environment"),
         (("a:b", "--header", "A=b"), "--header is for an address"),
+        (("http://x/mcp", "--header", "Authorization=Bearer planted"), "other users can see flags"),
         (("a:b", "--build"), "--build builds the image of a folder"),
         ((str(tmp_path),), "is no environment"),
         (("--command", "'"), "--command"),
@@ -395,10 +399,69 @@ def test_wrong_usage(init, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_place_where_nothing_can_be_written(init):
+    Path("configs").write_text("a file")
+    with pytest.raises(UsageError, match="cannot be written"):
+        init(tools=[tool("click"), EVALUATE])
+
+
 def test_a_server_that_dies_is_a_failure_with_its_last_words(init, tmp_path):
     with pytest.raises(BuckeyeError, match="No such file"):
         init("--command", f"{sys.executable} {SERVER} {tmp_path / 'none.json'}")
     assert not Path("configs").exists()
+
+
+DOCKER = """#!/bin/sh
+echo "$@" >> {log}
+case "$1" in
+  run) for image; do :; done; echo "started $image" >> {log}; exec {serve} ;;
+esac
+"""
+
+
+def test_the_commands_of_the_page(init, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    docker = tmp_path / "bin" / "docker"
+    (tmp_path / "tools.json").write_text(json.dumps([tool("click"), EVALUATE]))
+    serve = f"{sys.executable} -S {SERVER} {tmp_path / 'tools.json'}"
+    docker.write_text(DOCKER.format(log=tmp_path / "docker.log", serve=serve))
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{docker.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for command, image, file in [
+        ("hudpython/hud-text-2048:latest", "hudpython/hud-text-2048:latest", "configs/hud-text-2048.yaml"),
+        ("my-env:latest -o configs/my-env.yaml", "my-env:latest", "configs/my-env.yaml"),
+        ("my-env:latest --force", "my-env:latest", "configs/my-env.yaml"),
+    ]:
+        code, printed = init(*command.split())
+        assert code == 0, printed
+        written = yaml.safe_load(Path(file).read_text())
+        assert written["job"]["metadata"] == {"environment": image}
+        assert f"started {image}" in (tmp_path / "docker.log").read_text()
+    assert list((tmp_path / "cache" / "buckeye" / "gateway").glob("[0-9]*")) == []  # nothing is left
+    Path("game").mkdir()
+    shutil.copy(TEXT_2048 / "Dockerfile", "game")
+    shutil.copy(TEXT_2048 / "pyproject.toml", "game")
+    code, printed = init("game", "--build")
+    assert code == 0, printed
+    assert "build --tag text-2048:latest game\n" in (tmp_path / "docker.log").read_text()
+    assert "started text-2048:latest" in (tmp_path / "docker.log").read_text()
+
+
+def test_an_address_behind_a_gateway(init, tmp_path, monkeypatch):
+    (tmp_path / "tools.json").write_text(json.dumps([tool("click"), EVALUATE]))
+    serve = f"{sys.executable} {SERVER} {tmp_path / 'tools.json'}"
+    argv = [sys.executable, "-m", "buckeye", "gateway", "--port", "0", "--command", serve]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as gateway:
+        try:
+            url = next(found[0] for line in gateway.stdout if (found := re.search(r"http://\S+/mcp", line)))
+            monkeypatch.setenv("MY_IMAGE", "org/my-env:latest")
+            code, printed = init(url, "--header", "Mcp-Image=org/my-env:latest", "--header", "X=$MY_IMAGE")
+        finally:
+            gateway.terminate()
+    assert code == 0, printed
+    assert Path("configs/my-env.yaml").exists()
+    assert calls(tmp_path) == [("click", {})]
 
 
 @pytest.mark.slow

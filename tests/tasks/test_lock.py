@@ -115,7 +115,7 @@ def test_an_update_keeps_keys_comments_and_quotes(tmp_path):
     at = datetime(2026, 1, 31, 14, 0, tzinfo=timezone(timedelta(hours=2)))
     update_lock(path, {"primary_dataset": dataset_reference("a/b", 3, at)})
     expected = (
-        text.replace("name: 'my-org/my-tasks'", "name: a/b")
+        text.replace("name: 'my-org/my-tasks'", "name: 'a/b'")
         .replace("task_count: 50", "task_count: 3")
         .replace("updated_at: 2024-01-01T00:00:00", "updated_at: '2026-01-31T12:00:00+00:00'")
     )

@@ -99,7 +99,10 @@ def _made(
         _agree(repository, yes=yes)
     with tempfile.TemporaryDirectory(prefix="buckeye-hf-") as temporary:
         place = folder or Path(temporary, "dataset")
-        write_dataset(place, name, splits, replace=True)
+        try:
+            write_dataset(place, name, splits, replace=True)
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+            raise UsageError(f"{place} cannot be written: {error.strerror}. Name another with -o") from None
         return repository.push(place) if repository is not None else None
 
 

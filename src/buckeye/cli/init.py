@@ -134,7 +134,10 @@ def _write_and_prove(
     from buckeye.errors import BuckeyeError
     from buckeye.storage import write_file
 
-    write_file(path, generated.text)
+    try:
+        write_file(path, generated.text)
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}. Name another file with -o.") from None
     if not as_json:
         typer.echo(summary(generated, path))
     try:
@@ -163,11 +166,18 @@ def _print_dry_run(generated: Generated, path: Path, *, as_json: bool) -> None:
 
 
 def _headers(pairs: Sequence[str]) -> dict[str, str]:
+    from buckeye.tasks.rows import is_written_key
+
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise UsageError("--header: write NAME=VALUE, as --header 'Mcp-Image=my-org/my-env:latest'")
+        if is_written_key(name, value):
+            raise UsageError(
+                f"--header {name}: other users can see flags. Write a variable in single quotes, as "
+                f"'{name}=Bearer $MY_KEY'; it is looked up in the environment and in .env"
+            )
         found[name.strip()] = value
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,9 +39,9 @@ def trials_text(proof: Proof, shown: str, path: Path) -> str:
     if proof.passed:
         lines += [
             "The rollout went through the configuration to the tools, and ended with done().",
-            "Next:",
-            "  buckeye hf tasks.json --name my-org/my-tasks",
-            f"  buckeye rl --config {shlex.quote(str(path))}",
+            "Next: make a dataset of its tasks, and name both where you train.",
+            "  buckeye hf tasks.json --name my-org/my-tasks --no-push",
+            f'  args = {{ taskset = "my-org/my-tasks", config_path = {json.dumps(str(path))} }}',
         ]
     else:
         lines.append(f"not proven: {_why(proof)}")

@@ -169,7 +169,8 @@ def _load(model: type[T], argv: list[str], program: str) -> T:
 
         print(help_text(model, program))
         if program == "rl":
-            print("\nTo look at machine and configuration before a run: `rl doctor --help`")
+            print("\nTo write the configuration of an MCP environment: `rl init --help`")
+            print("To look at machine and configuration before a run: `rl doctor --help`")
             print(f"On runs there are, `rl COMMAND --help`: {', '.join(RUN_COMMANDS)}")
         sys.exit(0)
     from buckeye.config.load import load_with_warnings

@@ -93,6 +93,11 @@ def split_tasks(tasks: Sequence[McpTask], fraction: float | None) -> dict[str, l
     return {name: found for name, found in splits.items() if found}
 
 
+def is_written_key(name: str, value: str) -> bool:
+    """Whether something that is called like a key has its value written out, and not as a variable."""
+    return bool(_SECRET.search(name) and value and not _VARIABLE.search(value))
+
+
 def _share(name: str) -> float:
     """Where a name falls between 0 and 1."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
@@ -103,5 +108,5 @@ def _written_keys(task: McpTask) -> Iterator[str]:
         place = "headers" if isinstance(server, HttpServer) else "env"
         values: Mapping[str, str] = server.headers if isinstance(server, HttpServer) else server.env
         for key, value in values.items():
-            if _SECRET.search(key) and value and not _VARIABLE.search(value):
+            if is_written_key(key, value):
                 yield f"task {task.id}: mcp_config.{name}.{place}.{key}"

@@ -79,6 +79,12 @@ def _look_up(name: str, variables: Mapping[str, str]) -> str | None:
     return variables.get(name, variables.get(name.upper()))
 
 
+def values_of(value: Any, variables: Mapping[str, str]) -> list[str]:
+    """What the variables in all texts of `value` stand for, where they are set: not to be logged."""
+    found = (_look_up(name, variables) for name in names_of(value))
+    return [text for text in found if text is not None]
+
+
 def names_of(value: Any) -> list[str]:
     """The names of the variables in all texts of `value`, as they are written, each once."""
     texts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()

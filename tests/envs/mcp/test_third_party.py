@@ -113,3 +113,23 @@ def test_their_process_has_none_of_our_variables(everything_server, monkeypatch)
     seen = json.loads(asyncio.run(run()))
     assert seen.pop("ONLY") == "this"
     assert set(seen) <= {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ"}
+
+
+def initialised(program, folder):
+    """What `rl init` says of its scripted rollout: action -> how it ended."""
+    argv = [sys.executable, "-m", "buckeye", "rl", "init", "--command", program, "--json"]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {trial["action"]: trial["ending"] for trial in json.loads(done.stdout)["proof"]["trials"]}
+
+
+def test_rl_init_on_mcp_server_time(time_server, tmp_path):
+    endings = initialised(time_server, tmp_path)
+    assert endings == {"get_current_time": "worked", "convert_time": "worked"}
+
+
+def test_rl_init_on_server_everything(everything_server, tmp_path):
+    endings = initialised(everything_server, tmp_path)
+    assert "failed" not in endings.values()
+    assert endings["get-sum"] == endings["echo"] == "worked"
+    assert "get-env" not in endings

@@ -60,7 +60,8 @@ class Proof:
 
 async def prove(config: GymConfig, tools: Sequence[ToolEntry], source: Source, task: McpTask | None) -> Proof:
     """Play every action with made-up arguments, then `done`. `task` says how to set up and grade; without
-    one, `setup` is called with made-up arguments where the environment has it, and nothing is graded."""
+    one, or where it does so with tools of another server, `setup` is called with made-up arguments if there
+    is one, and nothing is graded."""
     limits = {"max_turns": 10_000, "tool_timeout": min(_CALL_SECONDS, config.defaults.tool_timeout)}
     config = config.model_copy(update={"defaults": config.defaults.model_copy(update=limits)})
     by_name = {tool.name: tool for tool in tools}
@@ -90,7 +91,7 @@ class _TaskCalls:
 
 
 def _calls(task: McpTask | None, tools: Mapping[str, ToolEntry]) -> _TaskCalls:
-    if task is not None:
+    if task is not None and {call.name for call in (*task.setup_tool, *task.evaluate_tool)} <= set(tools):
         return _TaskCalls(task.setup_tool, task.evaluate_tool, made_up=False)
     setup = tools.get("setup")
     try:
