@@ -14,10 +14,10 @@ _CHUNK = 65_536
 
 
 @contextmanager
-def small_disk(path: Path, *, size: int) -> Iterator[Path]:
-    """A tmpfs of `size` bytes at `path`."""
+def small_disk(path: Path, *, size: int, files: int = 0) -> Iterator[Path]:
+    """A tmpfs of `size` bytes at `path`, with room for `files` files and directories (0: for any number)."""
     path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={files}", "tmpfs", str(path)]
     try:
         subprocess.run(mount, check=True, capture_output=True, timeout=30)
     except (OSError, subprocess.CalledProcessError) as error:

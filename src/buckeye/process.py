@@ -72,9 +72,11 @@ class StopFlag:
         self.requested = False
 
     def install(self) -> StopFlag:
-        """Register for the signals; call from the main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._request)
+        """Register for the signals; call from the main thread. Under `nohup` SIGHUP remains ignored."""
+        signal.signal(signal.SIGTERM, self._request)
+        signal.signal(signal.SIGINT, self._request)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self._request)
         return self
 
     def _request(self, _number: int, _frame: FrameType | None) -> None:

@@ -16,7 +16,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -36,6 +35,8 @@ _LARGEST_RESERVE = 256_000_000
 _TIMEOUT_SECONDS = 86_400.0
 _POLL_SECONDS = 0.5
 _TELL_SECONDS = 60.0
+_LOOKS, _LOOK_SECONDS = 4, 0.001
+_FEW_FILES = 100  # a checkpoint of many ranks has some dozens
 _TRY_AGAIN_SECONDS = 15.0  # a quota may have been lifted, which no count of free bytes shows
 
 
@@ -69,6 +70,13 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(_existing(path)).free
 
 
+def what_is_free(path: Path) -> str:
+    """`12.3 GB`, and how many files where only few can be made; of the file system of `path`."""
+    counts = os.statvfs(_existing(path))
+    few = counts.f_files > 0 and counts.f_favail < _FEW_FILES
+    return human_bytes(free_bytes(path)) + (f" and room for {counts.f_favail} more files" if few else "")
+
+
 def reserve_bytes(path: Path, setting: int | None = None) -> int:
     """Bytes that big files leave free on the file system of `path`: the setting, else `BUCKEYE_DISK_RESERVE`,
     else 1 % of it, at most 256 MB."""
@@ -81,6 +89,16 @@ def reserve_bytes(path: Path, setting: int | None = None) -> int:
 def waits_for_disk(output_dir: Path) -> bool:
     """Whether a process of the run in `output_dir` waits for disk space. Who waits for that process meanwhile
     should not count the time."""
+    looks = 0
+    while _is_held(output_dir):
+        looks += 1
+        if looks == _LOOKS:
+            return True
+        time.sleep(_LOOK_SECONDS)  # it may be somebody who looks, too: that takes some microseconds
+    return False
+
+
+def _is_held(output_dir: Path) -> bool:
     try:
         handle = os.open(output_dir, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -201,9 +219,11 @@ class Writing(Generic[T]):
             log.warning("%s It goes on by itself when there is room. %s", self._shortage(run), advice(run))
 
     def _shortage(self, run: Path) -> str:
-        free = human_bytes(free_bytes(self._path))
+        free = what_is_free(self._path)
         if not self._needed:
-            return f"Waiting for disk space to write {self._what}: the file system of {run} is full."
+            return (
+                f"Waiting for disk space to write {self._what}: {free} are free on the file system of {run}."
+            )
         needed, kept = human_bytes(self._needed), human_bytes(reserve_bytes(self._path))
         return (
             f"Waiting for disk space to write {self._what}: it takes {needed}, {kept} are kept in reserve, "
@@ -232,11 +252,16 @@ def _existing(path: Path) -> Path:
 
 def _hold(run: Path) -> int | None:
     """Let others see, for as long as the descriptor is open, that someone waits. No file could be written."""
-    with suppress(OSError):  # a file system without locks: the others just do not know
+    try:
         handle = os.open(run, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return handle
-    return None
+    except OSError:  # a file system without locks (the others just do not know), or somebody looks just now
+        os.close(handle)
+        return None
+    return handle
 
 
 def size_of_newest_step(folder: Path) -> int:
@@ -255,7 +280,7 @@ def size_of(path: Path) -> int:
             return path.lstat().st_size
         with os.scandir(path) as entries:
             return sum(size_of(Path(entry.path)) for entry in entries)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
 
 

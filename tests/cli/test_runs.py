@@ -150,6 +150,10 @@ def test_a_run_of_another_machine_is_not_touched(rl, start, tmp_path):
     code, _, err = rl("stop", "one", "--now")
     assert (code, process.poll()) == (2, None)
     assert "elsewhere" in err
+    code, _, err = rl("resume", "one")
+    assert code == 2
+    assert "running on elsewhere, as was last said" in err
+    assert f"go on here, in {tmp_path}: rl @ run.toml --output-dir out --resume" in err
 
 
 def test_what_continues_a_run(rl, start, tmp_path):

@@ -68,7 +68,7 @@ DEFECTS = [
     ("pays nothing", "accepted answers are paid", "40 of 40 earn less than 0.5"),
     ("raises", "every reply is graded", "LookupError: no tag in the reply"),
     ("swallows", "errors are not scored", "a failing engine gets reward 0 on train-"),
-    ("endless", "every reply is graded", "the rollout asked for more than 50 replies"),
+    ("endless", "every reply is graded", "the rollout asked for more than 1000 replies"),
 ]
 
 

@@ -50,7 +50,7 @@ class Workspace:
             "max_tokens = 2048": "max_tokens = 8",
             "interval 10": "interval 1",
             "interval = 10": "interval = 1",
-            "resume-step 500": "resume-step 1",
+            "resume-step 500": "resume-step 2",
         }
         local_bin = root / "home" / ".local" / "bin"
         local_bin.mkdir(parents=True)

@@ -327,6 +327,7 @@ def start_anew(server, chat_model):
     return Server(chat_model.directory, server.log.parent, max_num_seqs=32, server={"port": server.port})
 
 
+@pytest.mark.slow
 def test_kill_9_in_the_middle_of_256_rollouts(pair, chat_model, make_model, tmp_path):
     models = {1: make_model("qwen3", seed=3), 2: make_model("qwen3", seed=4)}
     one, two = (publish(models[version], tmp_path, version) for version in (1, 2))
@@ -380,6 +381,7 @@ def test_kill_9_in_the_middle_of_256_rollouts(pair, chat_model, make_model, tmp_
             assert generation.logprobs == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_lost_part_of_a_wave_is_sampled_as_it_would_have_been(pair, chat_model):
     prompts = [[*IDS, i] for i in range(64)]
     params = replace(PARAMS, max_tokens=120)

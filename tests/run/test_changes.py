@@ -1,9 +1,14 @@
 """What a run records of its configuration, and what is seen of a change."""
 
+import json
+
+import pytest
+
 from buckeye.config.dump import to_json
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.run.changes import as_recorded, changed_settings
+from buckeye.run.resume import to_resume
 
 RUN = "--trainer --orchestrator --inference --output-dir out --clean"
 
@@ -37,9 +42,38 @@ def test_changes_are_named_one_by_one(tmp_path):
         "trainer.optim.betas2: 0.999 in the run, null now",
         "trainer.optim.nesterov: null in the run, true now",
         "trainer.optim.momentum: null in the run, 0.9 now",
+        "trainer.ckpt.interval: 10 in the run, 5 now",
         "orchestrator.env.0.args.depth: 1 in the run, 2 now",
         'orchestrator.env.1.id: "b" in the run, "c" now',
+        "orchestrator.ckpt.interval: 10 in the run, 5 now",
     ]
+
+
+def test_settings_that_an_earlier_version_did_not_have_are_no_change(tmp_path):
+    record(tmp_path, "")
+    path = tmp_path / "configs" / "rl.json"
+    recorded = json.loads(path.read_text())
+    del recorded["supervision"], recorded["disk"], recorded["orchestrator"]["rollouts"]
+    path.write_text(json.dumps(recorded))
+    assert changed_settings(tmp_path, config("")) == []
+    assert changed_settings(tmp_path, config("--disk.check false")) == [
+        "disk.check: true in the run, false now"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("--clean true --x 1", "--x 1"),
+        ("--clean=true --dry_run", ""),
+        ("--resume yes @ run.toml", "@ run.toml"),
+        ("--clean @ run.toml", "@ run.toml"),
+        ("--trainer.ckpt.resume_step -1 --orchestrator.ckpt.resume-step=5 --x -1", "--x -1"),
+        ("--ckpt.resume-step 5 --clean --no-dry-run", ""),
+    ],
+)
+def test_the_words_that_continue_a_run(words, kept):
+    assert to_resume(words.split()) == [*kept.split(), "--resume"]
 
 
 def test_a_changed_checkpoint_interval_is_seen(tmp_path):

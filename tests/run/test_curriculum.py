@@ -61,6 +61,7 @@ def played(runner, output):
     return steps
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_dealt_the_same_tasks(runner, cells):
     weights = runner.root / "out" / "weights" / "step_5" / "model.safetensors"
     straight = runner.run(cells("out", "--ckpt.interval", 2))

@@ -1,11 +1,22 @@
 """Who may write to a run directory, and what is deleted or put away in it."""
 
+import errno
 import json
+import logging
+import os
 
 import pytest
 
 from buckeye.errors import UsageError
-from buckeye.run.directory import attempt_logs, begin_attempt, claimed, clean, earlier_logs, link_log
+from buckeye.run.directory import (
+    attempt_logs,
+    begin_attempt,
+    claimed,
+    clean,
+    earlier_logs,
+    link_log,
+    locked,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +61,31 @@ def test_clean_leaves_nothing_of_the_run(tmp_path):
         (tmp_path / name).write_text("")
     clean(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "notes.txt"]
+
+
+def test_clean_that_was_killed_can_be_repeated(tmp_path, monkeypatch):
+    begin_attempt(tmp_path, resumed_step=None)
+    (tmp_path / "weights" / "step_1").mkdir(parents=True)
+
+    def killed(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            clean(tmp_path)
+    clean(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_locks_is_a_warning_and_no_other_run(tmp_path, monkeypatch, caplog):
+    def no_locks(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    monkeypatch.setattr(logging.getLogger("buckeye"), "propagate", True)
+    with locked(tmp_path):
+        assert "has no locks" in caplog.text
 
 
 def test_a_log_of_an_earlier_version_is_put_away_and_not_replaced(tmp_path):

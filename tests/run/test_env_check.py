@@ -50,6 +50,7 @@ def test_rollouts_that_all_errored_are_a_failure():
     assert (checked.status, checked.detail) == ("fail", "m: no group has two scored rollouts; 2 errored")
 
 
+@pytest.mark.slow
 def test_a_model_plays_groups(runner):
     """The environment of these tests ignores the split and pays for a letter, so other checks fail."""
     argv = runner.argv("env", "check", "letters.py", "--model", runner.model, "--groups", 3)

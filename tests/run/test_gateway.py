@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from buckeye.config.orchestrator import EnvConfig
-from buckeye.errors import RunError
+from buckeye.errors import RunError, UsageError
 from buckeye.run.gateway import ensure_gateway, task_gateway
 from tests.envs.gateway.client import Client, scripted, wait_until
 
@@ -54,12 +54,14 @@ def test_tasks_say_where_it_is_needed_and_players_get_its_key(tmp_path, monkeypa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BUCKEYE_API_KEY", raising=False)
     port = free_port()
+    headers = {"Authorization": "Bearer $buckeye_API_KEY"}
     task = {
         "id": "one",
         "prompt": "Win.",
         "mcp_config": {
             "far": {"url": "https://mcp.example/mcp"},
-            "near": {"url": f"http://localhost:{port}/mcp"},
+            "near": {"url": f"http://localhost:{port}/mcp", "headers": headers},
+            "too": {"url": f"http://127.0.0.1:{port}/mcp", "headers": headers},
         },
         "evaluate_tool": {"name": "evaluate"},
     }
@@ -68,16 +70,27 @@ def test_tasks_say_where_it_is_needed_and_players_get_its_key(tmp_path, monkeypa
         EnvConfig(id="harleycooper/dakota1890", args={"taskset": "no such file"}),
         EnvConfig(id="buckeye/buckeye-vf-gym@1", args={"taskset": str(tmp_path / "tasks.json")}),
     ]
-    with task_gateway(played[:1], tmp_path / "log") as nothing:
+    with task_gateway(played[:1], tmp_path / "log", rollouts=8) as nothing:
         assert nothing == {}
-    with task_gateway(played, tmp_path / "log") as given:
+    with task_gateway(played, tmp_path / "log", rollouts=100) as given:
         (key,) = given.values()
         assert given == {"BUCKEYE_API_KEY": key}
         url = f"http://127.0.0.1:{port}/mcp"
         assert httpx.post(url, json={}).status_code == 401
         assert httpx.post(url, json={}, headers={"Authorization": f"Bearer {key}"}).status_code != 401
-        with task_gateway(played, tmp_path / "log") as again:
-            assert again == {}
+        key_header = {"Authorization": f"Bearer {key}"}
+        assert httpx.get(url.replace("/mcp", "/status"), headers=key_header).json()["limit"] == 200
+        with monkeypatch.context() as patch:
+            patch.setenv("BUCKEYE_API_KEY", key)
+            with task_gateway(played, tmp_path / "log", rollouts=8) as again:
+                assert again == {}
+        for wrong in ({}, {"BUCKEYE_API_KEY": "another"}):
+            with monkeypatch.context() as patch:
+                for name, value in wrong.items():
+                    patch.setenv(name, value)
+                other = task_gateway(played, tmp_path / "log", rollouts=8)
+                with pytest.raises(UsageError, match="wants a key"), other:
+                    pass
     assert not answers(port)
     assert key not in (tmp_path / "log").read_text()
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from buckeye.errors import UsageError
+from buckeye.errors import RunError, UsageError
 from buckeye.run.ports import Ports, held_ports, is_free
 
 
@@ -55,3 +55,15 @@ def test_a_port_is_free_again_when_its_holder_is_killed(folder):
         holder.communicate(timeout=30)
         ports.take([port], patience=0.0)
     assert list(folder.iterdir()) == []
+
+
+def test_a_runtime_directory_that_is_not_there_is_no_obstacle(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with held_ports() as ports:
+        assert len(ports.choose(2)) == 2
+    assert not (tmp_path / "gone").exists()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    with held_ports() as ports, pytest.raises(RunError, match=r"cannot be made.*Set XDG_RUNTIME_DIR"):
+        ports.choose(1)

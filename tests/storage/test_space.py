@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import subprocess
@@ -13,7 +14,14 @@ import pytest
 
 from buckeye import space, storage
 from buckeye.errors import DiskFullError
-from buckeye.space import Patience, disk_is_full, waits_for_disk, write_when_room, write_when_room_async
+from buckeye.space import (
+    Patience,
+    disk_is_full,
+    size_of,
+    waits_for_disk,
+    write_when_room,
+    write_when_room_async,
+)
 from tests.small_disk import fill
 
 
@@ -156,6 +164,22 @@ def test_others_see_that_a_process_waits_until_it_ends(disk, end):
     assert ("Asked to stop while waiting for disk space: the thing was not written" in printed) == (
         end == "terminate"
     )
+
+
+def test_who_looks_is_not_taken_for_one_who_waits(tmp_path, monkeypatch):
+    looks = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(looks, fcntl.LOCK_EX)
+    with monkeypatch.context() as patch:
+        patch.setattr(space.time, "sleep", lambda seconds: fcntl.flock(looks, fcntl.LOCK_UN))
+        assert not waits_for_disk(tmp_path)
+    fcntl.flock(looks, fcntl.LOCK_SH)
+    assert waits_for_disk(tmp_path)
+    os.close(looks)
+
+
+def test_what_cannot_be_there_takes_no_room(tmp_path):
+    (tmp_path / "file").write_text("x")
+    assert size_of(tmp_path / "file" / "weights") == size_of(tmp_path / "gone") == 0
 
 
 def test_patience_does_not_pass_while_someone_waits(disk, monkeypatch):

@@ -33,7 +33,10 @@ def env_check(
     ] = None,
     groups: Annotated[int, typer.Option(min=1, help="Groups of 8 rollouts that the model plays.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply of the model.")] = 512,
-    sample: Annotated[int, typer.Option(min=1, help="Tasks played of each family and split.")] = 300,
+    sample: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tasks played of each family and split; 300, or fewer if they are slow."),
+    ] = None,
     max_content_free: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Highest mean reward of a policy without content.")
     ] = 0.03,

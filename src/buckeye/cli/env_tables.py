@@ -42,7 +42,8 @@ def _print(console: Console, report: Report, limit: float) -> None:
     console.print(
         Text(
             f"\n{report.environment}: {count['pass']} passed, {count['fail']} failed, "
-            f"{count['not run']} not run, in {report.seconds:.0f} s",
+            f"{count['not run']} not run, in {report.seconds:.0f} s; at most {report.sample} tasks of "
+            "a family and split played (--sample)",
             style=_STYLES["pass" if report.passed else "fail"],
         )
     )

@@ -51,6 +51,8 @@ def _unforeseen(error: Exception) -> str:
         return (
             f"the disk is full ({error}). Free some space (`buckeye rl clean RUN` may help), and try again."
         )
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return f"{error.filename}: permission denied. Its owner can do this, or let you."
     return f"unexpected {type(error).__name__}: {error} (add --debug for the traceback)"
 
 

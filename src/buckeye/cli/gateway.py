@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -42,6 +41,9 @@ def gateway(
     idle_seconds: Annotated[
         float, typer.Option(min=0.1, help="A session that asks nothing for so long is ended.")
     ] = 600.0,
+    left_seconds: Annotated[
+        float, typer.Option(min=0.1, help="A session whose client closed its stream so long ago is ended.")
+    ] = 60.0,
     session_seconds: Annotated[float, typer.Option(min=0.1, help="Longest life of a session.")] = 7200.0,
     warm: Annotated[
         int, typer.Option(min=0, help="Environments kept started for each of the last images asked for.")
@@ -59,6 +61,7 @@ def gateway(
     from buckeye.envs.runtimes.choose import FOR_IMAGES
     from buckeye.monitor.log import setup_logging
     from buckeye.process import die_with_parent
+    from buckeye.tasks.dotenv import variables
 
     die_with_parent()
     given = [name for name, value in (("--image", image), ("--command", command), ("--dir", folder)) if value]
@@ -69,12 +72,13 @@ def gateway(
     settings = GatewaySettings(
         host=host,
         port=port,
-        api_key=os.environ.get(API_KEY_VARIABLE) or None,
+        api_key=variables().get(API_KEY_VARIABLE) or None,
         image=image or "",
         sessions=sessions,
         queue_seconds=queue_seconds,
         start_seconds=start_seconds,
         idle_seconds=idle_seconds,
+        left_seconds=left_seconds,
         session_seconds=session_seconds,
         warm=warm,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -268,6 +269,12 @@ class OrchestratorConfig(BaseConfig):
     """Where everything is written."""
     bench: bool = False
     """Measure speed."""
+
+    @property
+    def rollouts_at_once(self) -> int:
+        """Most rollouts that are played at a time."""
+        played = math.ceil(self.batch_size * self.oversampling_factor) * (1 + self.max_async_level)
+        return min(played, self.max_concurrent or played)
 
     @model_validator(mode="after")
     def _whole_groups(self) -> OrchestratorConfig:

@@ -18,6 +18,10 @@ apply."""
 Tool = Mapping[str, Any]
 """One tool in the OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
+START = "start"
+"""The name in a task's data of what its world begins with, where the prompt does not say that: two tasks that
+differ in it are two, though they are asked in the same words."""
+
 FinishReason = Literal["stop", "length"]
 """Why a reply ended: by itself, or cut off at a limit."""
 

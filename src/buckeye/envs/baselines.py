@@ -162,7 +162,7 @@ async def content_free_scores(
 async def _score(
     player: Player, split: str, family: str, policy: str, tasks: Sequence[Task], reply: Answer
 ) -> ContentFreeScore:
-    played = [await player.play(task, reply(task)) for task in tasks]
+    played = await player.play_all([(task, reply(task)) for task in tasks])
     scored = [p for p in played if math.isfinite(p.reward)]
     return ContentFreeScore(
         split=split,

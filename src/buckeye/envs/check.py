@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from buckeye.envs.base import Environment
+from buckeye.envs.base import Environment, Task
 from buckeye.envs.baselines import ContentFreeScore, content_free_policies, content_free_scores
 from buckeye.envs.honesty.fingerprint import fingerprint, fingerprint_elsewhere
-from buckeye.envs.honesty.play import Player
+from buckeye.envs.honesty.play import Player, ScriptedPolicy, outcome_with
 from buckeye.envs.honesty.play_checks import (
     ProbeResult,
     check_all_graded,
@@ -28,16 +28,20 @@ from buckeye.envs.honesty.play_checks import (
     played_twice,
 )
 from buckeye.envs.honesty.result import CheckResult
-from buckeye.envs.honesty.samples import SplitSample, probes_of, sample_splits, split_names
+from buckeye.envs.honesty.samples import SplitSample, probes_of, read_tasks, sample_splits, split_names
 from buckeye.envs.honesty.task_checks import check_answers_hidden, check_apart, check_ids, check_same_tasks
 from buckeye.envs.registry import load_environment
+
+MOST_PLAYED = 300
+_SECONDS, _ROLLOUTS_OF_A_TASK = 120.0, 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckOptions:
-    """`sample`: tasks of each family and split. `limit`: the highest mean reward of a content-free policy."""
+    """`sample`: tasks of each family and split; None is `MOST_PLAYED`, or fewer where rollouts are slow.
+    `limit`: the highest mean reward of a content-free policy."""
 
-    sample: int
+    sample: int | None
     limit: float
     seed: int = 0
     progress: Callable[[str], None] = field(default=lambda _: None)
@@ -48,6 +52,7 @@ class Report:
     """All checks of an environment, with the numbers behind two of them."""
 
     environment: str
+    sample: int
     sizes: Mapping[str, int]
     checks: Sequence[CheckResult]
     probes: Sequence[ProbeResult]
@@ -75,6 +80,7 @@ class Report:
             "passed": self.passed,
             "seconds": round(self.seconds, 1),
             "splits": dict(self.sizes),
+            "sample": self.sample,
             "checks": [asdict(check) for check in self.checks],
             "probes": [
                 {
@@ -112,8 +118,9 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     started = time.monotonic()
     environment, seed = load_environment(env_id, **args), options.seed
     names = split_names(environment)
+    sample = options.sample or await _affordable(environment, read_tasks(environment, names[0])[0])
     options.progress("reading tasks")
-    samples = sample_splits(environment, names, per_family=options.sample, seed=seed)
+    samples = sample_splits(environment, names, per_family=sample, seed=seed)
     here = fingerprint(environment, names, seed)
     second = load_environment(env_id, **args)
     again = [lambda: fingerprint(environment, names, seed), lambda: fingerprint(second, names, seed)]
@@ -128,12 +135,21 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     played, probes, scores = await _play(environment, second, samples, options)
     return Report(
         environment=environment.name,
+        sample=sample,
         sizes={sample.name: sample.size for sample in samples},
         checks=[*checks, *played],
         probes=probes,
         scores=scores,
         seconds=time.monotonic() - started,
     )
+
+
+async def _affordable(environment: Environment, task: Task) -> int:
+    """How many tasks of each family and split can be played in about `_SECONDS`."""
+    started = time.monotonic()
+    await outcome_with(environment, task, ScriptedPolicy(""))
+    rollout = time.monotonic() - started
+    return max(1, min(MOST_PLAYED, int(_SECONDS / (_ROLLOUTS_OF_A_TASK * rollout))))
 
 
 async def _play(

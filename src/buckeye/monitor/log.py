@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from buckeye.lines import LineStream, is_file
+from buckeye.monitor.console import print_on_without_readers
 
 SUCCESS = 25
 """Between INFO and WARNING: something the user waits for has happened."""
@@ -40,6 +41,7 @@ def setup_logging(level: str, process: str, log_file: Path | None) -> None:
         root.removeHandler(handler)
         handler.close()
     _survive_full_disks()
+    print_on_without_readers()
     stream = logging.StreamHandler(sys.stdout)
     stream.setFormatter(_Formatter(colour=sys.stdout.isatty()))
     root.addHandler(stream)

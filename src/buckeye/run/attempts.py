@@ -20,15 +20,12 @@ from buckeye.run.diagnosis import Memory, diagnosis, how_it_ended, named_cause
 from buckeye.run.directory import attempt_logs, begin_attempt
 from buckeye.run.plan import RolePlan
 from buckeye.run.processes import Child, Processes
-from buckeye.run.restarts import Ended, described
+from buckeye.run.restarts import FULL_DISK_SECONDS, Ended, described
 from buckeye.run.resume import newest_commit
 from buckeye.run.role_configs import Origin, write_role_configs
 from buckeye.space import disk_is_full
 
 log = logging.getLogger(__name__)
-
-_LAST_CHECKPOINT_SECONDS = 120.0
-_FULL_DISK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +58,7 @@ class Attempts:
         self._began = began
         self._note = note
         self._limits = launch.config.supervision
+        self._patience = float(launch.config.trainer.dist_timeout_seconds)  # for a last checkpoint
         self._budget = Budget(self._limits.max_restarts, self._limits.restart_window)
         self._memory = Memory.now()
         self._state: Literal["running", "ending", "waiting"] = "running"
@@ -132,13 +130,13 @@ class Attempts:
             if child.running and not (whole and child in trainers):
                 self._processes.kill(child, "belonged to the attempt that has ended")
         self._state, self._delay = "ending", delay
-        self._until = now + (_LAST_CHECKPOINT_SECONDS if whole else 0.0)
+        self._until = now + (self._patience if whole else 0.0)
 
     def _end(self, now: float) -> None:
         left = [child for child in self.members if child.running]
         if left:
             for child in left if now > self._until else ():
-                self._processes.kill(child, f"did not end within {_LAST_CHECKPOINT_SECONDS:.0f} s of SIGTERM")
+                self._processes.kill(child, f"did not end within {self._patience:.0f} s of SIGTERM")
             return
         for child in self.members:
             self._processes.forget(child)
@@ -151,7 +149,7 @@ class Attempts:
             if not disk_is_full(error):
                 raise
             log.warning("The disk is full: the next attempt begins when there is space (%s)", error)
-            self._until = now + _FULL_DISK_SECONDS
+            self._until = now + FULL_DISK_SECONDS
             return
         self._processes.begin(identity)
         self._began(identity, step)
@@ -165,12 +163,15 @@ class Attempts:
         launch, first = self._launch, self._launch.first.attempt
         info = newest_commit(launch.config.output_dir, first_attempt=first, verify=self._distrust)
         origin = Origin(info.step, own=True) if info is not None else Origin(launch.step)
+        write_role_configs(launch.config, self.plan, model_path=launch.model_path, origin=origin)
         identity = begin_attempt(launch.config.output_dir, resumed_step=origin.step)
         prune_logs(launch.config.output_dir, launch.config.disk.keep_logs)
         if origin.step is None:
             log.warning("There is no checkpoint yet: attempt %d begins at the start", identity.attempt)
         else:
             log.info("Attempt %d goes on from the checkpoint of step %d", identity.attempt, origin.step)
-        write_role_configs(launch.config, self.plan, model_path=launch.model_path, origin=origin)
-        attempt_logs(launch.config.output_dir, identity.attempt).mkdir(parents=True, exist_ok=True)
+        logs = attempt_logs(launch.config.output_dir, identity.attempt)
+        logs.mkdir(parents=True, exist_ok=True)
+        for role in self.plan.of_kind("orchestrator") + self.plan.of_kind("trainer"):
+            (logs / role.stdout_name).touch()
         return identity, origin.step

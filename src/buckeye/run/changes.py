@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.monitor.redact import redacted
@@ -43,8 +45,16 @@ def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
     now = as_recorded(config).model_dump(mode="json")
     return [
         f"{'.'.join(key)}: {json.dumps(old)} in the run, {json.dumps(new)} now"
-        for key, old, new in _differences(redacted(recorded), redacted(now), ())
+        for key, old, new in _differences(redacted(_completed(recorded)), redacted(now), ())
     ]
+
+
+def _completed(recorded: Any) -> Any:
+    """With the defaults of settings that an earlier version of Buckeye did not have yet."""
+    try:
+        return RLConfig.model_validate(recorded).model_dump(mode="json")
+    except ValidationError:  # of a version whose settings are no longer known
+        return recorded
 
 
 def _absolute(model: Any) -> Any:

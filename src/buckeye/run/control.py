@@ -68,7 +68,7 @@ def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callab
     """
     record = read_record(output_dir)
     if record.elsewhere and record.state in GOING_ON:
-        raise UsageError(f"{output_dir} is a run on {record.host}. Stop it there.")
+        raise UsageError(f"{output_dir} is a run on {record.host}. Stop it there. {_if_it_ended(record)}")
     left = [] if record.elsewhere else processes_left(record)
     if left:
         if now:
@@ -96,6 +96,10 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
     """
     record = read_record(output_dir)
     state = record.actual_state()
+    if state in GOING_ON and record.elsewhere:
+        raise UsageError(
+            f"{output_dir} is {state} on {record.host}, as was last said. {_if_it_ended(record)}"
+        )
     if state in GOING_ON:
         raise UsageError(f"{output_dir} is {state} already. `buckeye rl status {output_dir}` shows it.")
     if state == "finished" and not extra:
@@ -114,17 +118,26 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
     return Continuation(arguments=[*arguments, *extra], working_directory=directory)
 
 
+def _if_it_ended(record: RunRecord) -> str:
+    words = shlex.join(["rl", *to_resume(record.arguments)])
+    return (
+        "If it ended without a word, or that machine is gone, go on here, in "
+        f"{record.working_directory}: {words}"
+    )
+
+
 def _refuse_changed(
     output_dir: Path, record: RunRecord, arguments: Sequence[str], extra: Sequence[str]
 ) -> None:
-    """Raise UsageError if the files and variables that the run was started with say something else now."""
+    """Raise UsageError if the files and variables that the run was started with, or the defaults of settings,
+    say something else now."""
     try:
         with contextlib.chdir(record.working_directory):
             config, _ = load_with_warnings(RLConfig, record.arguments)
             changed = changed_settings(output_dir, config)
         if not changed:
             return
-        what = "The files that the run was started with have changed:"
+        what = "The run would have other settings now (its files, PRIME_* variables or defaults changed):"
     except ConfigError as error:
         changed, what = str(error).splitlines(), "The files that the run was started with cannot be used:"
     recorded = ["rl", "@", str(output_dir / RECORDED_CONFIG), "--resume", "--output-dir", str(output_dir)]

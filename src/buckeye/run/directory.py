@@ -92,6 +92,7 @@ def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
             raise UsageError(
                 f"--clean would delete {path}, which this run starts from. Choose another --output-dir."
             )
+    removed.sort(key=lambda path: path.name == RUN_FILE)  # last: without it, this would not be done again
     for path in removed:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -191,12 +192,18 @@ def locked(output_dir: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
             raise UsageError(
                 f"{output_dir} is in use by a run that is going on (process {holder or 'unknown'}). "
                 "Stop that one first, or choose another --output-dir."
             ) from None
+        except OSError as error:
+            log.warning(
+                "The file system of %s has no locks (%s): see to it yourself that no other run writes there",
+                output_dir,
+                error.strerror,
+            )
         with suppress(OSError):  # a full disk must not keep anybody from cleaning up
             os.ftruncate(handle, 0)
             os.pwrite(handle, str(os.getpid()).encode(), 0)

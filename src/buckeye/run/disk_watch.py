@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from buckeye.run.progress import human_duration
-from buckeye.space import advice, free_bytes, human_bytes, waits_for_disk
+from buckeye.space import advice, waits_for_disk, what_is_free
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class DiskWatch:
             self._note("disk_full")
         if now >= self._told + _TELL_SECONDS:
             self._told = now
-            free = human_bytes(free_bytes(self._output_dir))
+            free = what_is_free(self._output_dir)
             log.warning(
                 "The run waits for disk space and goes on by itself when there is some: %s of the file "
                 "system of %s are free. %s",

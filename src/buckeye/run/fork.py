@@ -74,6 +74,7 @@ def _record_of(record: RunRecord, info: CheckpointInfo, source: Path, final: Pat
         started=now,
         ended=now,
         reason=f"forked from {source} at step {info.step}",
+        place=None,
     )
 
 

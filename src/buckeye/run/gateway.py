@@ -18,12 +18,13 @@ import httpx
 
 from buckeye.config.orchestrator import EnvConfig
 from buckeye.envs.gateway.address import is_loopback
+from buckeye.envs.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS
 from buckeye.envs.mcp.environment import NAME
 from buckeye.envs.registry import EnvironmentId
-from buckeye.errors import RunError
+from buckeye.errors import RunError, UsageError
+from buckeye.tasks.dataset import read_splits
 from buckeye.tasks.dotenv import variables
-from buckeye.tasks.files import read_tasks
-from buckeye.tasks.models import HttpServer
+from buckeye.tasks.models import HttpServer, McpTask
 from buckeye.tasks.variables import resolve
 
 log = logging.getLogger(__name__)
@@ -34,34 +35,68 @@ _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 2.0
 
 
-_KEY = "BUCKEYE_API_KEY"
-
-
 @contextmanager
-def task_gateway(environments: Iterable[EnvConfig], log_file: Path) -> Iterator[dict[str, str]]:
+def task_gateway(
+    environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int
+) -> Iterator[dict[str, str]]:
     """Have a gateway listen where the tasks of MCP environments expect one on this machine.
 
-    Yields the variables that whoever plays the tasks needs beside those there are: a key of its own, if a
-    gateway was started and there is none. Raises UsageError for tasks that cannot be read.
+    One that is started has room for so many `rollouts` at a time. Yields the variables that whoever plays the
+    tasks needs beside those there are: a key of its own, if a gateway was started and there is none. Raises
+    UsageError for tasks that cannot be read, and for a gateway that listens there already and wants another
+    key.
     """
-    key = {} if _KEY in variables() else {_KEY: secrets.token_urlsafe(24)}
-    with ensure_gateway(_task_urls(environments), log_file, env=key) as started:
+    known = variables()
+    key = {} if known.get(API_KEY_VARIABLE) else {API_KEY_VARIABLE: secrets.token_urlsafe(24)}
+    near = [_near_servers(task, known) for task in _tasks(environments)]
+    urls = {url for servers in near for url in servers}
+    most = max(map(len, near), default=1)
+    words = ("--sessions", str(max(DEFAULT_SESSIONS, rollouts * most)))
+    with ensure_gateway(urls, log_file, words=words, env=key) as started:
+        for url, server in {url: server for servers in near for url, server in servers.items()}.items():
+            if _local_port(url) not in started:
+                _check_key(url, server, known)
         yield key if started else {}
 
 
-def _task_urls(environments: Iterable[EnvConfig]) -> set[str]:
-    """The addresses of the servers that tasks of MCP environments act on."""
-    files = {
+def _tasks(environments: Iterable[EnvConfig]) -> list[McpTask]:
+    """The tasks of MCP environments."""
+    paths = {
         Path(str(env.args[name])).expanduser()
         for env in environments
         if not env.id.startswith((".", "/", "~")) and EnvironmentId.parse(env.id).name == NAME
         for name in ("taskset", "eval_taskset")
         if env.args.get(name) is not None
     }
-    tasks = (task for file in files for task in read_tasks(file))
-    servers = (server for task in tasks for server in task.mcp_config.values())
-    known = variables()
-    return {str(resolve(server.url, known)) for server in servers if isinstance(server, HttpServer)}
+    return [task for path in sorted(paths) for tasks in read_splits(path) for task in tasks]
+
+
+def _near_servers(task: McpTask, known: Mapping[str, str]) -> dict[str, HttpServer]:
+    """The servers of a task that are spoken to by HTTP on this machine, by address."""
+    servers = [server for server in task.mcp_config.values() if isinstance(server, HttpServer)]
+    found = {str(resolve(server.url, known)): server for server in servers}
+    return {url: server for url, server in found.items() if _local_port(url) is not None}
+
+
+def _check_key(url: str, server: HttpServer, known: Mapping[str, str]) -> None:
+    """Raise UsageError if a gateway listens there that does not take the key of the tasks."""
+    written = {name: value for name, value in server.headers.items() if name.lower() == "authorization"}
+    try:
+        headers = resolve(written, known)
+    except UsageError:
+        headers = {}  # it names a variable that is not set
+    try:
+        answer = httpx.post(url, json={}, headers=headers, timeout=_CONNECT_SECONDS, trust_env=False)
+        reason = answer.json()["error"]["data"]["reason"]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return  # no gateway of ours; whether it serves is seen when the first task is played
+    if reason == "key":
+        given = "refuses that of the tasks" if headers else f"{API_KEY_VARIABLE} is not set"
+        raise UsageError(
+            f"The gateway that listens at {url} wants a key, and {given}. If it belongs to another run, it "
+            f"ends with that run: start `buckeye gateway` by itself, with a {API_KEY_VARIABLE} that both "
+            "runs have too, or give these tasks another port."
+        )
 
 
 @contextmanager

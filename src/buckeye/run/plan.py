@@ -37,6 +37,11 @@ class Role:
         """How messages call it."""
         return self.kind if self.kind == "orchestrator" else f"{self.kind} {self.index}"
 
+    @property
+    def stdout_name(self) -> str:
+        """The file that has what it prints."""
+        return f"{self.log_name}.stdout"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolePlan:

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 # Below what systems give to outgoing connections, which could take the port of a server that is down.
 _CHOICE = range(20000, 32000)
 _POLL_SECONDS = 0.2
+_ELSEWHERE = "XDG_RUNTIME_DIR to a directory of your own"
 
 
 class Ports:
@@ -110,11 +111,18 @@ def is_free(port: int) -> bool:
 
 
 def _folder() -> Path:
-    """Of this user and this machine. Raises RunError if somebody else has made it."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
+    """Of this user and this machine. Raises RunError if it cannot be made, or somebody else has made it."""
+    base = os.environ.get("XDG_RUNTIME_DIR")  # `su` and containers leave one that is not there, or not ours
     user = os.getuid()
-    folder = Path(base, "buckeye-ports") if base else Path(tempfile.gettempdir(), f"buckeye-{user}", "ports")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != user:
-        raise RunError(f"{folder} belongs to another user. Set XDG_RUNTIME_DIR to a directory of your own.")
+    usable = base and os.path.isdir(base) and os.access(base, os.W_OK)
+    folder = Path(base or "", "buckeye-ports")
+    if not usable:
+        folder = Path(tempfile.gettempdir(), f"buckeye-{user}", "ports")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ours = folder.stat().st_uid == user
+    except OSError as error:
+        raise RunError(f"{folder} cannot be made ({error}). Set {_ELSEWHERE}.") from None
+    if not ours:
+        raise RunError(f"{folder} belongs to another user. Set {_ELSEWHERE}.")
     return folder

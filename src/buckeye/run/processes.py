@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from buckeye.process import RunIdentity
 from buckeye.run.beats import BeatReader
 from buckeye.run.directory import attempt_logs, link_log, log_path
 from buckeye.run.plan import Role
+from buckeye.run.record import PLACE_VARIABLE, place_of
 
 log = logging.getLogger(__name__)
 
-_TERM_GRACE_SECONDS = 10.0
+TERM_GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 
 
@@ -37,11 +39,15 @@ class Child:
 
     @property
     def running(self) -> bool:
-        return self.process.poll() is None
+        return self.returncode is None
 
     @property
     def returncode(self) -> int | None:
-        return self.process.poll()
+        """None while it runs. What is left of its session is killed as soon as it is seen to have ended:
+        later the number may be another process's."""
+        if self.process.returncode is None and self.process.poll() is not None:
+            _signal_group(self.process.pid, signal.SIGKILL)
+        return self.process.returncode
 
 
 class Processes:
@@ -56,7 +62,11 @@ class Processes:
 
     def begin(self, identity: RunIdentity) -> None:
         """What is started from now on belongs to this attempt of the run."""
-        self._env |= {"BUCKEYE_RUN_ID": identity.run_id, "BUCKEYE_ATTEMPT": str(identity.attempt)}
+        self._env |= {
+            "BUCKEYE_RUN_ID": identity.run_id,
+            "BUCKEYE_ATTEMPT": str(identity.attempt),
+            PLACE_VARIABLE: place_of(self._output_dir),
+        }
         self._attempt = identity.attempt
 
     def start(self, role: Role) -> Child:
@@ -89,18 +99,16 @@ class Processes:
         return child
 
     def _log_of(self, role: Role) -> Path:
-        name = f"{role.log_name}.stdout"
         if self._attempt is None:
-            return log_path(self._output_dir, name)
-        return attempt_logs(self._output_dir, self._attempt) / name
+            return log_path(self._output_dir, role.stdout_name)
+        return attempt_logs(self._output_dir, self._attempt) / role.stdout_name
 
     def of_kind(self, *kinds: str) -> list[Child]:
         """The children of some kinds, in the order in which they were started."""
         return [child for child in self.children if child.role.kind in kinds]
 
     def forget(self, child: Child) -> None:
-        """A child that has ended is none any more; what is left of its session is killed."""
-        _signal_session(child, signal.SIGKILL)
+        """A child that has ended is none any more."""
         child.beats.close()
         self.children.remove(child)
 
@@ -110,7 +118,7 @@ class Processes:
             if child.running:
                 _signal_session(child, signal.SIGTERM)
 
-    def stop(self, children: Sequence[Child], grace: float = _TERM_GRACE_SECONDS) -> None:
+    def stop(self, children: Sequence[Child], grace: float) -> None:
         """SIGTERM; after `grace` seconds SIGKILL to the whole session. Returns when all have ended."""
         self.request_stop(children)
         deadline = time.monotonic() + grace
@@ -119,7 +127,7 @@ class Processes:
         for child in children:
             if child.running:
                 log.warning("%s did not end within %.0f s of SIGTERM: killed", child.role.title, grace)
-            _signal_session(child, signal.SIGKILL)  # also what is left of its session
+            _signal_session(child, signal.SIGKILL)
             child.process.wait()
 
     def kill(self, child: Child, why: str) -> None:
@@ -134,14 +142,17 @@ class Processes:
 
     def stop_all(self) -> None:
         """End every child that still runs."""
-        self.stop(self.children)
+        self.stop(self.children, TERM_GRACE_SECONDS)
 
 
 def _signal_session(child: Child, number: signal.Signals) -> None:
-    try:
-        os.killpg(child.process.pid, number)
-    except ProcessLookupError:
-        return
+    if child.running:
+        _signal_group(child.process.pid, number)
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader, number)
 
 
 def last_lines(path: Path, count: int) -> list[str]:

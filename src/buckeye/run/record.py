@@ -17,6 +17,8 @@ from buckeye.errors import UsageError
 from buckeye.storage import write_file
 
 STATUS_FILE = "status.json"
+PLACE_VARIABLE = "BUCKEYE_RUN_PLACE"
+"""The environment variable that tells the processes of a run from those of a copy of its directory."""
 
 Recorded = Literal["starting", "running", "stopping", "finished", "failed", "stopped"]
 State = Literal["starting", "running", "stopping", "paused", "finished", "failed", "stopped", "dead"]
@@ -67,7 +69,8 @@ class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
 
 class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     """The content of `status.json`. `arguments` are the words after `rl` that started the newest attempt, in
-    `working_directory`; `start_step` is the step that it went on from; times are seconds since the epoch."""
+    `working_directory`; `start_step` is the step that it went on from; times are seconds since the epoch.
+    `place` is the directory itself, whatever it is called: a copy of it is another one."""
 
     run_id: str
     attempt: int
@@ -85,6 +88,7 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     started: float
     ended: float | None = None
     reason: str | None = None
+    place: str | None = None
 
     @property
     def elsewhere(self) -> bool:
@@ -118,11 +122,27 @@ def write_record(output_dir: Path, record: RunRecord) -> None:
     write_file(output_dir / STATUS_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
 
 
+def place_of(output_dir: Path) -> str:
+    """What tells a directory from its copies: its number in the file system, and its path."""
+    found = output_dir.stat()
+    return f"{found.st_dev}:{found.st_ino} {output_dir.resolve()}"
+
+
+def _is_same_place(one: str, other: str) -> bool:
+    """A directory that is renamed keeps its number; some file systems give it another one now and then."""
+    return any(a == b for a, b in zip(one.split(" ", 1), other.split(" ", 1), strict=True))
+
+
 def read_record(output_dir: Path) -> RunRecord:
-    """The record of a run. Raises UsageError if there is none, or none that can be read."""
+    """The record of a run. In a copy of a run's directory it names no processes: they are the other's. Raises
+    UsageError if there is none, or none that can be read."""
     path = output_dir / STATUS_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        here = place_of(output_dir)
+        if record.place is None or _is_same_place(record.place, here):
+            return record
+        return msgspec.structs.replace(record, place=here, launcher=None, processes=())
     except FileNotFoundError:
         raise UsageError(
             f"{output_dir} has no {STATUS_FILE}: `rl` has started no run there, or one of an earlier version"
@@ -147,16 +167,19 @@ def processes_left(record: RunRecord) -> list[LeftProcess]:
         if known is not None and (process := known.process()) is not None
     }
     ourselves = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    for process in _with_run_id(record.run_id):
+    for process in _of_run(record.run_id, record.place):
         if process.pid not in ourselves:
             found.setdefault(process.pid, LeftProcess(process, f"process {process.pid} ({process.name()})"))
     return list(found.values())
 
 
-def _with_run_id(run_id: str) -> Iterable[psutil.Process]:
+def _of_run(run_id: str, place: str | None) -> Iterable[psutil.Process]:
     for process in psutil.process_iter():
         try:
-            if process.environ().get("BUCKEYE_RUN_ID") == run_id:
+            environment = process.environ()
+            if environment.get("BUCKEYE_RUN_ID") != run_id:
+                continue
+            if place is None or environment.get(PLACE_VARIABLE, place) == place:
                 yield process
         except psutil.Error:  # gone, or another user's
             continue

@@ -16,7 +16,15 @@ from buckeye.config.rl import RLConfig
 from buckeye.process import RunIdentity
 from buckeye.run.journal import EventKind, write_event
 from buckeye.run.processes import Child, Processes
-from buckeye.run.record import ProcessRecord, Recorded, RunRecord, birth_of, this_process, write_record
+from buckeye.run.record import (
+    ProcessRecord,
+    Recorded,
+    RunRecord,
+    birth_of,
+    place_of,
+    this_process,
+    write_record,
+)
 from buckeye.run.restarts import Ended
 from buckeye.storage import step_directories
 
@@ -46,6 +54,7 @@ class Recorder:
             start_step=resume_step or 0,
             stop_seconds=config.trainer.dist_timeout_seconds,
             started=time.time(),
+            place=place_of(config.output_dir),
         )
         self._processes: dict[int, ProcessRecord] = {}
         self._seen = {"weights": self._versions("weights"), "checkpoints": self._versions("checkpoints")}

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +36,14 @@ class KnownRun:
 def register(output_dir: Path, run_id: str) -> None:
     """Remember a run. That it cannot be remembered is a warning: the run does not depend on it."""
     path = _folder() / f"{run_id}.json"
-    entry = {"run_id": run_id, "directory": str(output_dir.absolute()), "registered": time.time()}
+    directory = str(output_dir.absolute())
+    entry = {"run_id": run_id, "directory": directory, "registered": time.time()}
     try:
-        if path.exists() and read_json(path).get("directory") == entry["directory"]:
+        known = read_json(path).get("directory") if path.exists() else None
+        if known is not None and known != directory and _run_id(Path(known)) == run_id:
+            path = path.with_stem(f"{run_id}-{zlib.crc32(os.fsencode(directory)):08x}")  # this is a copy
+            known = directory if path.exists() else None
+        if known == directory:
             return
         write_file(path, json.dumps(entry))
     except (OSError, ValueError, AttributeError) as error:

@@ -14,9 +14,13 @@ from buckeye.run.budget import FIRST_DELAY, Again, Budget, GiveUp
 from buckeye.run.diagnosis import Memory, diagnosis, how_it_ended, named_cause
 from buckeye.run.plan import Role
 from buckeye.run.processes import Child, Processes
+from buckeye.space import disk_is_full
 from buckeye.transport.restarts import take_restart_requests
 
 log = logging.getLogger(__name__)
+
+FULL_DISK_SECONDS = 10.0
+"""Until a start is tried again for which there was no disk space."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +78,7 @@ class Restarts:
         now = time.monotonic()
         for due in [due for due in self._due if due[0] <= now]:
             self._due.remove(due)
-            self._processes.start(due[1])
+            self._start(due[1], now)
         return homeless
 
     def refill(self) -> None:
@@ -86,6 +90,15 @@ class Restarts:
         """Use these roles, which have other ports, for servers that are to be started again."""
         moved = {role.index: role for role in roles}
         self._due = [(at, moved[role.index]) for at, role in self._due]
+
+    def _start(self, role: Role, now: float) -> None:
+        try:
+            self._processes.start(role)
+        except OSError as error:  # its log is a new file if an attempt has begun meanwhile
+            if not disk_is_full(error):
+                raise
+            log.warning("The disk is full: %s is started when there is space (%s)", role.title, error)
+            self._due.append((now + FULL_DISK_SECONDS, role))
 
     def _schedule(self, child: Child, code: int, step: int) -> None:
         now = time.monotonic()

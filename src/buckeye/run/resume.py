@@ -23,12 +23,15 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import CheckpointError, RunError, UsageError
 from buckeye.run.directory import RUN_FILE
 from buckeye.run.record import STATUS_FILE, processes_left, read_record
+from buckeye.storage import read_json
 
 log = logging.getLogger(__name__)
 
 _LEFT_SECONDS = 60.0
 _POLL_SECONDS = 0.2
 _TELL_SECONDS = 10.0
+_OF_A_START = ("--clean", "--resume", "--dry-run", "--no-clean", "--no-resume", "--no-dry-run")
+"""Flags that say how a run is started; they may have a value, as in `--clean true`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,34 @@ def beginning(config: RLConfig) -> Beginning:
     started = (config.output_dir / RUN_FILE).exists()
     if ckpt.resume_step == -1 and started and not list_checkpoints(root):
         return Beginning(None, again=True)
-    return Beginning(usable_checkpoint(root, ckpt.resume_step, verify_checkpoint).step, again=True)
+    step = ckpt.resume_step
+    if step == -1 and (info := where_it_left_off(config.output_dir)) is not None and _is_whole(info):
+        step = info.step
+    return Beginning(usable_checkpoint(root, step, verify_checkpoint).step, again=True)
+
+
+def where_it_left_off(output_dir: Path) -> CheckpointInfo | None:
+    """The checkpoint that a run goes on from: its newest; but that with which its newest attempt began, if
+    that has committed none. Who went back to an earlier step does not land on what was left. None without
+    one."""
+    by_age = checkpoints_by_age(output_dir / "checkpoints")
+    if not by_age:
+        return None
+    newest = by_age[-1]
+    try:
+        attempt = read_json(output_dir / RUN_FILE)["attempts"][-1]
+        began = [info for info in by_age if info.step == attempt["resumed_step"]]
+        return began[0] if began and attempt["attempt"] > newest.attempt else newest
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return newest
+
+
+def _is_whole(info: CheckpointInfo) -> bool:
+    try:
+        verify_checkpoint(info)
+    except CheckpointError:  # to be told by who looks for another
+        return False
+    return True
 
 
 def newest_commit(output_dir: Path, *, first_attempt: int, verify: bool = False) -> CheckpointInfo | None:
@@ -116,12 +146,16 @@ def resume_command(command: Sequence[str]) -> str:
 def to_resume(words: Sequence[str]) -> list[str]:
     """The words of a command, or of its flags, changed so that they continue the run."""
     kept: list[str] = []
-    skip_value = False
+    before = ""  # the flag before a word that may be its value
     for word in words:
-        resume_step = word.replace("_", "-").partition("=")[0].endswith("ckpt.resume-step")
-        if not (skip_value or resume_step or word in ("--clean", "--resume", "--dry-run")):
+        flag = word.replace("_", "-").partition("=")[0]
+        of_a_start = flag in _OF_A_START
+        value = before.endswith("ckpt.resume-step") or (
+            before in _OF_A_START and not word.startswith(("-", "@"))
+        )
+        before = flag if "=" not in word and not value else ""
+        if not (value or of_a_start or flag.endswith("ckpt.resume-step")):
             kept.append(word)
-        skip_value = resume_step and "=" not in word
     return [*kept, "--resume"]
 
 

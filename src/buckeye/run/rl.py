@@ -13,7 +13,6 @@ from buckeye.checkpoint import list_checkpoints
 from buckeye.config.orchestrator import EnvConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.shared import WandbConfig
-from buckeye.errors import RunError
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.tracker import check_wandb, tracked
 from buckeye.process import INTERRUPTED, StopFlag
@@ -27,7 +26,7 @@ from buckeye.run.machine import this_machine
 from buckeye.run.model_files import fetch_model
 from buckeye.run.plan import RolePlan, make_plan
 from buckeye.run.ports import Ports, held_ports
-from buckeye.run.processes import Processes
+from buckeye.run.processes import TERM_GRACE_SECONDS, Processes
 from buckeye.run.progress import Progress, human_duration
 from buckeye.run.recorder import Recorder
 from buckeye.run.registry import register
@@ -44,7 +43,7 @@ from buckeye.run.supervisor import Supervisor
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-_LAST_CHECKPOINT_SECONDS = 120.0
+_AT_ONCE_SECONDS = 1.0
 _PORT_SECONDS = 30.0  # of a server that was ended a moment ago
 
 
@@ -79,7 +78,11 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
         launch = Launch(config=config, model_path=model_path, first=identity, step=begin.step)
         with (
             tracked(wandb, output_dir=output_dir, run_id=identity.run_id, config=config),
-            task_gateway(played_environments(config), output_dir / "logs" / "gateway.log") as key,
+            task_gateway(
+                played_environments(config),
+                output_dir / "logs" / "gateway.log",
+                rollouts=config.orchestrator.rollouts_at_once,
+            ) as key,
         ):
             return _run_recorded(launch, plan, command, ports, _run_environment(config) | key)
 
@@ -92,6 +95,12 @@ def wandb_settings(config: RLConfig) -> WandbConfig | None:
 def _tell_beginning(begin: Beginning, config: RLConfig) -> None:
     if begin.step is None:
         log.warning("The run has committed no checkpoint yet: it begins at its start again")
+    else:
+        log.info("Going on from the checkpoint of step %d", begin.step)
+        there = list_checkpoints(config.output_dir / "checkpoints")
+        later = ", ".join(str(info.step) for info in there if info.step > begin.step)
+        if later:
+            log.warning("There are checkpoints of later steps, too, and this starts before them: %s", later)
     for line in changed_settings(config.output_dir, config):
         log.warning("Changed since the run was last started: %s", line)
 
@@ -142,10 +151,12 @@ def _run(
         if stop.requested:
             recorder.stopping()
             return _stop_early(config, processes, stop, command)
-    except RunError:
+    except Exception:
         progress.clear()
-        log.warning("Terminating all processes...")
-        processes.stop(processes.of_kind("trainer"), grace=_LAST_CHECKPOINT_SECONDS)
+        log.warning(
+            "Terminating all processes: the trainer finishes its step and checkpoints (Ctrl-C to end at once)"
+        )
+        _end_trainers(processes, stop, config.trainer.dist_timeout_seconds)
         raise
     finally:
         processes.stop_all()
@@ -174,14 +185,9 @@ def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command:
     """Let the trainer finish its step and checkpoint; a second Ctrl-C ends it at once."""
     grace = config.trainer.dist_timeout_seconds
     log.info("Stopping: the trainer finishes its step and checkpoints (Ctrl-C again to end at once)")
-    trainers = processes.of_kind("trainer")
-    stop.requested = False
-    processes.request_stop(trainers)
-    deadline = time.monotonic() + grace
-    while any(child.running for child in trainers) and not stop.requested and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-    processes.stop_all()
-    failed = [child for child in trainers if child.returncode not in (0, INTERRUPTED)]
+    _end_trainers(processes, stop, grace)
+    processes.stop(processes.children, grace=_AT_ONCE_SECONDS if stop.requested else TERM_GRACE_SECONDS)
+    failed = [child for child in processes.of_kind("trainer") if child.returncode not in (0, INTERRUPTED)]
     if failed:
         log.warning("%s did not checkpoint on the way out", failed[0].role.title)
     checkpoints = list_checkpoints(config.output_dir / "checkpoints")
@@ -193,6 +199,17 @@ def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command:
         log.info("Stopped before there was a checkpoint. Begin at the start again with:")
         log.info("  %s", resume_command(command))
     return INTERRUPTED
+
+
+def _end_trainers(processes: Processes, stop: StopFlag, grace: float) -> None:
+    """Ask the trainers to end, and wait until they have: at most `grace` seconds, or until the next
+    Ctrl-C."""
+    trainers = processes.of_kind("trainer")
+    stop.requested = False
+    processes.request_stop(trainers)
+    deadline = time.monotonic() + grace
+    while any(child.running for child in trainers) and not stop.requested and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
 
 
 def final_weights(config: RLConfig) -> Path:

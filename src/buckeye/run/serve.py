@@ -126,6 +126,7 @@ async def _as_long_as_it_runs(check: Callable[[], None]) -> AsyncIterator[None]:
             yield
             watching.cancel()
     except BaseExceptionGroup as group:
+        await asyncio.sleep(_WATCH_SECONDS)  # a process that is killed closes its connections before it ends
         check()  # that the server has ended explains what went wrong in the block
         raise group.exceptions[0] from None
 

@@ -11,13 +11,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from buckeye.checkpoint import CheckpointInfo, checkpoints_by_age, read_scores
+from buckeye.checkpoint import CheckpointInfo, read_scores
 from buckeye.monitor.log import run_log
 from buckeye.monitor.metrics import latest_by_step
 from buckeye.run.export.choose import choose_checkpoint
 from buckeye.run.export.facts import evaluation_reach, read_config
 from buckeye.run.processes import last_lines
 from buckeye.run.record import GOING_ON, ProcessRecord, RunRecord, State, read_record
+from buckeye.run.resume import where_it_left_off
 from buckeye.run.waits import Wait, waits
 from buckeye.space import free_bytes, size_of, waits_for_disk
 
@@ -110,7 +111,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
 
 def newest_checkpoint(output_dir: Path) -> CheckpointInfo | None:
     """The checkpoint that a resume would start from."""
-    return next(reversed(checkpoints_by_age(output_dir / "checkpoints")), None)
+    return where_it_left_off(output_dir)
 
 
 def find_checkpoint(output_dir: Path, step: str) -> CheckpointInfo:

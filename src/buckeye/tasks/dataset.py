@@ -50,7 +50,7 @@ def read_splits(path: Path) -> tuple[list[McpTask], list[McpTask]]:
     else:
         tasks, held_out = read_tasks(path), []
     named = [task for task in tasks if task.metadata.get("split") == "eval"]
-    return [task for task in tasks if task not in named], held_out + named
+    return [task for task in tasks if task.metadata.get("split") != "eval"], held_out + named
 
 
 def read_dataset(path: Path) -> dict[str, list[McpTask]]:

@@ -35,6 +35,8 @@ def set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
+    if "numpy" not in states:  # an earlier version kept torch's only
+        return
     position, has_gauss, spare = states["numpy.rest"].tolist()
     np.random.set_state(
         {

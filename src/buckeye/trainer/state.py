@@ -135,6 +135,8 @@ def _random_of_all(ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
 
 def _set_random(states: Mapping[str, Tensor], learner: Learner) -> None:
     """Each rank goes on with its own generators; one that was not there then, with those of another."""
+    if "cpu" in states:  # of a version that kept one rank's, and torch's only
+        states = {f"0/{key}": value for key, value in states.items()}
     written_by = 1 + max(int(key.partition("/")[0]) for key in states)
     prefix = f"{learner.ranks.rank % written_by}/"
     own = {key.removeprefix(prefix): value for key, value in states.items() if key.startswith(prefix)}

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from buckeye.envs.gateway.state import own_folder
 from tests.envs.gateway.client import Client, gateway, request, scripted, wait_until
 
 HAS_NAMESPACES = sys.platform == "linux" and os.geteuid() == 0
@@ -59,6 +60,23 @@ def test_a_gateway_that_is_killed_leaves_no_process_and_the_next_one_removes_its
     with gateway(tmp_path, "--command", scripted()) as running:
         assert not sessions_folders(tmp_path)
         assert "Removed what a gateway that was killed has left" in running.log()
+
+
+def test_folders_that_no_path_reaches_are_removed_too(tmp_path):
+    root = tmp_path / "gateway"
+    place = root / "1-dead" / "1-session"
+    place.mkdir(parents=True)
+    here = os.open(place, os.O_RDONLY)
+    for name in ["x" * 200] * 1200:
+        os.mkdir(name, dir_fd=here)
+        here, outer = os.open(name, os.O_RDONLY, dir_fd=here), here
+        os.close(outer)
+    os.close(os.open("file", os.O_CREAT, dir_fd=here))
+    os.fchmod(here, 0)
+    os.close(here)
+    (place / "link").symlink_to(tmp_path)
+    with own_folder(root) as own:
+        assert [path for path in root.iterdir() if path.is_dir()] == [own]
 
 
 def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path):

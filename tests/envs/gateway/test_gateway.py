@@ -1,5 +1,6 @@
 """`buckeye gateway` as a process: sessions, access, and limits."""
 
+import asyncio
 import json
 import os
 import sys
@@ -9,6 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from buckeye.envs.gateway.access import Refusal, Wish
+from buckeye.envs.gateway.frames import read_frame
+from buckeye.envs.gateway.gateway import Gateway
+from buckeye.envs.gateway.settings import GatewaySettings
+from buckeye.envs.runtimes.base import Limits, Places
+from buckeye.envs.runtimes.command import CommandRuntime
 from tests.envs.gateway.client import (
     INITIALIZE,
     Client,
@@ -219,8 +226,12 @@ def test_hanging_up_cancels_where_the_protocol_means_it(served):
 # Access
 
 
-def test_the_key(tmp_path):
-    with gateway(tmp_path, "--command", scripted(), env={"BUCKEYE_API_KEY": "right"}) as running:
+@pytest.mark.parametrize("place", ["environment", ".env"])
+def test_the_key(tmp_path, place):
+    if place == ".env":
+        (tmp_path / ".env").write_text("BUCKEYE_API_KEY=right\n")
+    env = {"BUCKEYE_API_KEY": "right"} if place == "environment" else {}
+    with gateway(tmp_path, "--command", scripted(), env=env) as running:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "right"}):
             answer = Client(running.url, **headers).post(request("initialize", INITIALIZE))
             assert answer.status_code == 401
@@ -277,6 +288,60 @@ def test_an_idle_session_is_ended_and_an_old_one_too(tmp_path):
         answer = client.post(request("tools/call", {"name": "sleep", "arguments": {"seconds": 600}}))
         assert answer.status_code == 502
         assert "it lasted 0.5 s (--session-seconds)" in answer.json()["error"]["message"]
+
+
+def test_a_session_whose_client_was_killed_is_ended_soon(tmp_path):
+    with gateway(tmp_path, "--command", scripted(), "--left-seconds", "0.3") as running:
+        client, other = Client(running.url).open(), Client(running.url).open()
+        headers = {"mcp-session-id": client.session_id}
+        with client.http.stream("GET", running.url, headers=headers) as stream:
+            next(stream.iter_lines())
+        running.until(lambda: running.status()["running"] == 1, "it was not ended")
+        answer = client.post(request("tools/call", {"name": "recall"}))
+        assert "its client has been away for 0.3 s (--left-seconds)" in answer.json()["error"]["message"]
+        assert other.call("recall") == []  # it never had a stream, and so has not left
+
+
+def test_an_environment_that_does_not_read_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("buckeye.envs.gateway.session._WRITE_SECONDS", 0.1)
+
+    async def ask():
+        runtime = CommandRuntime(["sleep", "600"], Limits(), cwd=tmp_path)
+        made = Gateway(GatewaySettings(), lambda image: runtime, Places(tmp_path))
+        session = await made.open(Wish("", ()))
+        body = json.dumps(request("tools/call", {"text": "x" * 2**20}, request_id=1)).encode()
+        channel = await session.ask(read_frame(body), body)
+        answer = json.loads(await channel.get(0))
+        await made.close()
+        return answer
+
+    assert "has not read its input for 0.1 s" in asyncio.run(ask())["error"]["message"]
+
+
+def test_a_session_that_starts_while_the_gateway_stops_is_ended(tmp_path):
+    async def stop_meanwhile():
+        runtime = CommandRuntime(["sleep", "600"], Limits(), cwd=tmp_path)
+        started = asyncio.Event()
+
+        class Slow:
+            name = "slow"
+
+            async def prepare(self, image):
+                started.set()
+                await asyncio.sleep(0.2)
+
+            async def launch(self, *given):
+                return await runtime.launch(*given)
+
+        made = Gateway(GatewaySettings(), lambda image: Slow(), Places(tmp_path))
+        opening = asyncio.create_task(made.open(Wish("", ())))
+        await started.wait()
+        await made.close()
+        with pytest.raises(Refusal, match="stopping"):
+            await opening
+
+    asyncio.run(stop_meanwhile())
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

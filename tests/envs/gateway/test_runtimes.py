@@ -89,7 +89,13 @@ with gateway(folder / "g", "--runtime", "chroot") as running:
     assert other.call("read") == "nothing"
     assert other.call("outside") == "hidden"
     assert one.call("null") == "works"
-    one.close()
+    with gateway(folder / "h", "--runtime", "chroot") as second:
+        apart = Client(second.url, **{"Mcp-Image": name, "Env-Secret": "apart"}).open()
+        assert apart.call("write") == "done"
+        one.close()
+        roots = folder / "g" / "cache" / "buckeye" / "gateway"
+        running.until(lambda: len(list(roots.glob("*/*/root"))) == 1, "it was not cleaned up")
+        assert apart.call("read") == "apart"  # it is of another user than the one that was killed
     assert Client(running.url, **{"Mcp-Image": name}).open().call("read") == "nothing"
 assert not list((folder / "g" / "cache" / "buckeye" / "gateway").glob("*/*"))
 print("whole")
@@ -117,6 +123,58 @@ def test_each_wall_stands():
     done = subprocess.run(missing, env={}, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 127
     assert done.stderr == "no-such-program cannot be run: No such file or directory\n"
+
+
+@needs_root
+@pytest.mark.skipif(not Path("/usr/bin/perl").exists(), reason="perl is a program that can call chroot")
+def test_root_of_a_user_namespace_does_not_leave_the_image(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(NORMAL_USER)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-B", str(script)]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[3]
+    )
+    if "cannot" in done.stdout:
+        pytest.skip(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["inside", "0000000000000000"]
+
+
+NORMAL_USER = """
+import subprocess, sys, tempfile
+from pathlib import Path
+sys.path.insert(0, "src")
+from buckeye.envs.runtimes.base import Limits
+from buckeye.envs.runtimes.confinement import Root, confined, walls
+
+LEAVE = '''
+opendir(my $top, "/");
+mkdir("/below");
+if (chroot("/below")) {
+    chdir($top);
+    chdir("..") for 1..40;
+    chroot(".");
+}
+print(-e "/of-the-image" ? "inside\\n" : "outside\\n");
+chdir($top);
+open(my $status, "proc/self/status");
+print grep { s/CapEff:// } <$status>;
+'''
+if not (walls().user and walls().overlay):
+    sys.exit(print("users cannot make namespaces here:", walls().reason))
+with tempfile.TemporaryDirectory() as folder:
+    root, upper, work = (Path(folder, name) for name in ("root", "upper", "work"))
+    for path in (root, upper, work):
+        path.mkdir()
+    (upper / "of-the-image").touch()
+    where = Root(path=root, layers=(Path("/usr"), upper, work), uid=None, gid=None, cwd="/")
+    argv = confined(["/bin/perl", "-e", LEAVE], limits=Limits(), walls=walls(), root=where)
+    done = subprocess.run(argv, env={}, timeout=60)
+    (work / "work").chmod(0o700)
+sys.exit(done.returncode)
+"""
 
 
 def test_without_any_wall_a_command_still_runs(tmp_path):

@@ -44,6 +44,20 @@ def hardlink(name, target):
     return entry(name, kind=tarfile.LNKTYPE, link=target)
 
 
+def sparse(name, size):
+    """A file of `size` bytes, of which the tar has one block."""
+    info, content = entry("GNUSparseFile.0/x", b"1\n0\n512\n".ljust(512, b"\0") + b"x" * 512)
+    version = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+    info.pax_headers = {**version, "GNU.sparse.name": name, "GNU.sparse.realsize": str(size)}
+    return info, content
+
+
+def dated(name, mtime):
+    info, content = entry(name)
+    info.pax_headers = {"mtime": mtime}
+    return info, content
+
+
 def layer(*entries):
     """An uncompressed tar."""
     buffer = io.BytesIO()

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import gzip
 import json
 import os
 import stat
@@ -18,7 +19,18 @@ from buckeye.envs.images.store import fetch_image
 from buckeye.envs.images.unpack import unpack_layers
 from buckeye.envs.runtimes.base import PrepareError
 from buckeye.errors import UsageError
-from tests.envs.images.oci import Image, digest, directory, entry, fake_registry, hardlink, layer, symlink
+from tests.envs.images.oci import (
+    Image,
+    dated,
+    digest,
+    directory,
+    entry,
+    fake_registry,
+    hardlink,
+    layer,
+    sparse,
+    symlink,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +117,12 @@ def test_an_image_is_fetched_once_and_its_wishes_are_known(tmp_path):
         assert fetch_image(name, tmp_path, owner=None).digest != made.digest
         assert sum("/blobs/" in path for path in registry.asked) == 2  # the layer that is known stays
     assert fetch_image(name, tmp_path, owner=None).digest == digest(again.manifest)  # the registry is gone
+
+
+@pytest.mark.parametrize("wishes", [{"WorkingDir": 5}, {"Cmd": "--stdio"}, {"Env": [["A", "1"]]}])
+def test_wishes_that_make_no_sense(tmp_path, wishes):
+    with fake_registry() as registry, pytest.raises(PrepareError, match="configuration is damaged"):
+        fetch_image(registry.add("org/env", Image(HELLO, **wishes)), tmp_path, owner=None)
 
 
 def test_a_token_is_fetched_where_the_registry_says(tmp_path):
@@ -320,6 +338,9 @@ def test_nothing_is_touched_outside(tmp_path, entries):
         ([symlink("p", "/etc/passwd"), hardlink("x", "p")], "is no file"),
         ([symlink("a", "b"), symlink("b", "a"), entry("a/x", b"")], "goes round"),
         ([entry("d/.wh...", b"")], "hides nothing"),
+        ([entry("a/" * 1900 + "x", b"")], "more than 200 folders"),
+        ([sparse("big", 2**50)], "sparse"),
+        ([dated("old", "-1e300")], "out of range"),
     ],
 )
 def test_malicious_layers_are_refused(tmp_path, entries, says):
@@ -343,6 +364,15 @@ def test_devices_are_left_out_and_set_user_id_is_taken_off(tmp_path):
     assert stat.S_IMODE((root / "su").stat().st_mode) == 0o755
     assert stat.S_IMODE((root / "tmp").stat().st_mode) == 0o1777
     assert sorted(path.name for path in root.iterdir()) == ["su", "tmp"]
+
+
+def test_a_layer_with_garbage_behind_its_end(tmp_path):
+    packed = gzip.compress(HELLO + bytes(100_000), compresslevel=0)
+    path = tmp_path / "layer"
+    path.write_bytes(packed[:-50_000] + b"\xff" * 50_000)
+    (tmp_path / "root").mkdir()
+    with pytest.raises(PrepareError, match="layer 1"):
+        unpack_layers([path], [digest(HELLO)], tmp_path / "root", owner=None)
 
 
 def test_a_torn_layer(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from buckeye.envs.mcp.config import GymConfig
 from buckeye.envs.mcp.environment import McpEnvironment
-from buckeye.errors import UsageError
+from buckeye.errors import ConfigError, UsageError
 from buckeye.tasks.models import McpTask
 from tests.envs.mcp.leaks import assert_none_left
 from tests.envs.mcp.scripted import Scripted, native
@@ -239,6 +239,29 @@ def test_a_variable_that_is_not_set_is_named(marker, monkeypatch):
     assert "NO_SUCH_KEY" in outcome.error
 
 
+def test_a_key_that_a_server_prints_as_it_dies_is_not_in_the_error(marker, monkeypatch):
+    monkeypatch.setenv("GIVEN_KEY", "sesame-open")
+    server = {
+        "command": "/bin/sh",
+        "args": ["-c", 'echo "the key is $$GIVEN" >&2; exit 3'],
+        "env": {"GIVEN": "${GIVEN_KEY}", "MARKER": marker},
+    }
+    outcome = play(task(marker, mcp_config={"board": server}), Scripted(DONE))
+    assert outcome.stop_reason == "start_failed"
+    assert "the key is (redacted)" in outcome.error
+    assert "sesame" not in outcome.error
+
+
+def test_arguments_nested_without_end_are_the_mistake_of_the_model(marker):
+    deep = '{"text": ' + "[" * 500 + "]" * 500 + "}"
+    given = {"act": {"_tool": "act", "text": {"from_arg": "text", "transform": "x"}}}
+    settings = config(parser={"format": "tools"}, action_mappings=given)
+    policy = Scripted(native("act", deep), native("done", "{}"))
+    outcome = play(task(marker), policy, settings)
+    assert (outcome.stop_reason, outcome.error) == ("done", None)
+    assert "nested too deeply" in policy.seen[-1]["content"]
+
+
 def test_a_server_that_nobody_runs(marker):
     server = {"url": "http://127.0.0.1:9/mcp"}
     outcome = play(task(marker, mcp_config={"board": server}), Scripted())
@@ -247,15 +270,30 @@ def test_a_server_that_nobody_runs(marker):
 
 def test_two_servers_of_one_task(marker):
     raw = {"command": sys.executable, "args": [RAW], "env": {"MARKER": marker}}
-    outcome = play(task(marker, mcp_config={"one": raw, "two": raw}), Scripted())
-    assert outcome.stop_reason == "start_failed"
-    assert "'one' and 'two' both have a tool 'setup'" in outcome.error
+    two = {
+        "mcp_config": {"one": raw, "two": raw},
+        "setup_tool": [{"name": "one/setup"}, {"name": "two/setup"}],
+    }
+    given = {"act": {"_tool": "two/act", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}}}
+    settings = config(action_mappings=given)
+    for server, reward in (("one", 0.0), ("two", 1.0)):
+        graded = task(marker, evaluate_tool={"name": f"{server}/evaluate"}, **two)
+        assert play(graded, Scripted(WIN, DONE), settings).reward == reward
+    outcome = play(task(marker, mcp_config=two["mcp_config"]), Scripted(), settings)
+    assert outcome.stop_reason == "setup_failed"
+    assert "no server has this tool; there are: one/act" in outcome.error
+    for tool in ("one/setup", "two/evaluate"):
+        with pytest.raises(ConfigError, match="must not call it"):
+            assert config(action_mappings={"act": {"_tool": tool}}).actions
 
 
 def test_what_a_task_holds(marker):
-    environment = McpEnvironment(config(), {"train": [task(marker)]})
-    (given,) = environment.tasks("train")
-    assert given.data == {"level": 3}
+    other = task(marker, id="two", setup_tool={"name": "setup", "arguments": {"seed": 2}})
+    same = task(marker, id="three")
+    environment = McpEnvironment(config(), {"train": [task(marker), other, same]})
+    given, another, again = environment.tasks("train")
+    assert given.data == {"level": 3, "start": again.data["start"]}
+    assert another.data["start"] != given.data["start"]
     assert given.messages[-1] == {"role": "user", "content": "Win."}
     with pytest.raises(KeyError, match="has no split"):
         environment.tasks("eval")

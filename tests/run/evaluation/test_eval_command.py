@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.run.evaluation.chat_server import chat_server
+from tests.small_disk import small_disk
 
 ENVIRONMENT = """
 from buckeye.envs.base import Outcome, Task
@@ -191,6 +192,12 @@ def test_a_refusal_ends_it_at_once(environment, tmp_path, status, says):
     with chat_server(lambda body, _: (status, "no")) as (url, _):
         done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", code=2)
     assert says in done.stderr
+
+
+def test_a_full_disk_is_said(environment, tmp_path):
+    with small_disk(tmp_path / "out", size=64 * 1024), chat_server(lambda *_: "x" * 40_000) as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", code=1)
+        assert "the disk is full" in done.stderr
 
 
 def test_wrong_words(environment, tmp_path):

@@ -1,6 +1,8 @@
 """`buckeye eval` on MCP servers: native tool calls over the chat API, and a local model."""
 
 import json
+import os
+import socket
 import sys
 from pathlib import Path
 
@@ -56,6 +58,20 @@ def test_native_tool_calls_over_the_chat_api(gym, tmp_path):
     conversation = rows(tmp_path)[0]["messages"]
     assert [m["role"] for m in conversation] == ["system", "user", "assistant", "tool", "assistant"]
     assert conversation[3]["content"] == "You said win."
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs a runtime for images")
+def test_a_gateway_is_started_for_tasks_that_expect_one(gym, tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"http://localhost:{listener.getsockname()[1]}/mcp"
+    task = json.loads((tmp_path / "tasks.json").read_text())[0]
+    task["mcp_config"] = {"b": {"url": address, "headers": {"Authorization": "Bearer $buckeye_API_KEY"}}}
+    (tmp_path / "tasks.json").write_text(json.dumps(task))
+    words = [*gym, "--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--retries", "0"]
+    done = evaluate("buckeye-vf-gym", tmp_path, *words, code=1, XDG_CACHE_HOME=str(tmp_path))
+    assert "Send the header Mcp-Image" in done.stderr  # the gateway answered, and took the key
+    assert "Gateway stopped" in (tmp_path / "out" / "gateway.log").read_text()
 
 
 @pytest.mark.slow

@@ -51,6 +51,9 @@ class Gateway:
         begun = time.monotonic()
         try:
             started = self._warm.take(wish) or await self._start(wish)
+            if self._closing:  # since this session had its turn
+                await started.stop(grace=0.0)
+                raise _stopping()
         except BaseException as error:
             self._free.release()
             raise _refusal(error) from None
@@ -128,7 +131,7 @@ class Gateway:
     async def _turn(self) -> None:
         limit, seconds = self.settings.sessions, self.settings.queue_seconds
         if self._closing:
-            raise Refusal(503, "stopping", "The gateway is stopping.", code=SERVER_ERROR)
+            raise _stopping()
         self._queued += 1
         try:
             async with asyncio.timeout(seconds):
@@ -174,13 +177,16 @@ class Gateway:
         assert task is not None
         task.set_name("sweep")
         settings = self.settings
-        pause = min(_SWEEP_SECONDS, settings.idle_seconds / 4, settings.session_seconds / 4)
+        limits = (settings.left_seconds, settings.idle_seconds, settings.session_seconds)
+        pause = min(_SWEEP_SECONDS, *(limit / 4 for limit in limits))
         while True:
             await asyncio.sleep(pause)
             now = time.monotonic()
             for session in list(self._sessions.values()):
                 if now - session.begun > settings.session_seconds:
                     session.end(f"it lasted {settings.session_seconds:g} s (--session-seconds)")
+                elif not session.in_use and now - (session.left_at or now) > settings.left_seconds:
+                    session.end(f"its client has been away for {settings.left_seconds:g} s (--left-seconds)")
                 elif not session.in_use and now - session.last_used > settings.idle_seconds:
                     session.end(f"nothing was asked for {settings.idle_seconds:g} s (--idle-seconds)")
             self._warm.drop_old()
@@ -195,6 +201,10 @@ class Gateway:
         with contextlib.suppress(asyncio.CancelledError):
             if (error := task.exception()) is not None:
                 log.error("In the background: %s: %s", type(error).__name__, error)
+
+
+def _stopping() -> Refusal:
+    return Refusal(503, "stopping", "The gateway is stopping.", code=SERVER_ERROR)
 
 
 def _refusal(error: BaseException) -> BaseException:

@@ -20,8 +20,9 @@ from buckeye.envs.gateway.frames import (
 )
 from buckeye.envs.gateway.starts import Started
 from buckeye.envs.mcp.errors import McpFault
+from buckeye.envs.mcp.server_process import without_secrets
 
-_SHORTEST_SECRET = 6
+_WRITE_SECONDS = 30.0
 _EXIT_POLLS, _EXIT_POLL_SECONDS = 100, 0.01
 
 
@@ -35,6 +36,9 @@ class Session:
         self.begun = self.last_used = time.monotonic()
         self.ended: str | None = None
         """Why it ended."""
+        self.left_at: float | None = None
+        """When its client closed the stream of messages that nobody asked for, if it has asked nothing
+        since."""
         self._on_end = on_end
         self._exchanges: dict[RequestId, Channel] = {}
         self._tokens: dict[RequestId, Channel] = {}
@@ -60,6 +64,7 @@ class Session:
     def touch(self) -> None:
         """Something was asked."""
         self.last_used = time.monotonic()
+        self.left_at = None
 
     async def ask(self, frame: Frame, body: bytes) -> Channel:
         """Pass a request on; the channel gets what the environment says about it, its answer last."""
@@ -77,7 +82,10 @@ class Session:
         """Pass on a notification, or the answer to a question of the environment's."""
         self.touch()
         try:
-            await self.started.process.write_line(one_line(body))
+            async with asyncio.timeout(_WRITE_SECONDS):
+                await self.started.process.write_line(one_line(body))
+        except TimeoutError:
+            self.end(f"the environment has not read its input for {_WRITE_SECONDS:g} s{self._last_words()}")
         except (ConnectionError, RuntimeError):
             await asyncio.wait({self._reader}, timeout=1.0)  # it has ended, and will say how
             if self.ended is None:
@@ -97,18 +105,19 @@ class Session:
         if self._listening:
             raise Refusal(409, "stream", "This session's stream is open already; there is one per session.")
         self._listening = True
+        self.left_at = None
         return self._unasked
 
     def unlisten(self) -> None:
         """The stream's client has gone."""
         self._listening = False
-        self.touch()
+        self.last_used = self.left_at = time.monotonic()
 
     def end(self, reason: str) -> None:
         """Answer what is open with an error. The process is somebody else's to end."""
         if self.ended is not None:
             return
-        self.ended = self._without_secrets(reason)
+        self.ended = without_secrets(reason, [value for _, value in self.wish.variables])
         message = f"The session has ended: {self.ended}"
         for request_id, channel in self._exchanges.items():
             error = error_frame(request_id, SERVER_ERROR, message, {"reason": "session_ended"})
@@ -166,9 +175,3 @@ class Session:
     def _last_words(self) -> str:
         words = self.started.process.last_words()
         return f" ({words})" if words else ""
-
-    def _without_secrets(self, text: str) -> str:
-        for _, value in self.wish.variables:
-            if len(value) >= _SHORTEST_SECRET:
-                text = text.replace(value, "(redacted)")
-        return text

@@ -8,7 +8,7 @@ from buckeye.envs.gateway.address import is_loopback
 from buckeye.errors import UsageError
 
 API_KEY_VARIABLE = "BUCKEYE_API_KEY"
-DEFAULT_PORT = 8765
+DEFAULT_PORT, DEFAULT_SESSIONS = 8765, 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +20,7 @@ class GatewaySettings:
     api_key: str | None = None
     image: str = ""
     """For sessions that name none."""
-    sessions: int = 64
+    sessions: int = DEFAULT_SESSIONS
     """Environments that run at once; more sessions wait."""
     queue_seconds: float = 120.0
     """How long a session waits for its turn before it is refused."""
@@ -28,6 +28,9 @@ class GatewaySettings:
     """How long an environment may take to answer its first request."""
     idle_seconds: float = 600.0
     """A session without a request, and without an open stream, for so long is ended."""
+    left_seconds: float = 60.0
+    """A session whose client has closed its stream, and has asked nothing since, for so long is ended: the
+    client was killed."""
     session_seconds: float = 7200.0
     """Longest life of a session."""
     warm: int = 0
@@ -36,6 +39,7 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         if self.api_key is None and not is_loopback(self.host):
             raise UsageError(
-                f"--host {self.host} is reachable from other machines, so a key is required: set the "
-                f"environment variable {API_KEY_VARIABLE}. Clients send it as `Authorization: Bearer ...`."
+                f"--host {self.host} is reachable from other machines, so a key is required: set "
+                f"{API_KEY_VARIABLE}, in the environment or in the file .env. Clients send it as "
+                "`Authorization: Bearer ...`."
             )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import shutil
+import os
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -63,17 +65,24 @@ async def clean_up(launch: Launch | None, place: Path) -> None:
 
 
 def remove_tree(place: Path) -> None:
-    """Delete a folder, also where its folders may not be read: it is ours. Raises OSError."""
-
-    def make_readable(function: Callable[..., Any], path: str, error: Any) -> None:
-        if isinstance(error[1], FileNotFoundError):
-            return
-        Path(path).parent.chmod(0o700)
-        if not Path(path).is_symlink():
-            Path(path).chmod(0o700)
-        function(path)
-
-    shutil.rmtree(place, onerror=make_readable)
+    """Delete a folder of ours, whatever its modes and however deep: an environment may have made folders
+    that no path reaches. Raises OSError."""
+    moved = f".removed-{secrets.token_hex(4)}-"
+    waiting, count = [place], 0
+    while waiting:
+        folder = waiting.pop()
+        folder.chmod(0o700)
+        for entry in list(os.scandir(folder)):
+            with contextlib.suppress(FileNotFoundError):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                    continue
+                os.chmod(entry.path, 0o700)  # to be moved, a folder must be writable
+                count += 1
+                waiting.append(Path(entry.path).rename(place / f"{moved}{count}"))
+        if folder != place:
+            folder.rmdir()
+    place.rmdir()
 
 
 class WarmPool:

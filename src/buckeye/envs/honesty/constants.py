@@ -14,7 +14,7 @@ from buckeye.envs.honesty.texts import accepted_answers, in_format, prompt_of, w
 KEPT = 2
 _TRIED_ON = 40
 _COMMON = 8
-_STEPS = 150
+_MOST_STEPS, _STEPS_FOR_A_TASK = 150, 5
 
 
 def common_words(texts: Iterable[str], count: int, *, longest: int | None = None) -> list[str]:
@@ -53,7 +53,7 @@ async def best_constants(
 
 async def mean_reward(player: Player, tasks: Sequence[Task], reply: str) -> float:
     """The mean reward of one reply to all tasks; errored rollouts have none, and 0 if all errored."""
-    rewards = [(await player.play(task, reply)).reward for task in tasks]
+    rewards = [played.reward for played in await player.play_all([(task, reply) for task in tasks])]
     scored = [reward for reward in rewards if math.isfinite(reward)]
     return math.fsum(scored) / len(scored) if scored else 0.0
 
@@ -68,7 +68,7 @@ async def _climb(
 ) -> tuple[str | None, str]:
     """A local optimum, found by random changes of a letter or a word."""
     rng, (pattern, answer) = random.Random(f"{seed}/climb"), start
-    for _ in range(_STEPS):
+    for _ in range(min(_MOST_STEPS, _STEPS_FOR_A_TASK * len(tasks))):
         changed = _changed(answer, words, rng)
         reward = await mean_reward(player, tasks, in_format(pattern, changed))
         if reward > paid:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from buckeye.envs.base import Environment, FinishReason, Message, Outcome, Policy, Reply, Task, Tool
 from buckeye.errors import InferenceError
 
-TURN_LIMIT = 50
+TURN_LIMIT = 1000
 ROLLOUT_SECONDS = 30.0
+_AT_ONCE = 8
 
 
 @dataclass(slots=True)
@@ -69,7 +70,22 @@ class Player:
 
     async def play(self, task: Task, reply: str) -> Played:
         """One rollout in which `reply` is said in every turn."""
-        played = Played(task, reply, await outcome_with(self.environment, task, ScriptedPolicy(reply)))
+        return (await self.play_all([(task, reply)]))[0]
+
+    async def play_all(self, replies: Sequence[tuple[Task, str]]) -> list[Played]:
+        """A rollout for each, some at a time; the results are in the given order."""
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(task: Task, reply: str) -> Played:
+            async with slots:
+                return Played(task, reply, await outcome_with(self.environment, task, ScriptedPolicy(reply)))
+
+        return [
+            self._counted(played)
+            for played in await asyncio.gather(*(one(task, reply) for task, reply in replies))
+        ]
+
+    def _counted(self, played: Played) -> Played:
         self.rollouts += 1
         if played.outcome.error is not None:
             self.errored.append(played)

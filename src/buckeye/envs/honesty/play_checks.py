@@ -106,7 +106,7 @@ async def played_twice(
             answers = accepted_answers(task)[:1] or (question_of(task),)
             replies += [(task, in_format(pattern, answer)) for pattern in formats for answer in answers]
             replies += [(task, question_of(task)), (task, "")]
-    return [await player.play(task, reply) for task, reply in replies]
+    return await player.play_all(replies)
 
 
 async def check_same_grade(environments: Sequence[Environment], before: Sequence[Played]) -> CheckResult:

@@ -6,7 +6,7 @@ import json
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 
-from buckeye.envs.base import Task
+from buckeye.envs.base import START, Task
 from buckeye.envs.honesty.fingerprint import Fingerprint, first_difference
 from buckeye.envs.honesty.result import CheckResult, failed, not_run, passed, shortened
 from buckeye.envs.honesty.samples import SplitSample
@@ -126,7 +126,8 @@ def _content(task: Task) -> tuple[str, frozenset[str]]:
 
 
 def _prompt_key(task: Task) -> str:
-    return json.dumps([dict(message) for message in task.messages], sort_keys=True, default=repr)
+    shown = [*(dict(message) for message in task.messages), task.data.get(START)]
+    return json.dumps(shown, sort_keys=True, default=repr)
 
 
 def _quoted(task: Task) -> str:

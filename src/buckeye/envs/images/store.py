@@ -11,7 +11,8 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from buckeye.envs.images.reference import parse_reference
 from buckeye.envs.images.registry import Manifest, Registry
@@ -99,16 +100,27 @@ def _make(
     log.info("%s is unpacked (%.1f MB in %.1f s%s)", name, done.bytes / 1e6, seconds, left)
 
 
+class _Wishes(msgspec.Struct, rename="pascal"):
+    """How an image wants to be run, in its own words."""
+
+    env: list[str] | None = None
+    entrypoint: list[str] | None = None
+    cmd: list[str] | None = None
+    working_dir: str | None = None
+
+
 def _read(target: Path) -> Image:
     described = read_json(target / "image.json")
-    wishes: dict[str, Any] = described["config"].get("config") or {}
-    variables = dict(entry.partition("=")[::2] for entry in wishes.get("Env") or ())
+    try:
+        wishes = msgspec.convert(described["config"].get("config") or {}, _Wishes)
+    except msgspec.ValidationError as error:
+        raise PrepareError(f"the image's configuration is damaged: {error}.") from None
     return Image(
         digest=described["digest"],
         root=target / "root",
-        argv=(*(wishes.get("Entrypoint") or ()), *(wishes.get("Cmd") or ())),
-        variables=variables,
-        cwd=wishes.get("WorkingDir") or "/",
+        argv=(*(wishes.entrypoint or ()), *(wishes.cmd or ())),
+        variables=dict(entry.partition("=")[::2] for entry in wishes.env or ()),
+        cwd=wishes.working_dir or "/",
     )
 
 

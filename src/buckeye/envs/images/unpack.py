@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import tarfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ MAX_BYTES, MAX_ENTRIES = 64 * 2**30, 2_000_000
 """Of one image, unpacked."""
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
-_MAX_LINKS = 40
+_MAX_LINKS, _MAX_DEPTH = 40, 200
 _COPY = 1 << 20
 
 
@@ -56,7 +57,7 @@ def unpack_layers(
                 with tarfile.open(fileobj=stream, mode="r|") as layer:  # type: ignore[call-overload]
                     _Layer(root, owner, done).apply(layer)
                 stream.drain()
-        except (tarfile.TarError, EOFError, gzip.BadGzipFile, OSError, ValueError) as error:
+        except (tarfile.TarError, zlib.error, EOFError, OSError, OverflowError, ValueError) as error:
             raise PrepareError(f"layer {number} cannot be unpacked: {error}") from None
         done.bytes += stream.count
         if f"sha256:{stream.digest.hexdigest()}" != digest:
@@ -140,6 +141,8 @@ class _Layer:
                 os.mkdir(path, 0o700)
             os.chmod(path, 0o700 | (member.mode & 0o1777))
             modes.append((path, (member.mode & 0o1777) | 0o700))
+        elif member.issparse():  # a few bytes that stand for any number of them
+            raise PrepareError(f"{member.name!r} is a sparse file, which is not read.")
         elif member.isreg():
             _delete(path)
             source = layer.extractfile(member)
@@ -207,6 +210,8 @@ class _Layer:
                 if self._owner is not None:
                     os.chown(path, self._owner, self._owner)
             here.append(part)
+            if len(here) > _MAX_DEPTH:
+                raise PrepareError(f"an entry lies in more than {_MAX_DEPTH} folders.")
         return os.path.join(self._root, *here)
 
     def _clear(self, folder: str) -> None:

@@ -16,7 +16,7 @@ from buckeye.envs.mcp.operations import ExpressionError
 DONE = "done"
 """The action that ends a rollout. It is there in every configuration."""
 RESERVED_TOOLS = ("setup", "evaluate")
-"""Tools that prepare and grade, which no action may stand for."""
+"""Tools that prepare and grade, which no action may stand for, of whichever server."""
 ONE_KEYS = ("from_arg", "default", "transform", "use_context")
 SEVERAL_KEYS = ("from_args", "defaults")
 _KINDS = {"static": ("static",), "from_arg": ONE_KEYS, "from_args": SEVERAL_KEYS}
@@ -65,7 +65,7 @@ ACTIONS_SCHEMA = {
         "properties": {
             _TOOL: {
                 "type": ["string", "null"],
-                "not": {"enum": list(RESERVED_TOOLS)},
+                "not": {"pattern": f"(^|/)({'|'.join(RESERVED_TOOLS)})$"},
                 "description": "The MCP tool; null ends the rollout.",
             },
             _PARSER: {
@@ -146,7 +146,7 @@ def _check_special(key: str, value: Any) -> None:
 def _check_tool(value: Any) -> None:
     if value is not None and (not isinstance(value, str) or not value):
         raise _MappingError("expected the name of an MCP tool, or null to end the rollout")
-    if value in RESERVED_TOOLS:
+    if value is not None and value.rpartition("/")[2] in RESERVED_TOOLS:
         raise _MappingError(f"{value} prepares or grades the environment; the model must not call it")
 
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import shutil
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +37,7 @@ from buckeye.envs.mcp.errors import (
     ToolsChanged,
     ToolTimeout,
 )
-from buckeye.envs.mcp.server_process import ServerProcess, clean_environment
+from buckeye.envs.mcp.server_process import ServerProcess, clean_environment, without_secrets
 from buckeye.tasks.models import HttpServer, StdioServer
 
 # It logs tracebacks of what is raised here as a typed error anyway.
@@ -83,11 +83,12 @@ class Deadlines:
 class Session:
     """An open session. Made by `open_session`."""
 
-    def __init__(self, name: str, server: Server, deadlines: Deadlines) -> None:
+    def __init__(self, name: str, server: Server, deadlines: Deadlines, secrets: Sequence[str]) -> None:
         self.name = name
         self.tools: Mapping[str, ToolInfo] = {}
         self._server = server
         self._deadlines = deadlines
+        self._secrets = secrets
         self._client: Client | None = None
         self._process: ServerProcess | None = None
         self._http: BoundedTransport | None = None
@@ -162,7 +163,9 @@ class Session:
         words = self._process.last_words() if self._process is not None else ""
         if self._http is not None:
             words = self._http.last_words()
-        return f"server {self.name!r}: {what}" + (f"; {words}" if words else "")
+        return without_secrets(
+            f"server {self.name!r}: {what}" + (f"; {words}" if words else ""), self._secrets
+        )
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -280,13 +283,16 @@ class Session:
 
 
 @asynccontextmanager
-async def open_session(name: str, server: Server, *, deadlines: Deadlines) -> AsyncIterator[Session]:
+async def open_session(
+    name: str, server: Server, *, deadlines: Deadlines, secrets: Sequence[str] = ()
+) -> AsyncIterator[Session]:
     """A session with the server `name`, closed at the end of the block; its process then has ended.
-    Variables in what the server is given must have been resolved.
+    Variables in what the server is given must have been resolved; `secrets`, what they stand for, are left
+    out of all messages.
 
     Raises StartError (or a more exact fault) if it does not come about.
     """
-    session = Session(name, server, deadlines)
+    session = Session(name, server, deadlines, secrets)
     owner = await session.open()
     try:
         yield session

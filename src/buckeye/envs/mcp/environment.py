@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from buckeye.envs.base import Outcome, Policy, Task
+from buckeye.envs.base import START, Outcome, Policy, Task
 from buckeye.envs.mcp.config import GymConfig, load_gym_config
 from buckeye.envs.mcp.errors import McpFault
 from buckeye.errors import UsageError
@@ -58,6 +59,7 @@ class McpEnvironment:
         self._config = config
         self._tasks: dict[str, McpTask] = {}
         self._splits = dict(splits)
+        self._made: dict[str, list[Task]] = {}
         for tasks in splits.values():
             for task in tasks:
                 if task.id in self._tasks:
@@ -82,10 +84,16 @@ class McpEnvironment:
                 f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}. Tasks are in the "
                 'split eval if their metadata has "split": "eval", or in a file of their own, eval_taskset'
             )
-        return [
-            Task(id=task.id, messages=tuple(first_messages(task, self._config)), data=dict(task.metadata))
-            for task in self._splits[split]
-        ]
+        if split not in self._made:
+            self._made[split] = [
+                Task(
+                    id=task.id,
+                    messages=tuple(first_messages(task, self._config)),
+                    data={START: _start(task), **task.metadata},
+                )
+                for task in self._splits[split]
+            ]
+        return self._made[split]
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
         """Play one rollout. A failure of the environment is an outcome with an error, to be retried."""
@@ -97,6 +105,12 @@ class McpEnvironment:
             return Outcome(
                 reward=None, stop_reason=fault.stop_reason, error=f"{type(fault).__name__}: {fault}"
             )
+
+
+def _start(task: McpTask) -> str:
+    """A short name for the servers and the setup of a task."""
+    start = task.model_dump_json(include={"mcp_config", "setup_tool"})
+    return hashlib.sha256(start.encode()).hexdigest()[:16]
 
 
 def _check_reach(config: GymConfig, tasks: Iterable[McpTask]) -> None:

@@ -35,7 +35,8 @@ _ESCAPES: Final = {
 }
 _HEX_LENGTHS: Final = {"x": 2, "u": 4, "U": 8}
 _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
-_MAX_DEPTH = 40
+MAX_DEPTH: Final = 40
+"""Most lists and objects within each other in an argument."""
 _MAX_DIGITS = 300
 _LONGEST_SHOWN = 24
 
@@ -147,7 +148,7 @@ class _Reader:
         self.blank()
         sign = self.text[self.position : self.position + 1]
         if sign in _CLOSING:
-            if depth == _MAX_DEPTH:
+            if depth == MAX_DEPTH:
                 raise self.error("nested too deeply")
             self.position += 1
             return self.mapping(depth + 1) if sign == "{" else self.items(sign, depth + 1)

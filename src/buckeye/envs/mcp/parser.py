@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from buckeye.config.source import load_json
-from buckeye.envs.mcp.literals import LiteralError, read_call, short
+from buckeye.envs.mcp.literals import MAX_DEPTH, LiteralError, read_call, short
 
 if TYPE_CHECKING:
     from buckeye.envs.mcp.config import ParserConfig
@@ -280,9 +280,21 @@ def _native(one: Mapping[str, Any], actions: Collection[str]) -> ParsedCall | Pa
     try:
         arguments = load_json(written) if isinstance(written, str) else written
         json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+        _check_depth(arguments)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         return ParseProblem(message=f"the arguments of {name} are not valid JSON: {reason}", call_id=call_id)
     if not isinstance(arguments, Mapping):
         return ParseProblem(message=f"the arguments of {name} are no object", call_id=call_id)
     return ParsedCall(name=name, kwargs=arguments, call_id=call_id)
+
+
+def _check_depth(arguments: Any) -> None:
+    """Raise RecursionError where others who walk the arguments, as the SDK and transforms do, might."""
+    level = [arguments]
+    for _ in range(MAX_DEPTH + 1):
+        inner = [value.values() if isinstance(value, Mapping) else value for value in level]
+        level = [item for items in inner for item in items if isinstance(item, Mapping | list)]
+        if not level:
+            return
+    raise RecursionError

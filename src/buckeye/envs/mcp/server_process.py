@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from buckeye.envs.mcp.errors import McpFault, OutputFlood, StartError
@@ -20,6 +20,7 @@ MAX_STDERR = 64 * 1024 * 1024
 
 _CHUNK = 64 * 1024
 _TAIL = 2_000
+_SHORTEST_SECRET = 6
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 
 
@@ -27,6 +28,14 @@ def clean_environment(given: Mapping[str, str]) -> dict[str, str]:
     """What a server's process sees: where programs, home and temporary files are, the language, and what the
     task gives it. Nothing else of this process's environment: no key, no setting."""
     return {name: os.environ[name] for name in _INHERITED if name in os.environ} | dict(given)
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """A message without the secrets that a server was given, and may have printed when it failed."""
+    for secret in secrets:
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, "(redacted)")
+    return text
 
 
 class ServerProcess:

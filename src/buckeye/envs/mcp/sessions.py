@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -11,22 +12,23 @@ from buckeye.envs.mcp.errors import StartError
 from buckeye.errors import UsageError
 from buckeye.tasks.dotenv import variables
 from buckeye.tasks.models import McpTask
-from buckeye.tasks.variables import resolve
+from buckeye.tasks.variables import resolve, values_of
 
 
 class Sessions:
-    """Open sessions. `tools` has every tool by name."""
+    """Open sessions. `tools` has every tool by name; one that several servers have is called SERVER/NAME."""
 
     def __init__(self, sessions: Mapping[str, Session]) -> None:
-        self._owners: dict[str, Session] = {}
+        having = Counter(tool for session in sessions.values() for tool in session.tools)
+        self._owners: dict[str, tuple[Session, str]] = {}
         for session in sessions.values():
             for tool in session.tools:
-                if tool in self._owners:
-                    first = self._owners[tool].name
-                    raise StartError(f"the servers {first!r} and {session.name!r} both have a tool {tool!r}")
-                self._owners[tool] = session
+                name = tool if having[tool] == 1 else f"{session.name}/{tool}"
+                if name in self._owners:
+                    raise StartError(f"two tools are called {name!r}")
+                self._owners[name] = session, tool
         self.tools: dict[str, ToolInfo] = {
-            name: session.tools[name] for name, session in self._owners.items()
+            name: session.tools[tool] for name, (session, tool) in self._owners.items()
         }
 
     @property
@@ -36,7 +38,8 @@ class Sessions:
 
     async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout: float) -> CallResult:
         """Call one of `tools`. Raises as `Session.call` does."""
-        return await self._owners[tool].call(tool, arguments, timeout=timeout)
+        session, own_name = self._owners[tool]
+        return await session.call(own_name, arguments, timeout=timeout)
 
 
 @asynccontextmanager
@@ -48,14 +51,18 @@ async def open_sessions(task: McpTask, deadlines: Deadlines) -> AsyncIterator[Se
     async with AsyncExitStack() as stack:
         sessions = {}
         for name, server in task.mcp_config.items():
-            ready = _resolved(name, server)
-            sessions[name] = await stack.enter_async_context(open_session(name, ready, deadlines=deadlines))
+            ready, secrets = _resolved(name, server)
+            sessions[name] = await stack.enter_async_context(
+                open_session(name, ready, deadlines=deadlines, secrets=secrets)
+            )
         yield Sessions(sessions)
 
 
-def _resolved(name: str, server: Server) -> Server:
+def _resolved(name: str, server: Server) -> tuple[Server, list[str]]:
+    """The server with its variables replaced, and what they stand for."""
     try:
-        return type(server).model_validate(resolve(server.model_dump(), variables()))
+        given, known = server.model_dump(), variables()
+        return type(server).model_validate(resolve(given, known)), values_of(given, known)
     except UsageError as error:
         raise StartError(f"server {name!r} of mcp_config: {error}") from None
     except ValueError as error:  # a variable that makes no address

@@ -118,7 +118,7 @@ def plan_actions(
     left_out: dict[str, str] = {}
     taken = {DONE}
     for tool in tools:
-        if tool.name in RESERVED_TOOLS or tool.name in grading:
+        if tool.name.rpartition("/")[2] in RESERVED_TOOLS or tool.name in grading:
             left_out[tool.name] = "it prepares or grades, which is not for the model"
             continue
         action = _action(tool, taken)

@@ -12,8 +12,9 @@ import itertools
 import os
 import shutil
 import signal
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from buckeye.envs.images.store import Image, fetch_image
@@ -22,7 +23,7 @@ from buckeye.envs.runtimes.confinement import Root, Walls, confined, confined_en
 
 _USER = 231_072
 """User and group of the sessions; with more added, of single sessions. A range that no system gives out."""
-_USERS = 60_000
+_BLOCKS, _BLOCK = 60, 1_000
 _KILL_SECONDS = 10.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -51,7 +52,7 @@ class ChrootRuntime:
         self._limits, self._folder = limits, folder
         self._owner = _USER if os.geteuid() == 0 else None
         self._images: dict[str, Image] = {}
-        self._users = itertools.count()
+        self._claim, self._users = _claim_users()
 
     async def prepare(self, image: str) -> None:
         """Fetch and unpack; a name stands for the same image as long as the gateway runs."""
@@ -66,7 +67,7 @@ class ChrootRuntime:
         if self._walls.overlay:
             root, user, after = self._layered(made, place), self._owner, None
         else:
-            user = None if self._owner is None else _USER + 1 + next(self._users) % _USERS
+            user = None if self._owner is None else next(self._users)
             root = await asyncio.to_thread(_copied, made.root, place / "root", user)
             after = None if user is None or self._walls.namespaces else lambda: kill_user(user)
         env = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **made.variables, **variables}
@@ -82,6 +83,21 @@ class ChrootRuntime:
             os.chown(upper, self._owner, self._owner)  # it becomes the session's `/`
         upper.chmod(0o755)
         return root, (image.root, upper, work)
+
+
+def _claim_users() -> tuple[socket.socket, Iterator[int]]:
+    """Users for sessions, round and round, of a block that no other gateway of this machine has as long as
+    the socket is open: all that a user runs is killed with its session. Raises RuntimeUnavailable."""
+    for number in range(_BLOCKS):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0buckeye-users-{number}")  # an abstract name: it ends with this process, however
+        except OSError:
+            claim.close()
+            continue
+        first = _USER + 1 + number * _BLOCK
+        return claim, itertools.cycle(range(first, first + _BLOCK))
+    raise RuntimeUnavailable(f"chroot: {_BLOCKS} gateways run on this machine already.")
 
 
 def _copied(tree: Path, target: Path, user: int | None) -> tuple[Path, None]:

@@ -36,11 +36,12 @@ import sys
 from typing import Any, NoReturn
 
 _CANNOT_CONFINE, _CANNOT_RUN = 125, 127
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
 _NEW_NS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PID, _NEW_NET = (
     0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
 )  # fmt: skip
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
 _OPEN_FILES = 4096
 
@@ -58,6 +59,7 @@ def main() -> int:
             _become(spec)
             _execute(spec, environment)
         _new_namespaces(spec)
+        null = os.open(os.devnull, os.O_RDWR)  # before the root becomes the image's
         child = os.fork()
         if child == 0:
             _die_with_parent()
@@ -68,11 +70,10 @@ def main() -> int:
         sys.stderr.write(f"confine: {error}\n")
         sys.stderr.flush()
         os._exit(_CANNOT_CONFINE)
-    return _wait(child)
+    return _wait(child, null)
 
 
-def _wait(child: int) -> int:
-    null = os.open(os.devnull, os.O_RDWR)
+def _wait(child: int, null: int) -> int:
     for descriptor in (0, 1, 2):  # the pipes are the command's: whoever reads them sees it end
         os.dup2(null, descriptor)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
@@ -111,17 +112,31 @@ def _prepare_root(spec: dict[str, Any]) -> None:
         if spec["user"]:
             options += ",userxattr"
         _mount("overlay", root, "overlay", 0, options)
+    elif spec["namespaces"]:
+        _mount(root, root, None, _MS_BIND | _MS_REC, None)  # a root has to be a mount
     if spec["namespaces"]:
         _mount_system(root)
+        os.chdir(root)
+        _leave_old_root()
     else:
         _make_devices(root)
-    os.chdir(root)
-    os.chroot(".")
+        os.chdir(root)
+        os.chroot(".")
     try:
         os.chdir(spec["cwd"])
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         os.makedirs(spec["cwd"], exist_ok=True)  # as container engines do
         os.chdir(spec["cwd"])
+
+
+def _leave_old_root() -> None:
+    """Make the working directory the root, and have no other: a mere chroot is left at will by whoever may
+    call chroot, as root of a user namespace may."""
+    if _libc.pivot_root(b".", b".") != 0:
+        raise _error("pivot_root")
+    if _libc.umount2(b".", _MNT_DETACH) != 0:  # the old root lies over the new one
+        raise _error("unmount the old root")
+    os.chdir("/")
 
 
 def _mount_system(root: str) -> None:
@@ -164,6 +179,10 @@ def _become(spec: dict[str, Any]) -> None:
         _limit(resource.RLIMIT_DATA, spec["memory"])
     if sys.platform == "linux" and _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise _error("no_new_privs")
+    if spec["user"]:  # root of its namespace would have all rights in it, and a normal user has none
+        capability = 0
+        while _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+            capability += 1
     if spec["uid"] is not None:
         os.setgroups([])
         os.setresgid(spec["gid"], spec["gid"], spec["gid"])

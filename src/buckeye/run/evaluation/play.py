@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from buckeye.config.orchestrator import EnvConfig
 from buckeye.envs.base import Outcome, Task
 from buckeye.envs.registry import load_environment
 from buckeye.errors import RunError, UsageError
@@ -23,11 +24,13 @@ from buckeye.orchestrator.rollout import play_outcome
 from buckeye.run.evaluation.chat_policy import ChatPolicy, ChatSampling, ChatServer
 from buckeye.run.evaluation.figures import Figures, figures_of
 from buckeye.run.evaluation.rows import ROLLOUTS, Row, RowFile, read_rows
+from buckeye.run.gateway import task_gateway
 from buckeye.run.model_files import fetch_model
 from buckeye.run.serve import served_model
 from buckeye.storage import read_json, write_file
+from buckeye.tasks.dotenv import variables
 
-SETTINGS, FIGURES = "settings.json", "figures.json"
+SETTINGS, FIGURES, GATEWAY_LOG = "settings.json", "figures.json", "gateway.log"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +105,7 @@ def run_eval(request: EvalRequest) -> EvalReport:
     wanted = [(task, number) for task in tasks for number in range(request.rollouts)]
     missing = [(task, number) for task, number in wanted if (task.id, number) not in known]
     resumed = len(wanted) - len(missing)
-    rows = known | asyncio.run(_play_all(request, env, missing, resumed)) if missing else known
+    rows = known | (_play_missing(request, env, missing, resumed) if missing else {})
     figures = figures_of(
         [rows[task.id, number] for task, number in wanted],
         each=request.rollouts,
@@ -152,6 +155,20 @@ def _claim(request: EvalRequest, settings: Mapping[str, Any]) -> None:
         )
 
 
+def _play_missing(
+    request: EvalRequest, env: NamedEnvironment, missing: Sequence[tuple[Task, int]], resumed: int
+) -> dict[tuple[str, int], Row]:
+    played = EnvConfig(id=request.env_id, args=dict(request.args))
+    log_file = request.output_dir / GATEWAY_LOG
+    with task_gateway([played], log_file, rollouts=request.max_concurrent) as key:
+        os.environ.update(key)
+        try:
+            return asyncio.run(_play_all(request, env, missing, resumed))
+        finally:
+            for name in key:
+                del os.environ[name]
+
+
 async def _play_all(
     request: EvalRequest, env: NamedEnvironment, missing: Sequence[tuple[Task, int]], resumed: int
 ) -> dict[tuple[str, int], Row]:
@@ -174,7 +191,7 @@ async def _play_all(
         async with _server(request) as server, asyncio.TaskGroup() as group:
             for task, number in missing:
                 group.create_task(one(server, task, number))
-    except* UsageError as errors:
+    except* Exception as errors:
         raise errors.exceptions[0] from None
     finally:
         file.close()
@@ -220,7 +237,7 @@ async def _server(request: EvalRequest) -> AsyncIterator[ChatServer]:
     timeout = httpx.Timeout(30.0, read=request.timeout)
     limits = httpx.Limits(max_connections=request.max_concurrent)
     if request.base_url is not None:
-        key = os.environ.get(request.api_key_var)
+        key = variables().get(request.api_key_var)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         base_url = request.base_url.rstrip("/")
         async with httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers) as client:

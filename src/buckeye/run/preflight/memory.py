@@ -308,12 +308,9 @@ def _cache(
 
 def _at_a_time(config: RLConfig) -> int:
     """Rollouts that one replica plays at a time."""
-    orchestrator = config.orchestrator
     assert config.inference is not None
     replicas = max(1, len(config.inference_gpu_ids) // config.inference.parallel.tp)
-    played = math.ceil(orchestrator.batch_size * orchestrator.oversampling_factor)
-    played *= 1 + orchestrator.max_async_level
-    return math.ceil(min(played, orchestrator.max_concurrent or played) / replicas)
+    return math.ceil(config.orchestrator.rollouts_at_once / replicas)
 
 
 def _passing(inference: InferenceConfig, shape: ModelShape, width: int) -> int:

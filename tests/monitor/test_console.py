@@ -1,0 +1,35 @@
+"""A process whose terminal or reader goes away."""
+
+import os
+import subprocess
+import sys
+
+PRINTS_ON = """
+import logging, sys
+from pathlib import Path
+from buckeye.monitor.log import setup_logging
+setup_logging("info", "rl", Path(sys.argv[1]))
+log = logging.getLogger("buckeye.test")
+print("first", flush=True)
+sys.stdin.readline()
+for i in range(3):
+    print("progress", flush=True)
+    log.info("line %d", i)
+sys.stderr.write("the end")
+print("not flushed")
+"""
+
+
+def test_work_goes_on_and_is_logged_when_nobody_reads_what_is_printed(tmp_path):
+    reading, writing = os.pipe()
+    reader = os.fdopen(reading, "rb")
+    words = [sys.executable, "-c", PRINTS_ON, str(tmp_path / "run.log")]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=writing, stderr=writing)
+    os.close(writing)
+    assert reader.readline() == b"first\n"
+    reader.close()
+    process.communicate(b"go on\n", timeout=60)
+    assert process.returncode == 0
+    lines = [line.partition("] ")[2].strip() for line in (tmp_path / "run.log").read_text().splitlines()]
+    assert [line for line in lines if line.startswith("INFO")] == [f"INFO line {i}" for i in range(3)]
+    assert "Nobody reads what is printed any more (Broken pipe)" in lines[0]

@@ -1,0 +1,89 @@
+"""A copy of a run's directory is not the run: nobody finds the run's processes through it."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import msgspec
+import psutil
+import pytest
+
+from buckeye.errors import UsageError
+from buckeye.run.control import continuation, stop_run
+from buckeye.run.record import PLACE_VARIABLE, place_of, processes_left, read_record, write_record
+from buckeye.run.registry import known_runs, register
+from buckeye.run.resume import wait_for_leftovers
+from buckeye.run.status import run_status
+
+from .made_runs import made_run, recorded
+
+
+@pytest.fixture(autouse=True)
+def _a_state_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def going_on(tmp_path):
+    """A run that goes on, with a launcher and a worker that is known by its environment only."""
+    made_run(tmp_path / "run", run_id="cafe0001")
+    place = place_of(tmp_path / "run")
+    words = [sys.executable, "-c", "import time; print(flush=True); time.sleep(100)"]
+    environment = {**os.environ, "BUCKEYE_RUN_ID": "cafe0001", PLACE_VARIABLE: place}
+    worker = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE)
+    launcher = subprocess.Popen(words, stdout=subprocess.PIPE)
+    for process in (worker, launcher):
+        process.stdout.readline()
+    record = read_record(tmp_path / "run")
+    changes = {"state": "running", "launcher": recorded(launcher), "place": place}
+    write_record(tmp_path / "run", msgspec.structs.replace(record, **changes))
+    yield tmp_path / "run", {worker.pid, launcher.pid}
+    for process in (worker, launcher):
+        process.kill()
+        process.communicate()
+
+
+def left(directory):
+    return {each.process.pid for each in processes_left(read_record(directory))}
+
+
+def test_a_copy_is_stopped_and_resumed_without_the_run(going_on, tmp_path):
+    run, pids = going_on
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    assert (left(run), left(copy)) == (pids, set())
+    assert (run_status(run).state, run_status(copy).state) == ("running", "dead")
+    wait_for_leftovers(copy)
+    assert not stop_run(copy, now=True, timeout=5, tell=print).was_running
+    assert all(psutil.Process(pid).is_running() for pid in pids)
+    assert continuation(copy, []).arguments[-1] == str(copy)
+    with pytest.raises(UsageError, match="is running already"):
+        continuation(run, [])
+
+
+def test_a_run_that_was_renamed_is_still_the_run(going_on, tmp_path):
+    run, pids = going_on
+    run.rename(tmp_path / "renamed")
+    assert left(tmp_path / "renamed") == pids
+
+
+def test_a_run_whose_directory_was_given_another_number_is_still_the_run(going_on):
+    run, _ = going_on
+    record = read_record(run)
+    other = f"1:2 {run.resolve()}"  # as file systems in user space do
+    write_record(run, msgspec.structs.replace(record, place=other))
+    assert left(run) == {record.launcher.pid}
+    assert run_status(run).state == "running"
+
+
+def test_a_copy_does_not_take_the_place_of_the_run_in_the_list(tmp_path):
+    run = made_run(tmp_path / "run", run_id="cafe0001")
+    shutil.copytree(run, tmp_path / "copy")
+    for _ in range(2):
+        register(tmp_path / "copy", "cafe0001")
+        register(run, "cafe0001")
+    assert {known.name for known in known_runs()[0]} == {"run", "copy"}
+    run.rename(tmp_path / "renamed")
+    register(tmp_path / "renamed", "cafe0001")
+    assert {known.name for known in known_runs()[0]} == {"renamed", "copy"}

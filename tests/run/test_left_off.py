@@ -1,0 +1,59 @@
+"""From which of its checkpoints a run goes on."""
+
+import json
+
+import pytest
+
+from buckeye.checkpoint import list_checkpoints
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.errors import CheckpointError
+from buckeye.run.directory import begin_attempt
+from buckeye.run.resume import beginning
+from buckeye.run.status import newest_checkpoint
+
+from .made_runs import made_run
+
+
+def resumed_at(run, *words):
+    flags = ["--trainer", "--orchestrator", "--output-dir", str(run), *words]
+    step = beginning(load_config(RLConfig, flags, environ={})).step
+    if words == ("--resume",):
+        assert step == newest_checkpoint(run).step  # what `rl status` says
+    return step
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return made_run(tmp_path / "run", checkpoints=(4, 6, 8))
+
+
+def test_who_went_back_and_was_killed_before_a_commit_goes_back_again(run):
+    assert resumed_at(run, "--resume") == 8
+    begin_attempt(run, resumed_step=4)
+    assert resumed_at(run, "--resume") == 4
+    assert resumed_at(run, "--ckpt.resume-step", "6") == 6
+    begin_attempt(run, resumed_step=5)  # of which nothing is there any more
+    assert resumed_at(run, "--resume") == 8
+
+
+def test_a_commit_of_the_newest_attempt_counts(run):
+    begin_attempt(run, resumed_step=4)
+    committed = run / "checkpoints" / "step_6" / "COMMITTED"
+    committed.write_text(json.dumps({**json.loads(committed.read_text()), "attempt": 2}))
+    assert resumed_at(run, "--resume") == 6
+
+
+def test_a_damaged_checkpoint_to_go_back_to_is_passed_over(run):
+    begin_attempt(run, resumed_step=4)
+    (path,) = (info.path for info in list_checkpoints(run / "checkpoints") if info.step == 4)
+    (path / "trainer" / "model.safetensors").write_bytes(b"x")
+    assert (
+        beginning(
+            load_config(RLConfig, ["--trainer", "--orchestrator", "--output-dir", str(run), "--resume"])
+        ).step
+        == 8
+    )
+    with pytest.raises(CheckpointError):
+        resumed_at(run, "--ckpt.resume-step", "4")

@@ -1,0 +1,78 @@
+"""Processes as a launcher has them: what is left of their sessions, and signals that are for others."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+from buckeye.run import processes as processes_module
+from buckeye.run.plan import Role
+from buckeye.run.processes import Processes
+
+LEAVES_ONE_BEHIND = (
+    "import subprocess, sys;"
+    "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)']);"
+    "print(left.pid, flush=True)"
+)
+UNDER_NOHUP = """
+import os, signal
+signal.signal(signal.SIGHUP, signal.{disposition})
+from buckeye.process import StopFlag
+stop = StopFlag().install()
+os.kill(os.getpid(), signal.SIGHUP)
+print(stop.requested)
+os.kill(os.getpid(), signal.SIGTERM)
+print(stop.requested)
+"""
+
+
+def started(tmp_path, code):
+    argv = (sys.executable, "-c", code)
+    processes = Processes(tmp_path, {})
+    return processes, processes.start(
+        Role(kind="trainer", index=0, argv=argv, config_name="unused", log_name="trainer")
+    )
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_what_a_process_leaves_behind_ends_with_it(tmp_path):
+    _, child = started(tmp_path, LEAVES_ONE_BEHIND)
+    wait_for(lambda: child.returncode is not None)
+    left = int(child.stdout.read_text())
+    wait_for(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_nobody_is_signalled_under_the_number_of_a_process_that_has_ended(tmp_path, monkeypatch):
+    processes, child = started(tmp_path, "pass")
+    wait_for(lambda: not child.running)
+    signalled = []
+    monkeypatch.setattr(processes_module.os, "killpg", lambda *words: signalled.append(words))
+    processes.request_stop([child])
+    processes.kill(child, "is gone")
+    processes.stop_all()
+    processes.forget(child)
+    assert signalled == []
+
+
+def test_a_hangup_stops_unless_the_command_was_started_to_survive_it():
+    said = {
+        disposition: subprocess.run(
+            [sys.executable, "-c", UNDER_NOHUP.format(disposition=disposition)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        ).stdout.split()
+        for disposition in (signal.SIG_IGN.name, signal.SIG_DFL.name)
+    }
+    assert said == {"SIG_IGN": ["False", "True"], "SIG_DFL": ["True", "True"]}
