@@ -130,7 +130,7 @@ def place_of(output_dir: Path) -> str:
 
 def _is_same_place(one: str, other: str) -> bool:
     """A directory that is renamed keeps its number; some file systems give it another one now and then."""
-    return any(a == b for a, b in zip(one.split(" ", 1), other.split(" ", 1), strict=True))
+    return any(a == b for a, b in zip(one.split(" ", 1), other.split(" ", 1), strict=False))
 
 
 def read_record(output_dir: Path) -> RunRecord:
