@@ -206,3 +206,39 @@ def test_an_environment_that_cannot_give_its_tasks_is_a_usage_error(tmp_path):
     )
     with pytest.raises(UsageError, match="hollow has no tasks in its split 'train'"):
         asyncio.run(check_environment(str(path), {}, CheckOptions(sample=5, limit=0.03)))
+
+
+GAMES = """
+import asyncio
+from buckeye.envs.base import Outcome, Task
+
+class Games:
+    name = "games"
+
+    def tasks(self, split):
+        prompt = {"role": "user", "content": "Play."}
+        starts = {"train": range(4), "eval": FIRST_OF_EVAL}[split]
+        return [Task(id=f"{split}-{n}", messages=(prompt,), data={"start": str(n)}) for n in starts]
+
+    async def rollout(self, task, policy):
+        for _ in range(100):
+            await policy.chat(task.messages)
+        await asyncio.sleep(0.02)
+        return Outcome(reward=0.0)
+
+def load_environment():
+    return Games()
+"""
+
+
+@pytest.mark.parametrize(
+    ("held_out", "wrong"), [("range(4, 8)", []), ("range(3, 8)", ["train and held-out apart"])]
+)
+def test_a_game_of_many_slow_turns_whose_tasks_differ_in_their_start(tmp_path, monkeypatch, held_out, wrong):
+    monkeypatch.setattr("buckeye.envs.check._SECONDS", 1.0)
+    path = tmp_path / "games.py"
+    path.write_text(GAMES.replace("FIRST_OF_EVAL", held_out))
+    report = asyncio.run(check_environment(str(path), {}, CheckOptions(sample=None, limit=0.03)))
+    assert list(failures(report)) == wrong
+    assert report.sample == 1  # of those that take 0.02 s, 1 s has time for 40 rollouts of one task
+    assert all(score.scored == 1 for score in report.scores)
