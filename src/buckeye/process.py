@@ -7,9 +7,11 @@ import ctypes
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +65,23 @@ def raise_open_files_limit() -> None:
 
 INTERRUPTED = 130
 """Exit code of a command that SIGTERM, SIGINT or SIGHUP ended before its work was done."""
+
+
+def run_program(
+    argv: Sequence[str], *, seconds: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and keep what it prints; nobody answers what it may ask. Raises OSError if it
+    cannot be started, `subprocess.TimeoutExpired` if it takes longer than `seconds`."""
+    return subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        env=env,
+        check=False,
+    )
 
 
 class StopFlag:

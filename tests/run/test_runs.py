@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -95,7 +96,11 @@ def test_a_fork_learns_what_the_resumed_run_learns(runner, start, ask):
     forked = json.loads(ask("fork", "letters", "--step", "last", "-o", "twig", "--json"))
     last = forked["step"]
     ask("resume", "twig", "--max-steps", last + 2)
-    ask("resume", "letters", "--max-steps", last + 2)
+    printed = ask("resume", "letters", "--json", "--max-steps", last + 2)
+    told = json.loads(printed.splitlines()[0])
+    assert told["command"][0] == "rl"
+    assert told["command"][-2:] == ["--max-steps", str(last + 2)]
+    assert Path(told["working_directory"]).is_dir()
 
     twig, resumed = runner.metrics("twig", "trainer"), runner.metrics("letters", "trainer")
     assert sorted(twig) == [last, last + 1]

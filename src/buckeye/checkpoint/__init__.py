@@ -9,6 +9,7 @@ from buckeye.checkpoint.commit import (
 from buckeye.checkpoint.find import (
     CheckpointInfo,
     checkpoints_by_age,
+    first_whole,
     list_checkpoints,
     prune_checkpoints,
     resolve_checkpoint,
@@ -21,6 +22,7 @@ __all__ = [
     "Score",
     "best_by_reward",
     "checkpoints_by_age",
+    "first_whole",
     "list_checkpoints",
     "prune_checkpoints",
     "read_orchestrator_state",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,17 @@ def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
 
 
 def usable_checkpoint(
-    root: Path, resume_step: int, verify: Callable[[CheckpointInfo], None]
+    root: Path,
+    resume_step: int,
+    verify: Callable[[CheckpointInfo], None],
+    *,
+    preferred: CheckpointInfo | None = None,
 ) -> CheckpointInfo:
     """The checkpoint that a run goes on from: the one resolver, of the launcher and of every process.
 
-    For -1 it is the newest that is whole; a newer one that is damaged is named in a warning. `verify` raises
-    `CheckpointError` for what is damaged. So does this, if it is a step that was asked for, or if none is
-    whole.
+    For -1 it is the `preferred` one, else the newest that is whole; what is damaged before it is named in a
+    warning. `verify` raises `CheckpointError` for what is damaged. So does this, if it is a step that was
+    asked for, or if none is whole.
     """
     if resume_step != -1:
         info = resolve_checkpoint(root, resume_step)
@@ -66,17 +70,28 @@ def usable_checkpoint(
     for path in _unreadable(root):
         log.warning("Passing over %s: it has no readable %s", path, COMMITTED)
     resolve_checkpoint(root, -1)  # says so if there is none at all
-    for info in reversed(checkpoints_by_age(root)):
+    first = [preferred] if preferred is not None else []
+    whole = first_whole([*first, *(i for i in reversed(checkpoints_by_age(root)) if i not in first)], verify)
+    if whole is None:
+        raise CheckpointError(
+            f"Every checkpoint in {root} is damaged; the warnings above say how. Start again with --clean, "
+            "or in a new directory."
+        )
+    return whole
+
+
+def first_whole(
+    infos: Iterable[CheckpointInfo], verify: Callable[[CheckpointInfo], None]
+) -> CheckpointInfo | None:
+    """The first that `verify` raises no `CheckpointError` for; those before it are named in warnings."""
+    for info in infos:
         try:
             verify(info)
         except CheckpointError as error:
             log.warning("Passing over the checkpoint of step %d, which is damaged: %s", info.step, error)
         else:
             return info
-    raise CheckpointError(
-        f"Every checkpoint in {root} is damaged; the warnings above say how. Start again with --clean, or in "
-        "a new directory."
-    )
+    return None
 
 
 def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ()) -> list[int]:

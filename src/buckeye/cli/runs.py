@@ -143,10 +143,13 @@ def stop(
 
 
 @runs_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def resume(context: typer.Context, run: _NamedRun) -> None:
-    """Go on from the newest checkpoint, as the run was started; more flags of `rl` may follow."""
+def resume(context: typer.Context, run: _NamedRun, as_json: _Json = False) -> None:
+    """Go on from the newest checkpoint, as the run was started; more flags of `rl` may follow. The first line
+    says what is run, and where; the others are the run's."""
     goes_on = continuation(find_run(run), context.args)
-    typer.echo(f"in {goes_on.working_directory}: {shlex.join(['rl', *goes_on.arguments])}")
+    words, place = ["rl", *goes_on.arguments], str(goes_on.working_directory)
+    told = json.dumps({"command": words, "working_directory": place})
+    typer.echo(told if as_json else f"in {place}: {shlex.join(words)}")
     sys.stdout.flush()
     os.chdir(goes_on.working_directory)
     os.execv(sys.executable, [sys.executable, "-m", "buckeye", "rl", *goes_on.arguments])

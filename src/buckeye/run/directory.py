@@ -19,7 +19,7 @@ from buckeye.monitor.tracker import WANDB_FOLDER
 from buckeye.process import RunIdentity
 from buckeye.run.journal import EVENTS_FILE
 from buckeye.run.record import STATUS_FILE
-from buckeye.storage import read_json, step_directories, write_file
+from buckeye.storage import is_locked, read_json, step_directories, write_file
 from buckeye.transport.restarts import RESTART_FOLDER
 
 log = logging.getLogger(__name__)
@@ -171,17 +171,7 @@ def claimed(output_dir: Path, *, resumed: bool, resume_command: str) -> Iterator
 
 def is_in_use(output_dir: Path) -> bool:
     """Whether a run holds the directory now. Writes nothing."""
-    try:
-        handle = os.open(output_dir / ".lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
+    return is_locked(output_dir / ".lock")
 
 
 @contextmanager

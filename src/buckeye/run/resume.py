@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -15,12 +16,13 @@ import psutil  # type: ignore[import-untyped]
 from buckeye.checkpoint import (
     CheckpointInfo,
     checkpoints_by_age,
+    first_whole,
     list_checkpoints,
     usable_checkpoint,
     verify_checkpoint,
 )
 from buckeye.config.rl import RLConfig
-from buckeye.errors import CheckpointError, RunError, UsageError
+from buckeye.errors import RunError, UsageError
 from buckeye.run.directory import RUN_FILE
 from buckeye.run.record import STATUS_FILE, processes_left, read_record
 from buckeye.storage import read_json
@@ -56,10 +58,9 @@ def beginning(config: RLConfig) -> Beginning:
     started = (config.output_dir / RUN_FILE).exists()
     if ckpt.resume_step == -1 and started and not list_checkpoints(root):
         return Beginning(None, again=True)
-    step = ckpt.resume_step
-    if step == -1 and (info := where_it_left_off(config.output_dir)) is not None and _is_whole(info):
-        step = info.step
-    return Beginning(usable_checkpoint(root, step, verify_checkpoint).step, again=True)
+    preferred = where_it_left_off(config.output_dir)
+    info = usable_checkpoint(root, ckpt.resume_step, verify_checkpoint, preferred=preferred)
+    return Beginning(info.step, again=True)
 
 
 def where_it_left_off(output_dir: Path) -> CheckpointInfo | None:
@@ -78,28 +79,12 @@ def where_it_left_off(output_dir: Path) -> CheckpointInfo | None:
         return newest
 
 
-def _is_whole(info: CheckpointInfo) -> bool:
-    try:
-        verify_checkpoint(info)
-    except CheckpointError:  # to be told by who looks for another
-        return False
-    return True
-
-
 def newest_commit(output_dir: Path, *, first_attempt: int, verify: bool = False) -> CheckpointInfo | None:
     """The newest checkpoint that an attempt from `first_attempt` on has committed, None without one. With
     `verify`, damaged ones are passed over, and named in a warning."""
-    for info in reversed(checkpoints_by_age(output_dir / "checkpoints")):
-        if info.attempt < first_attempt:
-            return None
-        try:
-            if verify:
-                verify_checkpoint(info)
-        except CheckpointError as error:
-            log.warning("Passing over the checkpoint of step %d, which is damaged: %s", info.step, error)
-        else:
-            return info
-    return None
+    by_age = reversed(checkpoints_by_age(output_dir / "checkpoints"))
+    own = takewhile(lambda info: info.attempt >= first_attempt, by_age)
+    return first_whole(own, verify_checkpoint) if verify else next(own, None)
 
 
 def wait_for_leftovers(output_dir: Path) -> None:

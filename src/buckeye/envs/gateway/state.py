@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from buckeye.envs.gateway.starts import remove_tree
+from buckeye.storage import is_locked
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +41,7 @@ def own_folder(root: Path) -> Iterator[Path]:
 
 def is_alive(folder: Path) -> bool:
     """Whether a gateway still has this folder."""
-    try:
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return is_locked(folder / "lock")
 
 
 def _remove_dead(root: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from buckeye.envs.runtimes.base import PrepareError, RuntimeUnavailable
 from buckeye.errors import UsageError
+from buckeye.process import run_program
 
 _BUILD_SECONDS = 3600.0
 _BUILDERS = ("docker", "podman")
@@ -26,15 +27,7 @@ def build_image(folder: Path, image: str) -> None:
         raise RuntimeUnavailable(f"--build needs {' or '.join(_BUILDERS)}, and neither is installed.")
     argv = [program, "build", "--tag", image, str(folder)]
     try:
-        ran = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_BUILD_SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        ran = run_program(argv, seconds=_BUILD_SECONDS)
     except subprocess.TimeoutExpired:
         raise PrepareError(f"{folder} was not built within {_BUILD_SECONDS:g} s.") from None
     if ran.returncode != 0:

@@ -20,6 +20,7 @@ from buckeye.envs.mcp.server_process import clean_environment
 from buckeye.envs.runtimes.base import Launch, Limits, PrepareError, cache_folder
 from buckeye.envs.runtimes.confinement import confined, confined_environment, walls
 from buckeye.errors import UsageError
+from buckeye.process import run_program
 
 _INSTALL_SECONDS = 1200.0
 _NOT_SOURCE = {"__pycache__", "node_modules", "build", "dist"}
@@ -154,14 +155,7 @@ def _install(folder: Path, target: Path) -> None:
 
 def _run(argv: list[str], folder: Path) -> None:
     try:
-        ran = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            timeout=_INSTALL_SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        ran = run_program(argv, seconds=_INSTALL_SECONDS)
     except subprocess.TimeoutExpired:
         raise PrepareError(f"{folder} did not install within {_INSTALL_SECONDS:g} s.") from None
     if ran.returncode != 0:

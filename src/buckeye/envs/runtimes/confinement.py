@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buckeye.envs.runtimes.base import Limits
+from buckeye.process import run_program
 
 _SCRIPT = Path(__file__).with_name("confine.py")
 _PROBE_SECONDS = 20.0
@@ -97,15 +98,7 @@ def _probe(*, user: bool, root: Root | None) -> str:
     tried = Walls(namespaces=True, user=user, overlay=False, reason="")
     argv = confined(["/bin/true"], limits=Limits(), walls=tried, cwd=Path("/"), root=root)
     try:
-        ran = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_SECONDS,
-            env={},
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        ran = run_program(argv, seconds=_PROBE_SECONDS, env={})
     except subprocess.TimeoutExpired:
         return f"no answer within {_PROBE_SECONDS:g} s"
     said = ran.stderr.strip().splitlines()

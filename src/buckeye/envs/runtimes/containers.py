@@ -15,6 +15,7 @@ from pathlib import Path
 from buckeye.envs.mcp.server_process import clean_environment
 from buckeye.envs.runtimes.base import Launch, Limits, PrepareError, RuntimeUnavailable
 from buckeye.errors import UsageError
+from buckeye.process import run_program
 
 _ANSWER_SECONDS = 15.0
 _PULL_SECONDS = 1800.0
@@ -151,14 +152,7 @@ def _program(name: str) -> str:
 
 def _answers(argv: Sequence[str], name: str) -> None:
     try:
-        ran = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        ran = run_program(argv, seconds=_ANSWER_SECONDS)
     except (subprocess.TimeoutExpired, OSError) as error:
         raise RuntimeUnavailable(f"{name}: installed, and does not answer: {error}") from None
     if ran.returncode != 0:
@@ -185,12 +179,7 @@ async def _pull(argv: Sequence[str], image: str) -> None:
 
 
 async def _output(argv: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            argv, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL, check=False
-        )
-
     try:
-        return await asyncio.to_thread(run)
+        return await asyncio.to_thread(run_program, argv, seconds=seconds)
     except subprocess.TimeoutExpired:
         raise PrepareError(f"{Path(argv[0]).name} {argv[1]} gave no answer within {seconds:g} s.") from None

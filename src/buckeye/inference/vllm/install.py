@@ -10,6 +10,7 @@ from pathlib import Path
 
 from buckeye.errors import BuckeyeError
 from buckeye.inference.vllm.interpreter import SUPPORTED, Vllm, find_vllm
+from buckeye.process import run_program
 
 _INSTALL_SECONDS = 3600.0
 _GPU = [f"vllm{SUPPORTED}"]
@@ -51,14 +52,7 @@ def _install_for_cpu(python: Path) -> None:
 def _pip(python: Path, *words: str) -> None:
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *words]
     try:
-        ran = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=_INSTALL_SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        ran = run_program(command, seconds=_INSTALL_SECONDS)
     except subprocess.TimeoutExpired:
         raise BuckeyeError(f"`pip {words[0]}` did not end within {_INSTALL_SECONDS:g} s.") from None
     if ran.returncode:

@@ -17,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from buckeye.errors import UsageError
+from buckeye.process import run_program
 
 SUPPORTED = SpecifierSet(">=0.32,<0.34")
 PYTHON_VARIABLE = "BUCKEYE_VLLM_PYTHON"
@@ -96,9 +97,7 @@ def _probe(python: Path) -> Vllm | None:
     if not os.access(python, os.X_OK):
         return None
     try:
-        ran = subprocess.run(
-            [str(python), "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
-        )
+        ran = run_program([str(python), "-c", _PROBE], seconds=_PROBE_SECONDS)
         found = json.loads(ran.stdout or "{}")
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return None
