@@ -21,7 +21,7 @@ import psutil
 
 from buckeye.checkpoint import list_checkpoints, read_orchestrator_state, verify_checkpoint
 from buckeye.monitor.metrics import latest_by_step
-from buckeye.storage import step_directories
+from buckeye.storage import step_directories, write_file
 from buckeye.transport.weights import verify_weights
 
 TASKS, GROUPS, GROUP_SIZE = 12, 3, 2
@@ -29,9 +29,21 @@ EPOCH = TASKS // GROUPS
 """Steps in which every task is trained on once."""
 
 ENVIRONMENT = f'''
-"""A reward that hardly two replies share."""
+"""A reward that hardly two replies share. Nobody plays when the weights are newer than the file `limit`
+allows, so that a fast machine does not finish before it was struck."""
+
+import asyncio
+from pathlib import Path
 
 from buckeye.envs.base import Outcome, Task
+
+
+def may_play():
+    versions = [int(path.name[5:]) for path in Path("out/weights").glob("step_*")]
+    try:
+        return max(versions) <= int(Path("limit").read_text())
+    except FileNotFoundError:
+        return True
 
 
 class Chaos:
@@ -42,6 +54,8 @@ class Chaos:
         return [Task(id=f"{{split}}-{{i}}", messages=(p,)) for i, p in enumerate(prompts)]
 
     async def rollout(self, task, policy):
+        while not may_play():
+            await asyncio.sleep(0.05)
         reply = await policy.chat(list(task.messages))
         return Outcome(reward=sum(reply.text.encode()) % 97 / 97)
 
@@ -139,13 +153,19 @@ class ChaosRun:
             )
 
     def finish(self, plan: Sequence[Strike] = (), *, limit: float) -> None:
-        """Start it, strike as planned, and wait at most `limit` seconds for its end."""
+        """Start it, strike as planned, and wait at most `limit` seconds for its end. It gets hardly beyond
+        the step of the next strike before that has come."""
+        allowed = self.root / "limit"
+        if plan:
+            write_file(allowed, str(plan[0].step + 1))
         self.start()
         deadline = time.monotonic() + limit
         for strike in plan:
+            write_file(allowed, str(strike.step + 1))
             self._until(lambda step=strike.step: self.trained() >= step, f"step {strike.step}", deadline)
             self._until_time(time.monotonic() + strike.delay)
             self._strike(strike, deadline)
+        allowed.unlink(missing_ok=True)
         self._until(lambda: not self._alive(), "the end of the run", deadline)
         assert self._process.returncode == 0, self.printed()
 
