@@ -50,7 +50,10 @@ def test_a_run_pauses_on_a_full_disk_and_goes_on(runner, disk):
         _until(lambda: waits_for_disk(run), process, "pause")
         before = len(_steps(run))
         time.sleep(3)
-        assert len(_steps(run)) <= before + 1  # the step that was being trained
+        paused = len(_steps(run))
+        assert paused <= before + 2  # the step that was being trained, and a batch that was there already
+        time.sleep(2)
+        assert len(_steps(run)) == paused
         assert "the run waits for more" in runner.run(runner.argv("rl", "status", run)).stdout
         ballast.unlink()
         _until(lambda: len(_steps(run)) >= before + 2, process, "step after the pause")

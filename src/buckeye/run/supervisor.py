@@ -84,7 +84,10 @@ class Supervisor:
         self._attempts.tend(now, step)
         self._recorder.observe(self._processes, trained=trained)
         working = self._attempts.members
-        return self._attempts.running and all(child.returncode == 0 for child in working)
+        finished = self._attempts.running and all(child.returncode == 0 for child in working)
+        if finished:
+            self._disk.look(now)  # a wait for space may have ended after the last look
+        return finished
 
     def _forgive_a_gap(self, now: float) -> None:
         """If this process was suspended, nobody has listened: all deadlines begin anew."""
