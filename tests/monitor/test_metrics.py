@@ -46,3 +46,11 @@ def test_the_clock_does_not_matter(write, tmp_path, monkeypatch):
     monkeypatch.setattr("buckeye.monitor.metrics.time.time", lambda: 12.0)  # set back to 1970
     write(2, [2])
     assert counted(tmp_path) == {0: 1, 1: 1, 2: 2}
+
+
+def test_a_line_that_is_no_record_is_left_out(write, tmp_path):
+    write(1, range(2))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('7\n[]\n"torn\nnull\n')  # what a torn line may end with can be JSON by itself
+    write(1, [2])
+    assert counted(tmp_path) == {0: 1, 1: 1, 2: 1}

@@ -66,6 +66,11 @@ def test_who_killed_it(ended, tmp_path, monkeypatch, counts, expected):
     assert "it last used 3.1 GB of memory" in text
 
 
+def test_a_signal_without_a_name_is_told_by_its_number(ended):
+    child = ended("import os; os.kill(os.getpid(), 40)")
+    assert how_it_ended(child, child.returncode) == "Trainer 0 was ended by signal 40"
+
+
 def test_the_counts_of_this_machine_can_be_read():
     counts = Memory.now()
     assert counts.on_machine is None or counts.on_machine >= 0

@@ -87,6 +87,8 @@ def latest_by_step(path: Path, process: str) -> dict[int, dict[str, Any]]:
 def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
-            yield json.loads(line)
+            record = json.loads(line)
         except ValueError:
             continue
+        if isinstance(record, dict):
+            yield record

@@ -40,7 +40,7 @@ def how_it_ended(child: Child, code: int) -> str:
     if child.killed is not None:
         how = f"{child.killed} and was killed"
     elif code < 0:
-        how = f"was ended by {signal.Signals(-code).name}"
+        how = f"was ended by {_signal_name(-code)}"
     elif code == INTERRUPTED:
         how = "was stopped from outside"
     elif code == 0:
@@ -48,6 +48,13 @@ def how_it_ended(child: Child, code: int) -> str:
     else:
         how = f"failed with exit code {code}"
     return f"{child.role.title.capitalize()} {how}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal between the first and the last has no name
+        return f"signal {number}"
 
 
 def diagnosis(child: Child, code: int, memory: Memory, output_dir: Path) -> str:
