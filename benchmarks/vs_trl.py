@@ -219,8 +219,10 @@ class Bench:
         metrics = directory / "out" / "metrics.jsonl"
 
         def reached() -> bool:
-            records = (r for r in read_metrics(metrics) if r["process"] == "orchestrator")
-            return any(r.get("reward/mean", 0.0) >= work.target for r in records)
+            """Whether a batch with the target's reward has been trained: TRL's step ends there, too."""
+            records = list(read_metrics(metrics))
+            good = {r["step"] for r in records if r.get("reward/mean", 0.0) >= work.target}
+            return any(r["process"] == "trainer" and r["step"] in good for r in records)
 
         command = [str(Path(sys.executable).with_name("rl")), "@", str(config)]
         _, memory = _run(command, directory / "log", enough=reached)
