@@ -1,12 +1,16 @@
 """What the gateway adds to a tool call: the same server, spoken to directly and through the gateway.
 
     python benchmarks/gateway.py [--sessions 64] [--calls 50] [--think 1.0]
+    python benchmarks/gateway.py --starts 20 [--command text-2048]
 
 Every session has its own server process (a small script without libraries; it answers at once) and calls one
 tool again and again. With `--think` seconds of mean pause between its calls, as a policy that writes its next
 move, the figure is what one call waits longer; with 0 all call without a pause, and the figure is what the
 machine can do at most. Starting the servers is not part of it. The time of a call is from its first byte to
 the parsed answer; on a busy machine look at the processor time, which waiting for others does not change.
+
+With `--starts` it measures what a session of a Python server costs from its start to its end, in processor
+time of the gateway and everything it starts: with its libraries imported once, and without.
 """
 
 from __future__ import annotations
@@ -21,8 +25,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -114,6 +120,62 @@ async def through(url: str, sessions: int, calls: int, think: float) -> list[flo
     return list(chain.from_iterable(await asyncio.gather(*map(session, range(sessions)))))
 
 
+def family_seconds(pid: int) -> float:
+    """What a process and all that it has started have computed, as far as they live or were waited for."""
+    root = psutil.Process(pid)
+    times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+    return float(sum(t.user + t.system + t.children_user + t.children_system for t in times))
+
+
+async def start_and_end(url: str, count: int) -> list[float]:
+    """The seconds until each of `count` sessions, one after the other, has answered."""
+    headers = {"accept": "application/json, text/event-stream"}
+    took = []
+    async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
+        for _ in range(count):
+            begun = time.perf_counter()
+            answer = await client.post(url, json=message(0, "initialize", INFO), headers=headers)
+            answer.raise_for_status()
+            took.append(time.perf_counter() - begun)
+            session = {"mcp-session-id": answer.headers["mcp-session-id"]}
+            (await client.delete(url, headers=session)).raise_for_status()
+            await asyncio.sleep(0.2)  # until it has been waited for
+    return took
+
+
+def measure_starts(command: str, count: int) -> None:
+    """Print what a session costs with and without imports ahead."""
+    for name, words in (("by itself", ["--no-preload"]), ("forked", [])):
+        with running(["--command", command, *words]) as (pid, url):
+            asyncio.run(start_and_end(url, 1))
+            time.sleep(5.0)  # until the libraries are imported
+            before = family_seconds(pid)
+            took = asyncio.run(start_and_end(url, count))
+            used = (family_seconds(pid) - before) / count
+        print(
+            f"{name:10} {used:.3f} s of a core a session, {statistics.median(took):.3f} s to its first answer"
+        )
+
+
+@contextmanager
+def running(words: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """A gateway on a free port: its process id and address."""
+    argv = [sys.executable, "-u", "-m", "buckeye", "gateway", "--port", "0", *words]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = ""
+            while (found := re.search(r"http://\S+/mcp", said)) is None:
+                line = process.stdout.readline()
+                if not line:
+                    sys.exit(said)
+                said += line
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            yield process.pid, found[0]
+        finally:
+            process.terminate()
+
+
 def processor_seconds(pid: int) -> float:
     """What a process has computed so far, without its children."""
     times = psutil.Process(pid).cpu_times()
@@ -126,29 +188,21 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--calls", type=int, default=50)
     parser.add_argument("--think", type=float, default=1.0)
+    parser.add_argument("--starts", type=int, default=0)
+    parser.add_argument("--command", default="text-2048")
     given = parser.parse_args()
+    if given.starts:
+        measure_starts(given.command, given.starts)
+        return
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "server.py")
         script.write_text(SERVER)
         alone = asyncio.run(direct(script, given.sessions, given.calls, given.think))
-        words = ["--port", "0", "--command", f"{sys.executable} {script}", "--sessions", str(given.sessions)]
-        gateway = subprocess.Popen(
-            [sys.executable, "-u", "-m", "buckeye", "gateway", *words], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert gateway.stdout is not None
-            line = gateway.stdout.readline()
-            found = re.search(r"http://\S+/mcp", line)
-            if found is None:
-                sys.exit(line)
-            before = [processor_seconds(pid) for pid in (gateway.pid, os.getpid())]
-            proxied = asyncio.run(through(found[0], given.sessions, given.calls, given.think))
-            used = [
-                processor_seconds(pid) - b for pid, b in zip((gateway.pid, os.getpid()), before, strict=True)
-            ]
-        finally:
-            gateway.terminate()
-            gateway.wait()
+        words = ["--command", f"{sys.executable} {script}", "--sessions", str(given.sessions)]
+        with running(words) as (gateway, url):
+            before = [processor_seconds(pid) for pid in (gateway, os.getpid())]
+            proxied = asyncio.run(through(url, given.sessions, given.calls, given.think))
+            used = [processor_seconds(pid) - b for pid, b in zip((gateway, os.getpid()), before, strict=True)]
     print(f"{given.sessions} sessions, {given.calls} calls each, {given.think:g} s between two calls")
     for name, took in (("direct", alone), ("gateway", proxied)):
         cuts = statistics.quantiles(took, n=100)

@@ -5,10 +5,15 @@
     │   ├── ConfigError       a configuration file or flag; carries every problem found
     │   └── EnvironmentNotFoundError   an environment id that resolves to nothing
     ├── InferenceError        an engine or its server answered wrongly, or not at all
-    │   └── PortTakenError    its port is in use
+    │   ├── PortTakenError    its port is in use
+    │   └── PromptTooLongError   the first prompt of a rollout does not fit
     ├── TransportError        a batch or a weights directory is missing, torn or foreign
     ├── CheckpointError       nothing to resume from, or what is there cannot be trusted
     ├── DiskFullError         nothing was freed for so long that waiting has ended
+    ├── RemoteError           a machine elsewhere, the way to it, or who rents it out has failed
+    │   ├── AccountError      the key, its rights or the wallet are at fault
+    │   ├── OfferRefusedError a machine that was offered cannot be had; another one may
+    │   └── PodGoneError      a pod that was there is no more, or will never be ready
     └── RunError              a process of a run ended or stalled
         └── FinalRunError     and would do so again, however often it is started
 
@@ -50,6 +55,10 @@ class PortTakenError(InferenceError):
     """A server cannot listen on its port, because another process does."""
 
 
+class PromptTooLongError(InferenceError):
+    """The first prompt of a rollout is longer than the context."""
+
+
 class TransportError(BuckeyeError):
     """A batch or weights directory is missing, incomplete, corrupted, or from another run."""
 
@@ -62,6 +71,24 @@ class DiskFullError(BuckeyeError):
     """A disk is full, and the wait for space has ended."""
 
     final = True
+
+
+class RemoteError(BuckeyeError):
+    """A machine elsewhere, the connection to it, or the service that rents it out has failed."""
+
+
+class AccountError(RemoteError):
+    """The account at a provider does not allow it: key, rights or money."""
+
+    final = True
+
+
+class OfferRefusedError(RemoteError):
+    """A machine that was offered cannot be had, or not as it was offered. Another one may."""
+
+
+class PodGoneError(RemoteError):
+    """A pod does not exist any more, or will never be ready."""
 
 
 class RunError(BuckeyeError):

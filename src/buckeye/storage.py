@@ -53,13 +53,14 @@ def write_directory(final: Path, fill: Callable[[Path], None], *, replace: bool 
         _remove(temporary)  # after an exchange this is the old directory
 
 
-def write_file(path: Path, data: bytes | str) -> None:
-    """Create or replace the file `path` in one step. Text is written as UTF-8."""
+def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
+    """Create or replace the file `path` in one step. Text is written as UTF-8. `mode` are the rights of the
+    new file, of which the user's umask takes some away."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path.parent)
     temporary = _temporary(path)
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             fault_point("storage.temporary_written")

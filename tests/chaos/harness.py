@@ -65,6 +65,7 @@ def load_environment():
 '''
 
 ROLES = ("trainer", "orchestrator", "inference")
+WORKER = "environment worker"
 _POLL_SECONDS = 0.1
 _KILLED = -signal.SIGKILL
 
@@ -79,7 +80,14 @@ class Strike:
     deed: signal.Signals
 
 
-def strikes(seed: int, count: int, *, steps: int, deeds: Sequence[signal.Signals]) -> list[Strike]:
+def strikes(
+    seed: int,
+    count: int,
+    *,
+    steps: int,
+    deeds: Sequence[signal.Signals],
+    victims: Sequence[str] = ("supervisor", *ROLES),
+) -> list[Strike]:
     """Random ones, in the order in which they come. A third come soon after the one before, while the run
     still recovers; none comes when it is about to end."""
     rng = random.Random(seed)
@@ -91,7 +99,7 @@ def strikes(seed: int, count: int, *, steps: int, deeds: Sequence[signal.Signals
             Strike(
                 step=found[-1].step if soon else moment,
                 delay=rng.uniform(0, 8) if soon else rng.uniform(0, 1),
-                victim=rng.choice(("supervisor", *ROLES)),
+                victim=rng.choice(victims),
                 deed=rng.choice(deeds),
             )
         )
@@ -100,14 +108,18 @@ def strikes(seed: int, count: int, *, steps: int, deeds: Sequence[signal.Signals
 
 class ChaosRun:
     """`rl` on a tiny model in a directory of its own, started again with `--resume` whenever the supervisor
-    was killed. `faults` is a value of BUCKEYE_FAULTS."""
+    was killed. `faults` is a value of BUCKEYE_FAULTS; with `workers` the environment plays in so many
+    processes of its own."""
 
-    def __init__(self, root: Path, model: Path, *, steps: int, level: int, faults: str = "") -> None:
+    def __init__(
+        self, root: Path, model: Path, *, steps: int, level: int, faults: str = "", workers: int = 0
+    ) -> None:
         root.mkdir(parents=True, exist_ok=True)
         (root / "chaos.py").write_text(ENVIRONMENT)
         (root / "runtime").mkdir(mode=0o700)
         (root / "faults").mkdir()
         self.root, self.steps, self._model, self._level = root, steps, model, level
+        self._workers = workers
         self.output = root / "out"
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("PRIME_", "BUCKEYE_"))},
@@ -140,6 +152,11 @@ class ChaosRun:
             "--inference": "{}",
             "--output-dir": "out",
         }
+        if self._workers:
+            settings |= {
+                "--orchestrator.env.0.isolation": "process",
+                "--orchestrator.env.0.workers": self._workers,
+            }
         flat = [str(word) for pair in settings.items() for word in pair]
         return [sys.executable, "-m", "buckeye", "rl", *flat, *words]
 
@@ -199,6 +216,8 @@ class ChaosRun:
         self.struck[f"{strike.victim} {strike.deed.name}"] += 1
 
     def _find(self, role: str) -> list[psutil.Process]:
+        if role == WORKER:
+            return self.environment_workers()[:1]
         return [process for process in self.children() if role in _words(process)]
 
     def _strike_supervisor(self, deed: signal.Signals) -> None:
@@ -242,6 +261,10 @@ class ChaosRun:
         """The processes of its roles, whoever started them."""
         configs = str(self.output / "configs")
         return [p for p in psutil.process_iter() if any(configs in word for word in _words(p))]
+
+    def environment_workers(self) -> list[psutil.Process]:
+        """The processes in which its environment plays."""
+        return [p for p in psutil.process_iter() if _is_worker(p, self.root)]
 
     def trained(self) -> int:
         """How many steps are trained, as far as they count."""
@@ -331,6 +354,7 @@ class ChaosRun:
     def check_nothing_is_left(self) -> None:
         """No process, port, temporary file, lock or batch."""
         assert self.children() == []
+        assert self.environment_workers() == []
         for url in self._urls:
             host, port = url.split("/")[2].split(":")
             with socket.socket() as probe:
@@ -351,6 +375,15 @@ def _is_json(line: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_worker(process: psutil.Process, root: Path) -> bool:
+    if not any(word.endswith("workers/guest/main.py") for word in _words(process)):
+        return False
+    try:
+        return process.cwd() == str(root)
+    except psutil.Error:
+        return False
 
 
 def _words(process: psutil.Process) -> list[str]:

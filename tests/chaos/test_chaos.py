@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from .harness import EPOCH, ChaosRun, strikes
+from .harness import EPOCH, WORKER, ChaosRun, strikes
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -72,6 +72,15 @@ def test_sixty_strikes(tmp_path, tiny_model, seed):
     run.check()
     assert run.struck.total() == 60
     assert run.faults() == len(FAULTS.split(","))
+
+
+@pytest.mark.slow
+def test_workers_of_the_environment_are_killed_beside_those_who_play_with_them(tmp_path, tiny_model):
+    run = ChaosRun(tmp_path / "run", tiny_model, steps=5 * EPOCH, level=1, workers=2)
+    victims, deeds = (WORKER, WORKER, "orchestrator", "supervisor"), (signal.SIGKILL,)
+    run.finish(strikes(3, 12, steps=run.steps, deeds=deeds, victims=victims), limit=1500)
+    run.check()
+    assert run.struck[f"{WORKER} SIGKILL"] >= 3
 
 
 @pytest.mark.slow

@@ -114,7 +114,6 @@ ORCHESTRATOR = {
     "sampling.top_p": 1.0,
     "sampling.top_k": -1,
     "sampling.seed": None,
-    "env": [{"id": "reverse-text", "args": {}, "name": None, "ratio": 1.0}],
     "env_mix.strategy": "interleave",
     "env_mix.probabilities": None,
     "env_mix.stopping_strategy": "all_exhausted",

@@ -29,7 +29,7 @@ IN_FILES = {
         OrchestratorConfig,
         "max_tokens = 5\n",
         "f.toml:1: max_tokens: no such setting. Did you mean sampling.max_tokens"
-        " or eval.sampling.max_tokens?",
+        " or env.0.max_tokens or eval.sampling.max_tokens?",
     ),
     "unknown section": (
         TrainerConfig,

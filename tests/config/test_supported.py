@@ -56,8 +56,6 @@ def test_what_a_trainer_refuses(refused, words):
         "--buffer.easy-fraction 0.5",
         "--buffer.type difficulty-pool",
         "--buffer.type online-difficulty --buffer.oversampling-factor 2",
-        "--env-mix.probabilities 0.5,0.5",
-        "--env-mix.strategy concatenate",
         "--no-mask-env-responses",
         "--sampling.repetition-penalty 1.1",
         "--client.headers.X-Key a",

@@ -112,7 +112,7 @@ def test_a_missing_one_names_the_id_close_matches_and_the_install_commands(site)
         "uv pip install toi-env==1.0.1 --extra-index-url https://hub.primeintellect.ai/owner/simple/"
         in message
     )
-    assert "prime env install owner/toi-env" in message
+    assert "buckeye env install owner/toi-env@1.0.1" in message
 
 
 def test_a_missing_one_without_any_like_it_lists_what_is_installed(monkeypatch):

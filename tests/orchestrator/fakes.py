@@ -5,37 +5,52 @@ import random
 
 from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import Generation
+from buckeye.inference.render import Conversation
 
 
 class LetterRenderer:
     """One token a character; turn markers as in ChatML, but single characters."""
 
     stop_token_ids = (ord("$"),)
+    vocab_size = 0x110000
 
     def __init__(self, rewrites_history=False):
         self.rewrites_history = rewrites_history
 
     def render(self, messages, tools=()):
-        return Text("".join(f"{m['role'][0]}:{m['content']}$" for m in messages) + "a:")
+        return _conversation(self.prompt_text(messages), messages, tools)
+
+    def prompt_text(self, messages, tools=()):
+        return "".join(f"{m['role'][0]}:{m['content']}$" for m in messages) + "a:"
 
     def extend(self, conversation, sampled_ids, messages, tools=()):
         known = conversation.text + "".join(map(chr, sampled_ids))
         whole = self.render(messages).text
         if self.rewrites_history or not whole.startswith(known):
             return None
-        return Text(whole)
+        return _conversation(whole, messages, tools)
 
     def parse(self, conversation, sampled_ids):
         return {"role": "assistant", "content": self.decode(sampled_ids).removesuffix("$")}
 
+    def parse_text(self, conversation, text):
+        return {"role": "assistant", "content": text}
+
     def decode(self, ids):
         return "".join(map(chr, ids))
 
+    def encode(self, text):
+        return [ord(c) for c in text]
 
-class Text:
-    def __init__(self, text):
-        self.text = text
-        self.ids = [ord(c) for c in text]
+    encode_prompt = encode
+
+    def token_text(self, token_id):
+        return chr(token_id)
+
+
+def _conversation(text, messages, tools):
+    ids = [ord(c) for c in text]
+    return Conversation(ids=ids, text=text, messages=tuple(messages), tools=tuple(tools))
 
 
 class FakeEngine:

@@ -2,8 +2,8 @@
 
 from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import Generation
-from buckeye.orchestrator.policy import Segment
 from buckeye.orchestrator.rollout import Group, Rollout
+from buckeye.orchestrator.samples import Segment
 
 
 def rollout(reward, *, turns=(3,), truncated=False, stop_reason="answered", turn_rewards=None, shaping=None):

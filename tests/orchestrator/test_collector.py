@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from buckeye.config.environments import EnvPauseConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome
 from buckeye.errors import FinalRunError, RunError
@@ -18,6 +19,7 @@ from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.filters import group_filter, smallest_group
 from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
 
@@ -31,7 +33,7 @@ def collector(
 ):
     options = {
         "output_dir": Path("none"),
-        "groups_per_batch": groups,
+        "batch_size": groups * size,
         "group_size": size,
         "min_group_size": min(2, size),
         "max_async_level": level,
@@ -57,7 +59,10 @@ def collector(
         no_positive_resampling=again_below,
         state=state,
     )
-    return GroupCollector(sampler, player, CollectorSettings(**(options | changes)), state=dict(state))
+    pauses = EnvironmentPauses([env.name], EnvPauseConfig())
+    return GroupCollector(
+        sampler, player, CollectorSettings(**(options | changes)), pauses, state=dict(state)
+    )
 
 
 async def batches(collector, engine, count, *, lag=0, lockstep=None):
@@ -173,8 +178,7 @@ def test_a_group_is_trained_with_what_is_left_of_it_if_that_is_enough(failing, l
     [(1, None, 1), (2, None, 2), (3, None, 2), (5, None, 3), (16, None, 8), (4, 1, 1)],
 )
 def test_half_a_group_is_enough_unless_something_else_is_asked_for(size, asked, least):
-    config = OrchestratorConfig(batch_size=size, rollouts_per_example=size, min_group_size=asked)
-    assert smallest_group(config) == least
+    assert smallest_group(size, asked) == least
 
 
 def test_a_smallest_group_that_no_group_can_have_is_refused():

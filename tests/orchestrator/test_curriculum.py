@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from buckeye.config.environments import EnvPauseConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome, Task
 from buckeye.errors import UsageError
@@ -19,6 +20,7 @@ from buckeye.orchestrator.curriculum import WINDOW, Curriculum, load_curricula
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
 
@@ -297,7 +299,7 @@ def collector(
     )
     options = CollectorSettings(
         output_dir=Path("none"),
-        groups_per_batch=4,
+        batch_size=16,
         group_size=4,
         min_group_size=2,
         max_async_level=level,
@@ -309,7 +311,8 @@ def collector(
         filter_group=group_filter(OrchestratorConfig(zero_spread="drop" if drop_zero_spread else "keep")),
     )
     sampler = TaskSampler(environments, seed=3, curricula=load_curricula(environments, 3, state))
-    return GroupCollector(sampler, player, options, state=dict(state))
+    pauses = EnvironmentPauses([env.name for env in environments], EnvPauseConfig())
+    return GroupCollector(sampler, player, options, pauses, state=dict(state))
 
 
 async def collect(c, engine, lockstep, steps):

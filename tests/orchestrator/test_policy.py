@@ -195,15 +195,17 @@ def test_a_turn_that_failed_leaves_no_trace():
     assert ":b$" not in "".join(map(chr, segment.token_ids))
 
 
-def test_two_turns_at_once_are_refused():
+def test_turns_at_once_are_samples_of_their_own():
     async def play():
         p = policy(FakeEngine(delay=0.01))
         messages = [{"role": "user", "content": "a"}]
-        return await asyncio.gather(p.chat(messages), p.chat(messages), return_exceptions=True)
+        replies = await asyncio.gather(*(p.chat(messages) for _ in range(3)))
+        return p, replies
 
-    first, second = asyncio.run(play())
-    assert first.text
-    assert isinstance(second, InferenceError)
+    p, replies = asyncio.run(play())
+    assert (p.turns, p.branched, len(p.segments)) == (3, 2, 3)
+    assert {"".join(map(chr, s.token_ids)) for s in p.segments} == {f"u:a$a:{r.text}$" for r in replies}
+    assert len({r.text for r in replies}) > 1  # of one prompt, each with a seed of its own
 
 
 def test_a_reply_with_little_room_may_be_shorter_than_min_tokens():

@@ -1,11 +1,14 @@
-"""A hub of models and datasets on the loopback, as far as creating, listing and uploading go."""
+"""A hub of models and datasets on the loopback, as far as creating, listing, up- and downloading go."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+COMMIT = "0" * 40
 
 
 class FakeHub:
@@ -21,7 +24,14 @@ class FakeHub:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                hub._answer(self, hub._get(self.path.partition("?")[0]))
+                path = self.path.partition("?")[0]
+                if "/resolve/" in path:
+                    hub._send(self, path, body=True)
+                else:
+                    hub._answer(self, hub._get(path))
+
+            def do_HEAD(self):
+                hub._send(self, self.path.partition("?")[0], body=False)
 
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -43,14 +53,15 @@ class FakeHub:
         self._server.server_close()
 
     def _get(self, path):
-        repository = (
-            path.removeprefix("/api/models/").removeprefix("/api/datasets/").removesuffix("/tree/main")
-        )
+        _, _, _, owner, name, *rest = [*path.split("/"), "", ""]
+        repository = f"{owner}/{name}"
         files = self.files.get(repository)
         if files is None:
             return None
-        if not path.endswith("/tree/main"):
-            return {"id": repository, "private": self.private.get(repository, False), "siblings": []}
+        if rest[:1] != ["tree"]:
+            siblings = [{"rfilename": path} for path in files]
+            private = self.private.get(repository, False)
+            return {"id": repository, "sha": COMMIT, "private": private, "siblings": siblings}
         return [{"type": "file", "path": p, "size": len(c), "oid": "0"} for p, c in files.items()]
 
     def _post(self, path, body):
@@ -78,6 +89,21 @@ class FakeHub:
                 content = base64.b64decode(entry["value"]["content"])
                 self.files[f"{owner}/{name}"][entry["value"]["path"]] = content
         return {"commitUrl": f"{self.url}/{owner}/{name}/commit/0", "commitOid": "0", "success": True}
+
+    def _send(self, handler, path, *, body):
+        """A file of a repository, at /datasets/OWNER/NAME/resolve/COMMIT/PATH."""
+        self.tokens.add(handler.headers["Authorization"])
+        place, _, rest = path.removeprefix("/datasets").partition("/resolve/")
+        content = self.files.get(place.strip("/"), {}).get(rest.partition("/")[2])
+        handler.send_response(404 if content is None else 200)
+        if content is None:
+            handler.send_header("X-Error-Code", "EntryNotFound")
+        handler.send_header("X-Repo-Commit", COMMIT)
+        handler.send_header("ETag", f'"{hashlib.sha256(content or b"").hexdigest()}"')
+        handler.send_header("Content-Length", str(len(content or b"")))
+        handler.end_headers()
+        if body:
+            handler.wfile.write(content or b"")
 
     @staticmethod
     def _answer(handler, content):

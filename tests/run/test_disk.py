@@ -7,7 +7,8 @@ import json
 import pytest
 
 from buckeye.config.disk import DiskConfig
-from buckeye.config.orchestrator import EvalConfig, EvalEnvConfig, OrchestratorConfig, RolloutsConfig
+from buckeye.config.environments import EvalEnvConfig
+from buckeye.config.orchestrator import EvalConfig, OrchestratorConfig, RolloutsConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import (
     ExperimentalConfig,

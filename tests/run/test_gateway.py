@@ -10,7 +10,7 @@ import sys
 import httpx
 import pytest
 
-from buckeye.config.orchestrator import EnvConfig
+from buckeye.config.environments import EnvConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.run.gateway import ensure_gateway, task_gateway
 from tests.envs.gateway.client import Client, scripted, wait_until

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.errors import UsageError
-from buckeye.tasks.dotenv import read_dotenv, variables
+from buckeye.tasks.dotenv import read_dotenv
+from buckeye.tasks.keys import variables
 from buckeye.tasks.variables import resolve
 
 ENVIRONMENT = {"BUCKEYE_API_KEY": "s3cret", "A": "1", "EMPTY": "", "lower": "l"}

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from buckeye.config.base import BaseConfig
-from buckeye.config.orchestrator import AllOrCount, EnvConfig
+from buckeye.config.environments import AllOrCount, EnvConfig
 from buckeye.config.shared import ClientConfig, EvalSamplingConfig, LogConfig, PolicyModelConfig
 
 

@@ -31,6 +31,17 @@ def help_text(model: type[BaseConfig], prog: str) -> str:
     return "\n".join([usage, *_section(model, (), f"{prog}:")]).rstrip()
 
 
+def flag_names(model: type[BaseConfig], path: KeyPath = ()) -> Iterator[str]:
+    """The flags of all settings; those of a list of sections are the ones of its first."""
+    for name, shape in fields_of(model).items():
+        inner = shape.element if shape.element is not None else shape
+        below = (*path, name, 0) if shape.element is not None else (*path, name)
+        if not inner.tables:
+            yield flag_of((*path, name))
+        for table in inner.tables:
+            yield from flag_names(table, below)
+
+
 def _summary(model: type[BaseConfig]) -> str:
     return (inspect.getdoc(model) or "").strip()
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from buckeye.config.base import BaseConfig, conflict
 from buckeye.config.buffer import BufferConfig, Share, SimpleBufferConfig
+from buckeye.config.environments import (
+    AllOrCount,
+    EnvMixConfig,
+    EnvPauseConfig,
+    EvalEnvConfig,
+    TrainEnvConfig,
+)
 from buckeye.config.rewards import (
     AdvantageConfig,
     GroupAdvantageConfig,
@@ -27,39 +34,6 @@ from buckeye.config.shared import (
     WandbConfig,
     WeightBroadcast,
 )
-
-AllOrCount = Annotated[int, Field(ge=-1)]
-
-
-class EnvConfig(BaseConfig):
-    """An environment."""
-
-    id: str = "reverse-text"
-    """NAME, OWNER/NAME, OWNER/NAME@VERSION, or a path."""
-    args: dict[str, Any] = {}
-    """Arguments for its `load_environment`."""
-    name: str | None = None
-    """What it is called in logs and metrics; None is the id without owner and version."""
-
-
-class TrainEnvConfig(EnvConfig):
-    """An environment to train on."""
-
-    ratio: PositiveFloat = 1.0
-    """Its share of the tasks, relative to the other environments'."""
-
-
-class EnvMixConfig(BaseConfig):
-    """How tasks of several environments are mixed."""
-
-    strategy: Literal["interleave", "concatenate"] = "interleave"
-    """Alternate between them, or one after the other."""
-    probabilities: list[Share] | None = None
-    """The share of each."""
-    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "all_exhausted"
-    """When the mix starts anew."""
-    seed: int | None = None
-    """Seed of the mix."""
 
 
 class SamplingConfig(BaseConfig):
@@ -94,15 +68,6 @@ class SamplingConfig(BaseConfig):
                     name,
                 )
         return self
-
-
-class EvalEnvConfig(EnvConfig):
-    """An environment to evaluate on during training."""
-
-    num_examples: AllOrCount | None = None
-    """How many tasks; None is the value of `eval`."""
-    rollouts_per_example: PositiveInt | None = None
-    """How many rollouts of each; None is the value of `eval`."""
 
 
 class EvalSaveDiskConfig(BaseConfig):
@@ -190,9 +155,9 @@ class OrchestratorConfig(BaseConfig):
     aliases: ClassVar[Mapping[str, str]] = {"async_level": "max_async_level"}
 
     batch_size: PositiveInt = 128
-    """Rollouts in a batch."""
+    """Rollouts in a batch. It holds whole groups; where they differ in size, as many as reach this number."""
     rollouts_per_example: PositiveInt = 1
-    """Rollouts of one task: the group that is compared."""
+    """Rollouts of one task: the group that is compared. An environment may have its own number."""
     seq_len: PositiveInt = 2048
     """Longest rollout in tokens, prompt included."""
     max_steps: PositiveInt | None = None
@@ -247,6 +212,8 @@ class OrchestratorConfig(BaseConfig):
     """The environments."""
     env_mix: EnvMixConfig = EnvMixConfig()
     """How they are mixed."""
+    env_pause: EnvPauseConfig = EnvPauseConfig()
+    """When an environment that fails is left alone for a while; the others go on."""
     reward_shaping: RewardShapingConfig | None = None
     """Changes to the rewards of training rollouts."""
     advantage: AdvantageConfig | None = GroupAdvantageConfig()
@@ -276,14 +243,20 @@ class OrchestratorConfig(BaseConfig):
         played = math.ceil(self.batch_size * self.oversampling_factor) * (1 + self.max_async_level)
         return min(played, self.max_concurrent or played)
 
+    @property
+    def group_sizes(self) -> list[int]:
+        """Rollouts of one task, by environment."""
+        return [env.rollouts_per_example or self.rollouts_per_example for env in self.env]
+
     @model_validator(mode="after")
     def _whole_groups(self) -> OrchestratorConfig:
-        if self.batch_size % self.rollouts_per_example:
-            below = self.batch_size // self.rollouts_per_example * self.rollouts_per_example
-            near = " or ".join(str(n) for n in (below, below + self.rollouts_per_example) if n)
+        size = self.group_sizes[0]
+        if len(set(self.group_sizes)) == 1 and self.batch_size % size:
+            below = self.batch_size // size * size
+            near = " or ".join(str(n) for n in (below, below + size) if n)
             raise conflict(
                 f"batch_size = {self.batch_size} is not a multiple of rollouts_per_example = "
-                f"{self.rollouts_per_example}: a batch holds whole groups; use e.g. batch_size = {near}",
+                f"{size}: a batch holds whole groups; use e.g. batch_size = {near}",
                 "batch_size",
                 "rollouts_per_example",
             )
@@ -291,12 +264,31 @@ class OrchestratorConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _groups_can_be_used(self) -> OrchestratorConfig:
-        if self.min_group_size is not None and self.min_group_size > self.rollouts_per_example:
+        smallest = min(self.group_sizes)
+        if self.min_group_size is not None and self.min_group_size > smallest:
             raise conflict(
-                f"min_group_size = {self.min_group_size} is more than rollouts_per_example = "
-                f"{self.rollouts_per_example}: no group could be used",
+                f"min_group_size = {self.min_group_size} is more than rollouts_per_example = {smallest}: "
+                "no group could be used",
                 "min_group_size",
                 "rollouts_per_example",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_share_for_each_environment(self) -> OrchestratorConfig:
+        mix, ratios = self.env_mix, [env.ratio for env in self.env]
+        shares = mix.probabilities
+        if shares is not None and (len(shares) != len(self.env) or not all(shares)):
+            raise conflict(
+                f"env_mix.probabilities has to be {len(self.env)} numbers above 0, one for each [[env]]",
+                "env_mix.probabilities",
+            )
+        if len(set(ratios)) > 1 and (shares is not None or mix.strategy == "concatenate"):
+            raise conflict(
+                "an environment's ratio has no meaning beside env_mix.probabilities or "
+                'env_mix.strategy = "concatenate": leave one of the two out',
+                "env",
+                "env_mix",
             )
         return self
 

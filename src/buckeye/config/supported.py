@@ -132,17 +132,6 @@ _ORCHESTRATOR = (
         'training needs token ids from the server; only "vllm" (or the embedded engine) gives them.',
     ),
     Rule("sampling.repetition_penalty", _is_not(1.0), "error", _NO_SAMPLER),
-    Rule("env_mix.strategy", _is_not("interleave"), "error", "environments take turns; leave it out."),
-    Rule(
-        "env_mix.probabilities",
-        _is_given,
-        "error",
-        "give each [[env]] its own `ratio` instead, e.g. ratio = 0.7.",
-    ),
-    Rule(
-        "env_mix.stopping_strategy", _is_not("all_exhausted"), "error", "tasks never run out; leave it out."
-    ),
-    Rule("env_mix.seed", _is_given, "error", "the orchestrator's `seed` also orders the tasks; set that."),
     Rule("buffer.easy_fraction", _is_set, "error", _NO_POOLS),
     Rule("buffer.hard_fraction", _is_set, "error", _NO_POOLS),
     Rule("buffer.easy_threshold", _is_given, "error", _NO_POOLS),
@@ -253,7 +242,7 @@ def _rules_for(config: BaseConfig) -> tuple[Rule, ...]:
 
 
 def _learns_nothing(config: OrchestratorConfig, prefix: KeyPath) -> Iterator[Problem]:
-    if config.rollouts_per_example == 1 and config.advantage is not None:
+    if min(config.group_sizes) == 1 and config.advantage is not None:
         message = (
             "is 1: a rollout without siblings has nothing to be compared with, so every advantage is 0 and "
         )

@@ -47,6 +47,53 @@ class Reply:
     text: str
     finish_reason: FinishReason
     message: Message
+    prompt_tokens: int = 0
+    """Tokens of the prompt; 0 where the policy does not count them."""
+    completion_tokens: int = 0
+    """Tokens of the reply; 0 where the policy does not count them."""
+    no_room: bool = False
+    """Whether nothing was sampled, because the conversation has filled the context."""
+    stopped_by: str | None = None
+    """The text of `CallOptions.stop` that ended the reply."""
+    tokens: ReplyTokens | None = None
+    """The tokens, where the policy knows them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyTokens:
+    """A reply as sampled: `token_ids` and `logprobs` are aligned, with the token that ended it."""
+
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallOptions:
+    """What one call may ask for beyond its messages: less than the policy would say, or a certain form.
+
+    How the policy samples (temperature and the like) is never a caller's choice.
+    """
+
+    max_tokens: int | None = None
+    """At most so many tokens; never more than the policy's own limit."""
+    stop: tuple[str, ...] = ()
+    """The reply ends before the first of these texts."""
+    stop_token_ids: tuple[int, ...] | None = None
+    """The reply ends with the first of these tokens; None for those of the model."""
+    must_call: bool = False
+    """Whether the reply has to be a call of a tool."""
+    tool: str | None = None
+    """The tool that has to be called; None leaves the choice to the model."""
+
+
+NO_OPTIONS = CallOptions()
+"""Of a call that asks for nothing beyond its messages."""
+
+
+Boundary = Literal["load", "reset", "step", "model", "score", "agent", "worker", "timeout"]
+"""Where a rollout failed: loading the environment, beginning an episode, playing it, asking the model,
+scoring it, in the program that plays; then the process it was in, and its deadline."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +103,8 @@ class Outcome:
     `reward` is None exactly when `error` is set: an errored rollout has no reward and is never scored 0.
     `components` are logged and never paid. `stop_reason` is a short text such as "answered" or "truncated".
     `turn_rewards`, which is optional, says what each turn was paid, one entry for each call of `Policy.chat`;
-    they add up to `reward`.
+    they add up to `reward`. `boundary` says where an errored rollout failed. Only a `GroupEnvironment` leaves
+    a rollout `pending`, which is then its name for it: neither reward nor error until the group is finished.
     """
 
     reward: float | None
@@ -64,9 +112,11 @@ class Outcome:
     stop_reason: str = "done"
     error: str | None = None
     turn_rewards: Sequence[float] | None = None
+    boundary: Boundary | None = None
+    pending: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.reward is None) != (self.error is not None):
+        if sum(value is not None for value in (self.reward, self.error, self.pending)) != 1:
             raise ValueError("an Outcome has either a reward or an error")
         if self.reward is None or self.turn_rewards is None:
             return
@@ -103,6 +153,42 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class OptionsPolicy(Protocol):
+    """A policy that can also follow the options of a call. For the others a call's options are dropped."""
+
+    async def ask(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        options: CallOptions = NO_OPTIONS,
+    ) -> Reply:
+        """As `Policy.chat`. Raises `UsageError` for options or messages that the model cannot follow."""
+        ...
+
+
+@runtime_checkable
+class TokenPolicy(Protocol):
+    """A policy that can also go on with a text, or with token ids, and shows the tokens of its replies."""
+
+    seq_len: int
+    """How many tokens a prompt and its reply may have together."""
+
+    async def complete(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        options: CallOptions = NO_OPTIONS,
+    ) -> Reply:
+        """Sample what follows a text, or token ids. Raises as `OptionsPolicy.ask`."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token."""
+        ...
+
+
+@runtime_checkable
 class Environment(Protocol):
     """Where the policy acts."""
 
@@ -115,4 +201,17 @@ class Environment(Protocol):
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
         """Play one rollout. Called concurrently; keeps no state between calls."""
+        ...
+
+
+@runtime_checkable
+class GroupEnvironment(Environment, Protocol):
+    """An environment whose rewards depend on the other rollouts of the same task."""
+
+    async def rollout_in_group(self, task: Task, policy: Policy) -> Outcome:
+        """As `rollout`, but what has not failed is left `pending`."""
+        ...
+
+    async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """The outcomes of one task with their rewards, in the order given; errored ones stay as they are."""
         ...

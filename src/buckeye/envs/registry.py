@@ -1,8 +1,9 @@
-"""`load_environment("owner/name@version")`: find an installed environment and build it.
+"""`load_environment("owner/name@version")`: find an environment and build it.
 
 An environment is a package with a function `load_environment(**args) -> Environment`. It is found, in this
-order, by the entry-point group `buckeye.environments`, by importing the module of its name, or as a path to a
-project folder or a Python file.
+order, as a path to a project folder or a Python file, by the entry-point group `buckeye.environments`, by
+importing the module of its name, among what `buckeye env install` has installed, and among the kinds that are
+played without being installed. What was not written for Buckeye runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from buckeye.envs.base import Environment
+from buckeye.envs.installed import find_installed
+from buckeye.envs.workers.settings import WorkerSettings
 from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
 
 ENTRY_POINT_GROUP = "buckeye.environments"
@@ -34,6 +37,10 @@ _ID = re.compile(
     r"(?:(?P<owner>[A-Za-z0-9][\w.-]*)/)?(?P<name>[A-Za-z0-9][\w.-]*)(?:@(?P<version>[^@/]+))?", re.ASCII
 )
 _PROTOCOL = ("name", "tasks", "rollout")
+_LIBRARIES = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
+"""Whose tasks are environments, `reasoning-gym/NAME`, and the module of each."""
+_AGENT = "agent"
+"""Any program that speaks to a model; its tasks and its command are arguments."""
 
 log = logging.getLogger(__name__)
 
@@ -72,15 +79,79 @@ class _Found:
 
 
 def load_environment(env_id: str, **args: Any) -> Environment:
-    """The environment `env_id` names, built with `args`.
+    """The environment `env_id` names, built with `args`; where it runs follows from what it is.
+
+    Raises as `open_environment`.
+    """
+    return open_environment(env_id, args, WorkerSettings())
+
+
+def open_environment(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
+    """The environment `env_id` names, built with `args`, in this process or in workers.
 
     Raises EnvironmentNotFoundError, with the install commands, if nothing installed answers to the id, and
-    UsageError for a version that was not asked for, wrong arguments, or a result that is no environment.
+    UsageError for a version that was not asked for, wrong arguments, a result that is no environment, and an
+    environment that its worker cannot load.
     """
-    loader = _resolve(env_id)
+    if settings.isolation == "none":
+        return _checked(env_id, _build(env_id, _resolve(env_id), args))
+    if settings.isolation == "auto" and settings.python is None:
+        built = _built_here(env_id, args)
+        if built is not None:
+            return built
+    return _open_worker(env_id, args, settings)
+
+
+def _built_here(env_id: str, args: Mapping[str, Any]) -> Environment | None:
+    """The environment in this process, if it was written for Buckeye and can be imported here. A module that
+    does not announce itself is not imported if it is installed in an interpreter of its own."""
+    if not _is_announced(env_id) and find_installed(_package_of(env_id)) is not None:
+        return None
+    loader = _find_here(env_id)
+    if loader is None:
+        return None
+    built = _build(env_id, loader, args)
+    return None if _missing(built) and "verifiers" in sys.modules else _checked(env_id, built)
+
+
+def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
+    """Load the environment in a worker: in the interpreter asked for, the one it is installed in, or this."""
+    from buckeye.envs.workers.environment import open_worker_environment  # it needs an HTTP server
+
+    package = _package_of(env_id)
+    installed = find_installed(package)
+    if installed is not None and package == env_id:
+        settings = replace(settings, module=installed.module)
+    if settings.python is not None:
+        python = settings.python
+    elif installed is not None:
+        python = installed.python
+    elif _runs_here(env_id):
+        python = Path(sys.executable)
+    else:
+        raise EnvironmentNotFoundError(_not_found(env_id))
+    return open_worker_environment(env_id, args, python, settings)
+
+
+def _package_of(env_id: str) -> str:
+    """What is installed for an id: `reasoning-gym/chain_sum` is a task of the package `reasoning-gym`."""
+    library = env_id.partition("/")[0]
+    return library if library in _LIBRARIES else env_id
+
+
+def _runs_here(env_id: str) -> bool:
+    """Whether this interpreter itself can serve as that of a worker."""
+    if env_id == _AGENT:
+        return True
+    if (library := env_id.partition("/")[0]) in _LIBRARIES:
+        return importlib.util.find_spec(_LIBRARIES[library]) is not None
+    return _find_here(env_id) is not None
+
+
+def _build(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> Any:
     _check_arguments(env_id, loader, args)
     try:
-        environment = loader(**args)
+        return loader(**args)
     except BuckeyeError:
         raise
     except Exception as error:
@@ -88,8 +159,14 @@ def load_environment(env_id: str, **args: Any) -> Environment:
             f"environment {env_id!r} could not be built with {args or 'no arguments'}: "
             f"{type(error).__name__}: {error}."
         ) from error
-    missing = [member for member in _PROTOCOL if not hasattr(environment, member)]
-    if missing:
+
+
+def _missing(environment: Any) -> list[str]:
+    return [member for member in _PROTOCOL if not hasattr(environment, member)]
+
+
+def _checked(env_id: str, environment: Any) -> Environment:
+    if missing := _missing(environment):
         raise UsageError(
             f"load_environment of {env_id!r} returned a {type(environment).__name__}, which is no Buckeye "
             f"environment: it has no {', '.join(missing)}. See buckeye.envs.base.Environment."
@@ -103,6 +180,17 @@ def installed_environments() -> list[str]:
 
 
 def _resolve(env_id: str) -> Callable[..., Any]:
+    loader = _find_here(env_id)
+    if loader is None:
+        raise EnvironmentNotFoundError(_not_found(env_id))
+    return loader
+
+
+def _find_here(env_id: str) -> Callable[..., Any] | None:
+    """The loader of an environment that can be imported in this process. Raises UsageError if importing it
+    fails."""
+    if env_id == _AGENT or env_id.partition("/")[0] in _LIBRARIES:
+        return None
     path = Path(env_id).expanduser()
     if env_id.startswith((".", "/", "~")) or env_id.endswith(".py"):
         return _from_path(path)
@@ -111,9 +199,12 @@ def _resolve(env_id: str) -> Callable[..., Any]:
     if found is not None:
         _check_version(wanted, found.version)
         return found.loader
-    if path.is_dir():
-        return _from_path(path)
-    raise EnvironmentNotFoundError(_not_found(wanted, env_id))
+    return _from_path(path) if path.is_dir() else None
+
+
+def _is_announced(env_id: str) -> bool:
+    name = canonicalize_name(env_id.partition("@")[0].rpartition("/")[2])
+    return name in map(canonicalize_name, installed_environments())
 
 
 def _from_entry_point(wanted: EnvironmentId) -> _Found | None:
@@ -159,7 +250,14 @@ def _check_version(wanted: EnvironmentId, installed: str | None) -> None:
     raise UsageError(f"{wanted.name}@{asked} is asked for, but {have}.\n{_install_commands(wanted)}")
 
 
-def _not_found(wanted: EnvironmentId, env_id: str) -> str:
+def _not_found(env_id: str) -> str:
+    library = env_id.partition("/")[0]
+    if library in _LIBRARIES:
+        return (
+            f"environment {env_id!r} needs {library}, which is not installed. Install it with:\n"
+            f"  buckeye env install {library}"
+        )
+    wanted = EnvironmentId.parse(env_id)
     installed = installed_environments()
     close = difflib.get_close_matches(wanted.name, installed, 3, cutoff=0.5)
     hint = (
@@ -173,10 +271,15 @@ def _install_commands(wanted: EnvironmentId) -> str:
     index = f" --extra-index-url {_HUB_INDEX.format(owner=wanted.owner)}" if wanted.owner else ""
     return (
         f"Install it with:\n"
-        f"  uv pip install {pinned}{index}\n"
-        f"or:\n"
-        f"  prime env install {wanted.owner or 'OWNER'}/{wanted.name}"
+        f"  buckeye env install {_id_of(wanted)}\n"
+        f"or, into this interpreter:\n"
+        f"  uv pip install {pinned}{index}"
     )
+
+
+def _id_of(wanted: EnvironmentId) -> str:
+    owner = f"{wanted.owner}/" if wanted.owner else ""
+    return f"{owner}{wanted.name}" + (f"@{wanted.version}" if wanted.version else "")
 
 
 def _check_arguments(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> None:

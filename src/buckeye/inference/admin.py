@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from buckeye.dialects.openai import parse
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.adapters import AdaptedCheckpoint
 from buckeye.inference.architecture import read_spec
@@ -26,7 +27,6 @@ from buckeye.inference.protocol import (
     UnloadAdapterRequest,
     UpdateRequest,
     WeightVersionRequest,
-    parse,
 )
 from buckeye.inference.responses import json_response
 from buckeye.inference.service import Service

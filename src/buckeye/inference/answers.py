@@ -8,13 +8,13 @@ from collections.abc import Sequence as Seq
 from itertools import accumulate
 from typing import Any
 
+from buckeye.dialects.answers import least, reasoning_fields, usage_fields
+from buckeye.dialects.messages import ToolChoice
+from buckeye.dialects.openai import ChatRequest, TextRequest
 from buckeye.errors import InferenceError
-from buckeye.inference.messages import ToolChoice
-from buckeye.inference.protocol import ChatRequest, TextRequest
 from buckeye.inference.render import Conversation
 from buckeye.inference.render.forcing import Opening
 from buckeye.inference.reply import GrowingReply, Part
-from buckeye.inference.responses import least
 from buckeye.inference.sequences import Sequence
 from buckeye.inference.service import Service
 from buckeye.inference.text import GrowingText
@@ -153,11 +153,7 @@ class Answer(ABC):
     def _usage(self, choices: list[Choice]) -> dict[str, int]:
         prompt_tokens = sum(map(len, self.prompts))
         completion_tokens = sum(len(choice.token_ids) for choice in choices)
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-        }
+        return usage_fields(prompt_tokens, completion_tokens)
 
     def _top(self) -> dict[str, Any]:
         return {}
@@ -259,13 +255,13 @@ class ChatAnswer(Answer):
         reply = self._news(choice)
         calls = list(reply.calls)
         message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if calls else "")}
-        message |= _reasoning(reply.reasoning)
+        message |= reasoning_fields(reply.reasoning)
         return {"message": message | ({"tool_calls": calls} if calls else {})}
 
     def _part_content(self, choice: Choice) -> tuple[dict[str, Any], bool]:
         part = self._news(choice)
         delta: dict[str, Any] = {"content": part.content} if part.content else {}
-        delta |= _reasoning(part.reasoning)
+        delta |= reasoning_fields(part.reasoning)
         if part.calls:
             delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(part.calls)]
         return {"delta": delta}, bool(part)
@@ -300,8 +296,3 @@ class ChatAnswer(Answer):
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._service.token_text(token_id)
         return {"token": text, "logprob": least(logprob), "bytes": list(text.encode())}
-
-
-def _reasoning(text: str) -> dict[str, str]:
-    """Reasoning under the name that most clients read, and under vLLM's."""
-    return {"reasoning_content": text, "reasoning": text} if text else {}

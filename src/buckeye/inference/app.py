@@ -13,16 +13,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from buckeye.dialects.answers import error_content
+from buckeye.dialects.openai import ChatRequest, CompletionRequest, GenerateRequest
 from buckeye.errors import BuckeyeError, TransportError, UsageError
 from buckeye.inference import admin, completions, generate, tokens
 from buckeye.inference.openapi import Endpoint, OpenApi
 from buckeye.inference.protocol import (
     AbortRequest,
-    ChatRequest,
-    CompletionRequest,
     DetokenizeRequest,
     FinishUpdateRequest,
-    GenerateRequest,
     InitTransferRequest,
     LoadAdapterRequest,
     RpcRequest,
@@ -31,7 +30,7 @@ from buckeye.inference.protocol import (
     UpdateRequest,
     WeightVersionRequest,
 )
-from buckeye.inference.responses import error_content, json_response
+from buckeye.inference.responses import json_response
 from buckeye.inference.service import Service
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from buckeye.dialects.openai import ChatRequest, CompletionRequest, TextRequest, parse
 from buckeye.inference.answers import Answer, ChatAnswer, Choice, CompletionAnswer
-from buckeye.inference.protocol import ChatRequest, CompletionRequest, TextRequest, parse
 from buckeye.inference.render.forcing import NO_OPENING, call_opening
 from buckeye.inference.responses import EventStream, json_response
 from buckeye.inference.service import DEFAULT_MAX_TOKENS, Service, Submission

@@ -9,9 +9,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from buckeye.dialects.answers import least, usage_fields
+from buckeye.dialects.openai import GenerateRequest, parse
 from buckeye.errors import InferenceError
-from buckeye.inference.protocol import GenerateRequest, parse
-from buckeye.inference.responses import EventStream, json_response, least
+from buckeye.inference.responses import EventStream, json_response
 from buckeye.inference.sequences import Sequence
 from buckeye.inference.service import DEFAULT_MAX_TOKENS, Service, Submission
 
@@ -104,8 +105,7 @@ def _ending(sequence: Sequence) -> dict[str, Any]:
 
 
 def _usage(body: GenerateRequest, sampled: int) -> dict[str, int]:
-    prompt = len(body.token_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    return usage_fields(len(body.token_ids), sampled)
 
 
 def _raise_error(sequence: Sequence) -> None:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import buckeye
-from buckeye.inference.messages import Tool
+from buckeye.dialects.messages import Tool
 from buckeye.inference.responses import json_response
 
 

@@ -11,32 +11,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from buckeye.dialects.answers import error_content
 from buckeye.errors import InferenceError
-
-_LEAST_LOGPROB = -9999.0
-_ERROR_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    500: "internal_error",
-    503: "service_unavailable_error",
-}
 
 
 def json_response(content: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON response."""
     return Response(msgspec.json.encode(content), status_code, headers, "application/json")
-
-
-def least(logprob: float) -> float:
-    """A log-prob as JSON can have it: OpenAI's stand-in for minus infinity is -9999."""
-    return max(logprob, _LEAST_LOGPROB)
-
-
-def error_content(message: str, status_code: int) -> dict[str, Any]:
-    """An error in OpenAI's form."""
-    kind = _ERROR_TYPES.get(status_code, "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": status_code}}
 
 
 class EventStream(Response):

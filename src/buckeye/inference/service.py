@@ -15,11 +15,11 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from buckeye.dialects.messages import ChatMessage
+from buckeye.dialects.openai import Sampling
 from buckeye.envs.base import Tool
 from buckeye.errors import UsageError
 from buckeye.inference.engine import Engine
-from buckeye.inference.messages import ChatMessage
-from buckeye.inference.protocol import Sampling
 from buckeye.inference.render import ChatRenderer, Conversation
 from buckeye.inference.sequences import Sequence
 from buckeye.inference.types import SamplingParams

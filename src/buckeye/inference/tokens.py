@@ -5,7 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from buckeye.inference.protocol import DetokenizeRequest, TokenizeRequest, parse
+from buckeye.dialects.openai import parse
+from buckeye.inference.protocol import DetokenizeRequest, TokenizeRequest
 from buckeye.inference.responses import json_response
 from buckeye.inference.service import Service
 

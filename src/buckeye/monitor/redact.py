@@ -7,6 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from buckeye.errors import UsageError
+from buckeye.tasks.keys import variables
+
 REDACTED = "(redacted)"
 
 _SECRET_NAME = re.compile(
@@ -73,8 +76,13 @@ def _query_without_secret(pair: re.Match[str]) -> str:
 
 
 def _values_of_secret_variables() -> frozenset[str]:
+    """The values of keys, from wherever they are read."""
+    try:
+        known: Mapping[str, str] = variables()
+    except UsageError:  # a damaged file gives no key to anyone
+        known = os.environ
     return frozenset(
         value
-        for name, value in os.environ.items()
+        for name, value in known.items()
         if _SECRET_VARIABLE.search(name) and len(value) >= _SHORTEST_SECRET
     )

@@ -25,6 +25,7 @@ from buckeye.monitor.metrics import MetricsTail
 from buckeye.monitor.redact import redacted
 from buckeye.monitor.samples import sample_values
 from buckeye.storage import read_json, write_file
+from buckeye.tasks.keys import key
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def check_wandb(settings: WandbConfig | None) -> None:
         raise UsageError("wandb: the library is not installed: pip install 'buckeye[wandb]', or leave it out")
     if _mode(settings) == "online" and not _has_key():
         raise UsageError(
-            "wandb: no key for Weights & Biases. Set WANDB_API_KEY, type `wandb login`, or add "
+            "wandb: no key for Weights & Biases. Type `buckeye auth set WANDB_API_KEY`, or add "
             "--wandb.offline"
         )
 
@@ -165,6 +166,7 @@ class _Follower:
                 silent=True,
                 x_disable_machine_info=True,  # it would send the command line, the user and host names
                 x_disable_meta=True,
+                api_key=key("WANDB_API_KEY") or None,
                 init_timeout=_INIT_SECONDS,
                 finish_timeout=_UPLOAD_SECONDS,
             ),
@@ -202,7 +204,7 @@ def _mode(settings: WandbConfig) -> Literal["online", "offline", "disabled"]:
 
 def _has_key() -> bool:
     """Whether the library will find a key without asking for one."""
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+    if key("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     try:

@@ -47,7 +47,7 @@ def _samples(rollout: Rollout, by_turn: Sequence[float], config: OrchestratorCon
             logprobs=np.where(mask, np.array(segment.logprobs, dtype=np.float32), np.float32(0.0)),
             versions=np.where(mask, np.array(segment.versions, dtype=np.int32), np.int32(-1)),
             advantages=np.where(mask, advantages[np.array(segment.turns, dtype=np.int64)], np.float32(0.0)),
-            temperature=config.sampling.temperature,
+            temperature=rollout.temperature,
         )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,9 @@ from typing import Any
 
 from buckeye import beat
 from buckeye.errors import FinalRunError, RunError
-from buckeye.orchestrator.filters import GroupFilter
+from buckeye.orchestrator.environment_metrics import EnvironmentTally
+from buckeye.orchestrator.filters import GroupFilter, smallest_group
+from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import Group, RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.space import Patience
@@ -35,11 +37,12 @@ _ADVICE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectorSettings:
-    """`groups_per_batch` groups of `group_size` rollouts make a batch. The rest bounds age and waste.
+    """Groups of together at least `batch_size` rollouts make a batch: `group_size` of one task, unless its
+    environment has its own number. The rest bounds age and waste.
 
-    `min_group_size`: a group with fewer rollouts that have a reward is dropped as errored, and its task comes
-    again in the next epoch. Which rollouts fail is no accident (the long ones do), so what is left of a group
-    that lost most of them is no fair comparison.
+    `min_group_size` (None: see `smallest_group`): a group with fewer rollouts that have a reward is dropped
+    as errored, and its task comes again in the next epoch. Which rollouts fail is no accident (the long ones
+    do), so what is left of a group that lost most of them is no fair comparison.
     `max_async_level`: batch N may hold tokens of policy versions >= N - max_async_level; 0 is synchronous.
     `max_off_policy_steps`: a group is dropped if the weights were updated more often than this since its
     first token was sampled.
@@ -50,9 +53,9 @@ class CollectorSettings:
     """
 
     output_dir: Path
-    groups_per_batch: int
+    batch_size: int
     group_size: int
-    min_group_size: int
+    min_group_size: int | None
     max_async_level: int
     max_off_policy_steps: int
     oversampling_factor: float
@@ -75,6 +78,12 @@ class Collected:
     played_rewards: list[float] = field(default_factory=list)
     waited_seconds: float = 0.0
     all_solved: bool = False
+    by_environment: EnvironmentTally = field(default_factory=EnvironmentTally)
+
+    @property
+    def size(self) -> int:
+        """How many rollouts were played for its groups."""
+        return sum(len(group.rollouts) for group in self.groups)
 
 
 class GroupCollector:
@@ -91,12 +100,15 @@ class GroupCollector:
         sampler: TaskSampler,
         player: RolloutPlayer,
         settings: CollectorSettings,
+        pauses: EnvironmentPauses,
         *,
         state: dict[str, Any],
     ) -> None:
         self._sampler = sampler
         self._player = player
         self._settings = settings
+        self._pauses = pauses
+        self._passed_over: Counter[str] = Counter()
         self._next_group = int(state.get("next_group", 0))
         self._again = deque(int(i) for i in state.get("pending", []))
         self._playing: dict[asyncio.Task[Group], int] = {}
@@ -116,6 +128,11 @@ class GroupCollector:
         self.version = version
         self._news.set()
 
+    def metrics(self) -> dict[str, float]:
+        """Pauses, and how many groups of each environment were passed over because it was paused."""
+        passed_over = {f"env/{name}/passed_over": n for name, n in self._passed_over.items()}
+        return {**self._pauses.metrics(), **passed_over}
+
     @property
     def in_flight(self) -> int:
         """Groups being played."""
@@ -130,7 +147,8 @@ class GroupCollector:
         """Gather the batch of `step`. `on_wait(version)` is called when nothing goes on before that version.
 
         Groups that are dropped are replaced until the batch is full, or no task is left to play. Raises
-        FinalRunError when `max_empty_batches` batches' worth of groups in a row was dropped.
+        FinalRunError when `max_empty_batches` batches' worth of groups in a row was dropped, or every
+        environment fails for too long.
         """
         settings, collected = self._settings, Collected(groups=[])
         dropped_in_a_row = 0
@@ -138,17 +156,23 @@ class GroupCollector:
             if self._failure is not None:
                 raise self._failure
             dropped_in_a_row = self._accept(step, collected, dropped_in_a_row)
-            if len(collected.groups) == settings.groups_per_batch:
+            if collected.size >= settings.batch_size:
                 return collected
-            if dropped_in_a_row >= settings.max_empty_batches * settings.groups_per_batch:
+            if dropped_in_a_row >= settings.max_empty_batches * settings.batch_size:
                 raise FinalRunError(self._all_dropped_message(collected))
-            self._start_groups(step, len(collected.groups))
+            self._pauses.check()
+            held = self._start_groups(step, collected.size)
             if not self._playing and not self._finished and self._sampler.exhausted:
                 collected.all_solved = True
                 return collected
             if self._playing:
-                beat.report(f"rollouts of batch {step}", on="inference")
+                paused = self._pauses.paused()
+                left_out = f" ({', '.join(paused)}: paused)" if paused else ""
+                beat.report(f"rollouts of batch {step}{left_out}", on="inference")
                 await self._wait_for_news(None)
+            elif held:
+                beat.report(f"the end of the pause of {', '.join(sorted(held))}")
+                await self._wait_a_moment(self._pauses.seconds_left())
             else:
                 on_wait(step - settings.max_async_level)
                 beat.report(f"weights {max(0, step - settings.max_async_level)}", on="trainer")
@@ -156,30 +180,60 @@ class GroupCollector:
                 await self._wait_for_news(settings.weights_timeout)
                 collected.waited_seconds += time.monotonic() - since
 
-    def _start_groups(self, step: int, accepted: int) -> None:
+    def _start_groups(self, step: int, accepted: int) -> Set[str]:
+        """Start what there is room for; if only environments that are held back could fill it: those."""
         settings = self._settings
         last = self.version + settings.max_async_level
         if settings.max_steps is not None:
             last = min(last, settings.max_steps - 1)
         batches = last + 1 - step
-        capacity = math.ceil(settings.oversampling_factor * settings.groups_per_batch * batches)
+        capacity = math.ceil(settings.oversampling_factor * settings.batch_size * batches)
         if settings.max_async_level == 0 and self._playing:
-            return  # synchronous: whole waves only, so that every run makes the same ones
-        for _ in range(capacity - accepted - len(self._playing) - len(self._finished)):
-            if not self._again and self._sampler.exhausted:
-                return
-            index = self._again.popleft() if self._again else self._sampler.first_unsolved(self._next_group)
+            return frozenset()  # synchronous: whole waves only, so that every run makes the same ones
+        under_way = sum(map(self._size_of, self._playing.values())) + sum(
+            len(g.rollouts) for g in self._finished
+        )
+        while accepted + under_way < capacity:
+            held = self._pauses.held()
+            index = self._next_index(held)
+            if index is None:
+                return held
             self._next_group = max(self._next_group, index + 1)
-            playing = self._player.start_group(self._sampler[index], settings.group_size)
+            size = self._size_of(index)
+            playing = self._player.start_group(self._sampler[index], size)
+            self._pauses.started(self._sampler.environment_of(index).name)
             self._playing[playing] = index
             playing.add_done_callback(self._finish)
+            under_way += size
+        return frozenset()
+
+    def _next_index(self, held: Set[str]) -> int | None:
+        """The next group of an environment that is not held back; None if there is none. Groups of those that
+        are get passed over."""
+        for index in self._again:
+            if self._sampler.environment_of(index).name not in held:
+                self._again.remove(index)
+                return index
+        if not self._sampler.has_tasks_beside(held):
+            return None
+        index = self._sampler.first_unsolved(self._next_group)
+        while (name := self._sampler.environment_of(index).name) in held:
+            self._passed_over[name] += 1
+            index = self._sampler.first_unsolved(index + 1)
+        return index
+
+    def _size_of(self, index: int) -> int:
+        """How many rollouts group `index` has."""
+        return self._sampler.environment_of(index).play.group_size or self._settings.group_size
 
     def _finish(self, playing: asyncio.Task[Group]) -> None:
         del self._playing[playing]
         if not playing.cancelled():
             self._failure = self._failure or playing.exception()
             if playing.exception() is None:
-                self._finished.append(playing.result())
+                group = playing.result()
+                self._pauses.ended(self._sampler.environment_of(group.index).name, group)
+                self._finished.append(group)
         self._news.set()
 
     async def _wait_for_news(self, timeout: float | None) -> None:
@@ -195,14 +249,22 @@ class GroupCollector:
                 )
         self._news.clear()
 
+    async def _wait_a_moment(self, seconds: float) -> None:
+        """Until something new, or for so long, but no longer than it takes to show that we are alive."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), min(_LOOK_SECONDS, seconds))
+        self._news.clear()
+
     def _accept(self, step: int, collected: Collected, dropped_in_a_row: int) -> int:
-        """Move finished groups into the batch; returns how many were dropped since the last accepted one."""
+        """Move finished groups into the batch; returns how many rollouts were dropped since the last accepted
+        one."""
         if self._settings.max_async_level == 0:
             if self._playing:
                 return dropped_in_a_row
             self._finished.sort(key=lambda g: g.index)
-        while self._finished and len(collected.groups) < self._settings.groups_per_batch:
+        while self._finished and collected.size < self._settings.batch_size:
             group = self._finished.pop(0)
+            collected.by_environment.add(group)
             collected.errored_rollouts += len(group.errors)
             collected.last_error = group.errors[-1] if group.errors else collected.last_error
             collected.played_rewards += group.rewards
@@ -216,12 +278,12 @@ class GroupCollector:
                 dropped_in_a_row = 0
                 continue
             collected.dropped[reason] += 1
-            dropped_in_a_row += 1
+            dropped_in_a_row += len(group.rollouts)
         return dropped_in_a_row
 
     def _reason_to_drop(self, group: Group, step: int) -> str | None:
         settings = self._settings
-        if len(group.scored) < settings.min_group_size:
+        if len(group.scored) < smallest_group(len(group.rollouts), settings.min_group_size):
             return "errored"
         oldest = group.oldest_version
         if oldest is not None and step - oldest > settings.max_async_level:

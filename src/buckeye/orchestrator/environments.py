@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.envs.base import Environment, Task
-from buckeye.envs.registry import load_environment
+from buckeye.envs.registry import open_environment
+from buckeye.envs.workers.settings import WorkerSettings
 from buckeye.errors import UsageError
+from buckeye.orchestrator.admission import Admission
+
+_GIGABYTE = 10**9
 
 
-class EnvironmentSettings(Protocol):
-    """What every `[[env]]` table has."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlaySettings:
+    """How one environment is played, where that differs from the others: rollouts of one task, temperature,
+    longest reply in tokens, seconds of a rollout. None is as in the others."""
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def args(self) -> Mapping[str, Any]: ...
-    @property
-    def name(self) -> str | None: ...
+    group_size: int | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    timeout: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +34,8 @@ class NamedEnvironment:
     name: str
     environment: Environment
     ratio: float = 1.0
+    play: PlaySettings = PlaySettings()
+    admission: Admission = field(default_factory=Admission)
 
 
 def short_name(env_id: str) -> str:
@@ -36,21 +43,52 @@ def short_name(env_id: str) -> str:
     return env_id.partition("@")[0].rpartition("/")[2].removesuffix(".py")
 
 
-def load_environments(settings: Sequence[EnvironmentSettings]) -> list[NamedEnvironment]:
-    """Load the environments of a configuration. Raises UsageError if two would have the same name."""
-    named = [
-        NamedEnvironment(
-            name=s.name or short_name(s.id),
-            environment=load_environment(s.id, **s.args),
-            ratio=getattr(s, "ratio", 1.0),
-        )
-        for s in settings
-    ]
-    names = [env.name for env in named]
+def load_environments(
+    settings: Sequence[EnvConfig], *, rollout_timeout: float = 600.0, log_dir: Path | None = None
+) -> list[NamedEnvironment]:
+    """Load the environments of a configuration. Rollouts may take `rollout_timeout` seconds where an
+    environment does not say; what workers print goes to `log_dir`. Raises UsageError if two would have the
+    same name."""
+    names = [s.name or short_name(s.id) for s in settings]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"two environments are called {twice[0]}: give each [[env]] a `name` of its own")
-    return named
+    return [
+        NamedEnvironment(
+            name=name,
+            environment=open_environment(s.id, s.args, worker_settings(s, name, rollout_timeout, log_dir)),
+            ratio=s.ratio if isinstance(s, TrainEnvConfig) else 1.0,
+            play=PlaySettings(
+                group_size=s.rollouts_per_example if isinstance(s, TrainEnvConfig) else None,
+                temperature=s.sampling.temperature,
+                max_tokens=s.sampling.max_tokens,
+                timeout=s.rollout_timeout,
+            ),
+            admission=Admission(max_concurrent=s.max_concurrent, rate_limit=s.rate_limit),
+        )
+        for name, s in zip(names, settings, strict=True)
+    ]
+
+
+def worker_settings(
+    settings: EnvConfig, name: str, rollout_timeout: float, log_dir: Path | None
+) -> WorkerSettings:
+    """How the workers of an environment are run. Limits of turns and tokens are kept by workers only."""
+    limited = settings.max_turns is not None or settings.max_tokens is not None
+    told = settings.sampling.model_dump(exclude_none=True)
+    memory = settings.max_memory_gb
+    return WorkerSettings(
+        isolation="process" if limited or memory is not None else settings.isolation,
+        python=settings.python,
+        processes=settings.workers,
+        max_memory_bytes=None if memory is None else int(memory * _GIGABYTE),
+        sampling=told,
+        max_turns=settings.max_turns,
+        max_tokens=settings.max_tokens,
+        rollout_timeout=settings.rollout_timeout or rollout_timeout,
+        log_dir=log_dir,
+        log_name=f"environment-{name}",
+    )
 
 
 def tasks_of(env: NamedEnvironment, split: str) -> Sequence[Task]:

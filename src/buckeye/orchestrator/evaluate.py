@@ -15,6 +15,7 @@ from buckeye.monitor.intervals import pass_at_k
 from buckeye.monitor.metrics import latest_by_step
 from buckeye.orchestrator.environments import NamedEnvironment, tasks_of
 from buckeye.orchestrator.rollout import Rollout, RolloutPlayer
+from buckeye.orchestrator.task_sampler import GroupTask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,19 +114,18 @@ async def evaluate(
     count = len(tasks) if num_examples < 0 else min(num_examples, len(tasks))
     started = time.monotonic()
     playing = [
-        player.start(env, tasks[index], index, member)
+        player.start_group(GroupTask(index=index, env=env, task=tasks[index]), rollouts_per_example)
         for index in range(count)
-        for member in range(rollouts_per_example)
     ]
     try:
-        rollouts = await asyncio.gather(*playing)
+        groups = await asyncio.gather(*playing)
     except asyncio.CancelledError:
         for task in playing:
             task.cancel()
         raise
     return EvalResult(
         env_name=env.name,
-        played=rollouts,
+        played=[rollout for group in groups for rollout in group.rollouts],
         rollouts_per_example=rollouts_per_example,
         seconds=time.monotonic() - started,
     )

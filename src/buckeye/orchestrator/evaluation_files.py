@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from buckeye.config.environments import EnvConfig
 from buckeye.config.orchestrator import EvalConfig
 from buckeye.inference.client import SamplingParams
 from buckeye.monitor.intervals import cluster_of, share
 from buckeye.monitor.log import SUCCESS
-from buckeye.orchestrator.environments import EnvironmentSettings, NamedEnvironment
+from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.evaluate import EvalResult, count_passed, evaluate
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.space import write_when_room, write_when_room_async
@@ -58,7 +59,7 @@ async def evaluate_and_write(
     return metrics
 
 
-def environment_record(env: EnvironmentSettings, split: str) -> dict[str, Any]:
+def environment_record(env: EnvConfig, split: str) -> dict[str, Any]:
     """What was evaluated on."""
     return {"id": env.id, "args": dict(env.args), "split": split}
 

@@ -17,13 +17,10 @@ GroupFilter = Callable[[Group], Cause | None]
 """Why a scored group is not used; None if it is."""
 
 
-def smallest_group(config: OrchestratorConfig) -> int:
-    """How many rollouts with a reward a group needs: by default half of it, rounded up, but no fewer than
-    two."""
-    if config.min_group_size is not None:
-        return config.min_group_size
-    size = config.rollouts_per_example
-    return min(size, max(2, (size + 1) // 2))
+def smallest_group(size: int, least: int | None) -> int:
+    """How many rollouts with a reward a group of `size` needs: `least`, by default half of it, rounded up,
+    but no fewer than two."""
+    return min(size, max(2, (size + 1) // 2)) if least is None else least
 
 
 def group_filter(config: OrchestratorConfig) -> GroupFilter:

@@ -2,7 +2,9 @@
 
 Floating-point sums depend on what else is in a batch, and what is in a batch depends on arrival times. So in
 synchronous mode no request is sent until every rollout that is playing has asked for its next turn; then all
-of them go as one wave, in a fixed order. The result is reproducible to the bit, whatever the timing.
+of them go as one wave, in a fixed order. The result is reproducible to the bit, whatever the timing. (A
+rollout that asks for several turns at once takes part with those that it has asked for when all the others
+have asked: it is as reproducible as its environment is punctual.)
 
 A wave has one `max_tokens` for all. Where rollouts have different room left (prompts differ in length), those
 with about the same room share a wave of the least of it, and the replies that this cut off go on in another.
@@ -30,7 +32,7 @@ class WaveClient(Protocol):
 
 @dataclass(slots=True)
 class _Request:
-    order: tuple[int, ...]
+    seat: LockstepSeat
     prompt_ids: Sequence[int]
     params: SamplingParams
     answer: asyncio.Future[Generation]
@@ -56,7 +58,7 @@ class _Request:
             min_tokens=max(0, self.params.min_tokens - done),
         )
         prompt_ids = [*self.prompt_ids, *cut_off.token_ids]
-        return _Request(self.order, prompt_ids, params, self.answer, self.whole(cut_off))
+        return _Request(self.seat, prompt_ids, params, self.answer, self.whole(cut_off))
 
 
 class Lockstep:
@@ -86,11 +88,12 @@ class Lockstep:
         self._send_if_complete()
 
     async def _generate(
-        self, order: tuple[int, ...], prompt_ids: Sequence[int], params: SamplingParams
+        self, seat: LockstepSeat, prompt_ids: Sequence[int], params: SamplingParams
     ) -> Generation:
         answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        self._requests.append(_Request(order, prompt_ids, params, answer))
-        self._send_if_complete()
+        self._requests.append(_Request(seat, prompt_ids, params, answer))
+        # not at once: the other replies that the same call asks for are about to come
+        asyncio.get_running_loop().call_soon(self._send_if_complete)
         try:
             return await answer
         except asyncio.CancelledError:  # a rollout that has run out of time: it may ask anew, or leave
@@ -98,9 +101,10 @@ class Lockstep:
             raise
 
     def _send_if_complete(self) -> None:
-        if self._requests and len(self._requests) == self._live:
+        if self._requests and len({id(request.seat) for request in self._requests}) == self._live:
             requests, self._requests = self._requests, []
-            task = asyncio.create_task(self._send(sorted(requests, key=lambda r: r.order)))
+            requests.sort(key=lambda request: (request.seat.order, list(request.prompt_ids)))
+            task = asyncio.create_task(self._send(requests))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
@@ -148,11 +152,12 @@ class LockstepSeat:
 
     def __init__(self, lockstep: Lockstep, order: tuple[int, ...]) -> None:
         self._lockstep = lockstep
-        self._order = order
+        self.order = order
+        """Its place in every wave."""
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """Wait for the wave to be complete, and for this rollout's part of its answer."""
-        return await self._lockstep._generate(self._order, prompt_ids, params)
+        return await self._lockstep._generate(self, prompt_ids, params)
 
     def leave(self) -> None:
         """The rollout is over; waves no longer wait for it."""

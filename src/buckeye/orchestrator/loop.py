@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from buckeye import beat
 from buckeye.checkpoint import read_orchestrator_state, resolve_checkpoint
+from buckeye.config.environments import EnvConfig
 from buckeye.config.orchestrator import EvalConfig, OrchestratorConfig
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
@@ -20,12 +20,13 @@ from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.batch import batch_metrics, make_batch, prune_rollouts, write_rollouts
 from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector
-from buckeye.orchestrator.environments import load_environments, tasks_of
+from buckeye.orchestrator.environments import NamedEnvironment, load_environments, tasks_of
 from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
 from buckeye.orchestrator.evaluation_files import evaluate_and_write, sampling_record
-from buckeye.orchestrator.filters import group_filter, smallest_group
+from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.outbox import Outbox
+from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.orchestrator.running import first_to_end, until_stopped
@@ -36,6 +37,7 @@ from buckeye.orchestrator.weights_watcher import WeightsWatcher
 from buckeye.orchestrator.wrong_servers import WrongServers
 from buckeye.process import die_with_parent, run_identity
 from buckeye.storage import step_directory
+from buckeye.tasks.keys import key
 from buckeye.transport.batches import end_batches
 
 log = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ class Orchestrator:
         self.renderer = ChatRenderer(config.model.name)
         self.client = InferenceClient(
             config.client.base_url,
-            api_key=os.environ.get(config.client.api_key_var),
+            api_key=key(config.client.api_key_var) or None,
             timeout=config.client.timeout,
             model=config.model.name,
             recovery_timeout=_STARTUP_TIMEOUT,
@@ -77,9 +79,9 @@ class Orchestrator:
         self.lockstep = Lockstep(self.client) if config.max_async_level == 0 else None
         self.throughput = Throughput()
         self.times = LoopTimes(self.client)
-        self.environments = load_environments(config.env)
+        self.environments = self._load(config.env)
         self.sampler = task_sampler(config, self.environments, self.state)
-        self.eval_environments = load_environments(config.eval.env) if config.eval is not None else []
+        self.eval_environments = self._load(config.eval.env) if config.eval is not None else []
         self.evaluated = evaluated_versions(config.output_dir / "metrics.jsonl", self.start_step)
 
     async def run(self) -> None:
@@ -121,6 +123,11 @@ class Orchestrator:
         state = {**fresh, **read_orchestrator_state(info), "step": info.step}
         return {**state, "pending": []} if ckpt.skip_buffer else state
 
+    def _load(self, settings: Sequence[EnvConfig]) -> list[NamedEnvironment]:
+        config = self.config
+        logs = config.output_dir / "logs" / f"attempt_{self.identity.attempt}"
+        return load_environments(settings, rollout_timeout=config.rollout_timeout, log_dir=logs)
+
     def _log_start(self) -> None:
         if self.start_step:
             log.info("Resuming training from checkpoint step `%d`", self.start_step)
@@ -138,9 +145,9 @@ class Orchestrator:
         config = self.config
         settings = CollectorSettings(
             output_dir=config.output_dir,
-            groups_per_batch=config.batch_size // config.rollouts_per_example,
+            batch_size=config.batch_size,
             group_size=config.rollouts_per_example,
-            min_group_size=smallest_group(config),
+            min_group_size=config.min_group_size,
             max_async_level=config.max_async_level,
             max_off_policy_steps=config.max_off_policy_steps,
             oversampling_factor=config.oversampling_factor,
@@ -150,7 +157,8 @@ class Orchestrator:
             filter_group=group_filter(config),
         )
         player = self._player(derive_seed(self.seed, "rollouts"), self._params(), reward_shaping(config))
-        return GroupCollector(self.sampler, player, settings, state=self.state)
+        pauses = EnvironmentPauses([env.name for env in self.environments], config.env_pause)
+        return GroupCollector(self.sampler, player, settings, pauses, state=self.state)
 
     def _params(self) -> SamplingParams:
         sampling = self.config.sampling
@@ -257,6 +265,8 @@ class Orchestrator:
             "batches/written_again": self.outbox.written_again,
             **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
             **self.sampler.metrics(),
+            **collector.metrics(),
+            **collected.by_environment.metrics(collected.groups),
             **self.client.metrics(),
         }
         val = ""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import array
+import contextlib
 import hashlib
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from buckeye.envs.base import FinishReason, Message, Reply, Tool
-from buckeye.errors import InferenceError
+from buckeye.envs.base import NO_OPTIONS, CallOptions, FinishReason, Message, Reply, ReplyTokens, Tool
+from buckeye.errors import InferenceError, PromptTooLongError
 from buckeye.inference.client import Generation, SamplingParams
-from buckeye.inference.render import ChatRenderer, Conversation
+from buckeye.inference.render import ChatRenderer
+from buckeye.inference.render.forcing import NO_OPENING, Opening, call_opening
+from buckeye.inference.text import GrowingText
+from buckeye.orchestrator.samples import Prompt, Samples, Segment
 
 
 class Sampler(Protocol):
@@ -20,44 +26,26 @@ class Sampler(Protocol):
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation: ...
 
 
-@dataclass(slots=True)
-class Segment:
-    """One training sample in the making: aligned lists, one entry a token. `turns` counts the rollout's turns
-    from 0. `versions` and `turns` are -1 and `logprobs` is 0.0 where `loss_mask` is False (prompt and
-    environment tokens)."""
-
-    token_ids: list[int] = field(default_factory=list)
-    loss_mask: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
-
-    def add_context(self, ids: Sequence[int]) -> None:
-        """Append tokens that the policy did not sample."""
-        self.token_ids += ids
-        self.loss_mask += [False] * len(ids)
-        self.logprobs += [0.0] * len(ids)
-        self.versions += [-1] * len(ids)
-        self.turns += [-1] * len(ids)
-
-    def add_sampled(self, generation: Generation, turn: int) -> None:
-        """Append sampled tokens verbatim, with the log-probs and versions they were sampled under."""
-        self.token_ids += generation.token_ids
-        self.loss_mask += [True] * len(generation.token_ids)
-        self.logprobs += generation.logprobs
-        self.versions += generation.versions
-        self.turns += [turn] * len(generation.token_ids)
-
-
 def derive_seed(*parts: object) -> int:
     """A 63-bit seed that depends on all parts and on nothing else."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Cut:
+    """The text before a stop text, and which one it was."""
+
+    text: str
+    stop: str
+
+
 class RecordingPolicy:
-    """`Policy` for one rollout. Each turn extends the earlier token ids verbatim; where the chat template, or
-    the environment, rewrites earlier turns instead, a new segment is opened."""
+    """`Policy`, `OptionsPolicy` and `TokenPolicy` for one rollout. Calls may be open at the same time.
+
+    Each call extends the token ids of an earlier one verbatim where it can; where the chat template, or the
+    environment, rewrites earlier turns, or goes on from the same turn twice, a new segment is begun.
+    """
 
     def __init__(
         self,
@@ -71,20 +59,29 @@ class RecordingPolicy:
         self._sampler = sampler
         self._renderer = renderer
         self._params = params
-        self._seq_len = seq_len
         self._seed = seed
-        self._conversation: Conversation | None = None
-        self._last: Generation | None = None
-        self._sampling = False
-        self.segments: list[Segment] = []
+        self._samples = Samples(renderer)
+        self._asked: Counter[bytes] = Counter()
+        self._open = 0
+        self._waiting_since = 0.0
+        self.seq_len = seq_len
         self.turns = 0
+        """Replies sampled, by whatever kind of call."""
         self.sampling_seconds = 0.0
-        """How long it has waited for the engines."""
+        """How long it has waited for the engines; the time of calls that were open together counts once."""
         self.turns_without_room = 0
         """Turns that got an empty reply because seq_len was full; not among `turns`."""
-        self.extended = 0
-        """Turns after the first that continue the tokens before them."""
         self.finish_reason: FinishReason = "stop"
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The training samples, in the order in which they were begun."""
+        return self._samples.segments
+
+    @property
+    def extended(self) -> int:
+        """Turns after the first that continue the tokens before them."""
+        return self._samples.extended
 
     @property
     def branched(self) -> int:
@@ -95,67 +92,141 @@ class RecordingPolicy:
         """Sample the next assistant message.
 
         A conversation that has filled `seq_len` gets an empty reply with finish reason "length". Raises
-        InferenceError if no engine answers, if one gives the reply up, or if the very first prompt does not
-        fit.
+        InferenceError if no engine answers, if one gives the reply up, or (PromptTooLongError) if the very
+        first prompt does not fit.
         """
-        if self._sampling:
-            raise InferenceError("chat() was called again before the turn before it had ended")
-        extended = self._extended(messages, tools)
-        conversation = extended or self._renderer.render(messages, tools)
-        room = self._seq_len - len(conversation.ids)
+        return await self.ask(messages, tools=tools)
+
+    async def ask(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        options: CallOptions = NO_OPTIONS,
+    ) -> Reply:
+        """As `chat`, with options: a call that must be made is begun for the model. Raises UsageError for
+        what the chat template refuses."""
+        prompt = self._samples.chat_prompt(messages, tools)
+        opening = NO_OPENING
+        if options.must_call:
+            assert prompt.conversation is not None
+            opening = call_opening(self._renderer, prompt.conversation, options.tool)
+        return await self._answer(prompt, opening, options)
+
+    async def complete(self, prompt: str | Sequence[int], *, options: CallOptions = NO_OPTIONS) -> Reply:
+        """Sample what follows a text, or token ids. Full context and errors are as in `chat`."""
+        if isinstance(prompt, str):
+            return await self._answer(self._samples.text_prompt(prompt), NO_OPENING, options)
+        return await self._answer(self._samples.ids_prompt(prompt), NO_OPENING, options)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token."""
+        return self._renderer.token_text(token_id)
+
+    async def _answer(self, prompt: Prompt, opening: Opening, options: CallOptions) -> Reply:
+        ids = [*prompt.ids, *opening.ids]
+        room = self.seq_len - len(ids)
         if room <= 0:
-            return self._out_of_room(len(conversation.ids))
-        most = min(self._params.max_tokens, room)
-        params = replace(
+            return self._out_of_room(len(ids))
+        params = self._params_of(options, ids, room)
+        with self._samples.open(prompt), self._timed():
+            generation = await self._sampler.generate(ids, params)
+        if generation.finish_reason == "abort":
+            raise InferenceError("the engine aborted the reply")
+        generation, cut = self._until_stop(generation, options.stop)
+        self._samples.record(prompt, generation, self.turns, opening=opening.ids)
+        self.turns += 1
+        return self._reply(prompt, opening, generation, cut)
+
+    def _params_of(self, options: CallOptions, ids: Sequence[int], room: int) -> SamplingParams:
+        most = min(self._params.max_tokens, room, options.max_tokens or room)
+        stop_ids = self._renderer.stop_token_ids
+        return replace(
             self._params,
             max_tokens=most,
             min_tokens=min(self._params.min_tokens, most),
-            seed=derive_seed(self._seed, self.turns),
-            stop_token_ids=self._renderer.stop_token_ids,
+            seed=self._seed_of(ids),
+            stop_token_ids=stop_ids if options.stop_token_ids is None else options.stop_token_ids,
         )
-        self._sampling = True
-        asked = time.monotonic()
-        try:
-            generation = await self._sampler.generate(conversation.ids, params)
-        finally:
-            self._sampling = False
-            self.sampling_seconds += time.monotonic() - asked
-        if generation.finish_reason == "abort":
-            raise InferenceError("the engine aborted the reply")
-        if extended is None:  # recorded only now: a turn that failed leaves no trace
-            self.segments.append(Segment())
-        else:
-            self.extended += 1
-        self.segments[-1].add_context(conversation.ids[len(self.segments[-1].token_ids) :])
-        self.segments[-1].add_sampled(generation, self.turns)
-        self._conversation, self._last = conversation, generation
-        self.turns += 1
-        return self._reply(conversation, generation)
 
-    def _extended(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation | None:
-        """The conversation so far, sampled ids verbatim, and what came after it; None if it has to start
-        anew."""
-        if self._conversation is None or self._last is None:
-            return None
-        return self._renderer.extend(self._conversation, self._last.token_ids, messages, tools)
+    def _seed_of(self, ids: Sequence[int]) -> int:
+        """A seed that depends on the prompt and on how often it was asked before, never on the time at which
+        calls that are open together arrive."""
+        digest = hashlib.blake2b(array.array("q", ids).tobytes(), digest_size=16).digest()
+        self._asked[digest] += 1
+        return derive_seed(self._seed, digest.hex(), self._asked[digest])
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        if not self._open:
+            self._waiting_since = time.monotonic()
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if not self._open:
+                self.sampling_seconds += time.monotonic() - self._waiting_since
+
+    def _until_stop(self, generation: Generation, stops: tuple[str, ...]) -> tuple[Generation, _Cut | None]:
+        """What was sampled up to the token that completes the first stop text, and where that was cut. What
+        came after was never said, and is not kept."""
+        if not stops:
+            return generation, None
+        growing = GrowingText(self._renderer.decode, stops)
+        growing.feed(self._without_stop(generation.token_ids))
+        growing.finish()
+        if not growing.stopped:
+            return generation, None
+        end = growing.num_tokens
+        kept = Generation(
+            token_ids=generation.token_ids[:end],
+            logprobs=generation.logprobs[:end],
+            versions=generation.versions[:end],
+            finish_reason="stop",
+        )
+        rest = self._renderer.decode(kept.token_ids)[len(growing.text) :]
+        stop = next((stop for stop in stops if stop and rest.startswith(stop)), stops[0])
+        return kept, _Cut(text=growing.text, stop=stop)
 
     def _out_of_room(self, prompt_tokens: int) -> Reply:
         if self.turns == 0:
-            raise InferenceError(
-                f"the prompt has {prompt_tokens} tokens and seq_len is {self._seq_len}: "
+            raise PromptTooLongError(
+                f"the prompt has {prompt_tokens} tokens and seq_len is {self.seq_len}: "
                 "raise orchestrator.seq_len"
             )
         self.finish_reason = "length"
         self.turns_without_room += 1
-        return Reply(text="", finish_reason="length", message={"role": "assistant", "content": ""})
-
-    def _reply(self, conversation: Conversation, generation: Generation) -> Reply:
-        self.finish_reason = "length" if generation.finish_reason == "length" else "stop"
-        ids = generation.token_ids
-        if ids and ids[-1] in self._renderer.stop_token_ids:
-            ids = ids[:-1]
+        message = {"role": "assistant", "content": ""}
         return Reply(
-            text=self._renderer.decode(ids),
-            finish_reason=self.finish_reason,
-            message=self._renderer.parse(conversation, generation.token_ids),
+            text="", finish_reason="length", message=message, prompt_tokens=prompt_tokens, no_room=True
         )
+
+    def _reply(self, prompt: Prompt, opening: Opening, generation: Generation, cut: _Cut | None) -> Reply:
+        """The reply to a prompt; `cut` says where a stop text has ended it."""
+        self.finish_reason = "length" if generation.finish_reason == "length" else "stop"
+        text = self._renderer.decode(self._without_stop(generation.token_ids)) if cut is None else cut.text
+        text = opening.text + text
+        if prompt.conversation is None:
+            message = {"role": "assistant", "content": text}
+        elif cut is None:
+            sampled = [*opening.ids, *generation.token_ids]
+            message = self._renderer.parse(prompt.conversation, sampled)
+        else:
+            message = self._renderer.parse_text(prompt.conversation, text)
+        return Reply(
+            text=text,
+            finish_reason=self.finish_reason,
+            message=message,
+            prompt_tokens=len(prompt.ids) + len(opening.ids),
+            completion_tokens=len(generation.token_ids),
+            stopped_by=None if cut is None else cut.stop,
+            tokens=ReplyTokens(
+                prompt_ids=[*prompt.ids, *opening.ids],
+                token_ids=generation.token_ids,
+                logprobs=generation.logprobs,
+            ),
+        )
+
+    def _without_stop(self, ids: list[int]) -> list[int]:
+        return ids[:-1] if ids and ids[-1] in self._renderer.stop_token_ids else ids

@@ -11,13 +11,16 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from buckeye.envs.base import Outcome, Task
+from buckeye.envs.base import Boundary, GroupEnvironment, Outcome, Task
+from buckeye.errors import InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.advantages import Scored
 from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.group_rewards import finished_outcomes
 from buckeye.orchestrator.lockstep import Lockstep
-from buckeye.orchestrator.policy import RecordingPolicy, Sampler, Segment, derive_seed
+from buckeye.orchestrator.policy import RecordingPolicy, Sampler, derive_seed
+from buckeye.orchestrator.samples import Segment
 from buckeye.orchestrator.shaping import RewardShaping
 from buckeye.orchestrator.task_sampler import GroupTask
 
@@ -29,7 +32,7 @@ class Rollout:
     """One played rollout. `reward` is None exactly when `outcome.error` is set. Of the turns after the first,
     `extended` continued the tokens before them and `branched` began a new segment. `sampling_seconds` of the
     `seconds` it waited for sampled tokens; it `ended` then on the monotonic clock. `shaping` is what each
-    cause adds to the reward before training on it."""
+    cause adds to the reward before training on it. Its tokens were sampled with `temperature`."""
 
     env_name: str
     task: Task
@@ -43,6 +46,7 @@ class Rollout:
     extended: int = 0
     branched: int = 0
     shaping: Mapping[str, float] = field(default_factory=dict)
+    temperature: float = 1.0
 
     @property
     def reward(self) -> float | None:
@@ -151,13 +155,13 @@ class RolloutPlayer:
     def start_group(self, group: GroupTask, size: int) -> asyncio.Task[Group]:
         """Start `size` rollouts of one task. Their seats in a lockstep are taken at once."""
         members = [self.start(group.env, group.task, group.index, member) for member in range(size)]
-        return asyncio.create_task(_gather_group(group.index, members))
+        return asyncio.create_task(self._gather_group(group, members))
 
     def start(self, env: NamedEnvironment, task: Task, *order: int) -> asyncio.Task[Rollout]:
         """Start one rollout, again after an error up to the number of retries. `order` seeds its sampling."""
         if isinstance(self._sampler, Lockstep):
             seat = self._sampler.seat(*order)
-            playing = asyncio.create_task(self._play(env, task, seat, order))
+            playing = asyncio.create_task(self._play_at_its_turn(env, task, seat, order))
             playing.add_done_callback(lambda _: seat.leave())
             return playing
         sampler = self._sampler.session() if isinstance(self._sampler, InferenceClient) else self._sampler
@@ -166,13 +170,21 @@ class RolloutPlayer:
     async def _play_in_slot(
         self, env: NamedEnvironment, task: Task, sampler: Sampler, order: tuple[int, ...]
     ) -> Rollout:
-        async with self._slots:
+        async with env.admission.slot(), self._slots:  # who waits for the first holds none of the others
             return await self._play(env, task, sampler, order)
+
+    async def _play_at_its_turn(
+        self, env: NamedEnvironment, task: Task, sampler: Sampler, order: tuple[int, ...]
+    ) -> Rollout:
+        await env.admission.turn()
+        return await self._play(env, task, sampler, order)
 
     async def _play(
         self, env: NamedEnvironment, task: Task, sampler: Sampler, order: tuple[int, ...]
     ) -> Rollout:
         for attempt in range(self._retries + 1):
+            if attempt:
+                await env.admission.turn()
             rollout = await self._play_once(env, task, sampler, derive_seed(self._seed, *order, attempt))
             if rollout.outcome.error is None:
                 break
@@ -180,11 +192,16 @@ class RolloutPlayer:
         return rollout
 
     async def _play_once(self, env: NamedEnvironment, task: Task, sampler: Sampler, seed: int) -> Rollout:
+        params = _params_of(env, self._params)
         policy = RecordingPolicy(
-            sampler=sampler, renderer=self._renderer, params=self._params, seq_len=self._seq_len, seed=seed
+            sampler=sampler, renderer=self._renderer, params=params, seq_len=self._seq_len, seed=seed
         )
         started = time.monotonic()
-        played = await play_outcome(lambda: env.environment.rollout(task, policy), self._timeout)
+        environment = env.environment
+        play = environment.rollout
+        if isinstance(environment, GroupEnvironment):
+            play = environment.rollout_in_group
+        played = await play_outcome(lambda: play(task, policy), self._timeout_of(env))
         outcome = _checked(played, policy)
         rollout = Rollout(
             env_name=env.name,
@@ -198,8 +215,34 @@ class RolloutPlayer:
             ended=time.monotonic(),
             extended=policy.extended,
             branched=policy.branched,
+            temperature=params.temperature,
         )
         return rollout if self._shaping is None else shaped(rollout, self._shaping)
+
+    def _timeout_of(self, env: NamedEnvironment) -> float:
+        return env.play.timeout or self._timeout
+
+    async def _gather_group(self, group: GroupTask, members: Sequence[asyncio.Task[Rollout]]) -> Group:
+        try:
+            played = await asyncio.gather(*members)
+        except asyncio.CancelledError:
+            for member in members:
+                member.cancel()
+            raise
+        return Group(index=group.index, rollouts=await self._scored_together(group, played))
+
+    async def _scored_together(self, group: GroupTask, played: Sequence[Rollout]) -> tuple[Rollout, ...]:
+        """The rollouts with the rewards that depend on the others of the group."""
+        before, turns = [rollout.outcome for rollout in played], [rollout.turns for rollout in played]
+        after = await finished_outcomes(
+            group.env.environment, group.task, before, turns, timeout=self._timeout_of(group.env)
+        )
+        rollouts = [replace(rollout, outcome=outcome) for rollout, outcome in zip(played, after, strict=True)]
+        pending = [outcome.pending is not None for outcome in before]
+        return tuple(
+            shaped(rollout, self._shaping) if waited and self._shaping is not None else rollout
+            for rollout, waited in zip(rollouts, pending, strict=True)
+        )
 
 
 async def play_outcome(rollout: Callable[[], Awaitable[Outcome]], timeout: float) -> Outcome:
@@ -212,18 +255,30 @@ async def play_outcome(rollout: Callable[[], Awaitable[Outcome]], timeout: float
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise  # the run is ending
-        return Outcome(reward=None, stop_reason="error", error="the environment cancelled its rollout")
+        return _failed("step", "the environment cancelled its rollout")
     except TimeoutError:
-        return Outcome(reward=None, stop_reason="timeout", error=f"no outcome within {timeout:g} s")
+        return _failed("timeout", f"no outcome within {timeout:g} s")
     except Exception as error:  # not our code: whatever it raises is the end of this rollout only
-        return Outcome(reward=None, stop_reason="error", error=f"{type(error).__name__}: {error}")
+        boundary: Boundary = "model" if isinstance(error, InferenceError) else "step"
+        return _failed(boundary, f"{type(error).__name__}: {error}")
     if not isinstance(outcome, Outcome):
-        return Outcome(
-            reward=None,
-            stop_reason="error",
-            error=f"rollout() returned {type(outcome).__name__}, not an Outcome",
-        )
+        return _failed("score", f"rollout() returned {type(outcome).__name__}, not an Outcome")
     return outcome
+
+
+def _params_of(env: NamedEnvironment, params: SamplingParams) -> SamplingParams:
+    """How the policy samples in this environment."""
+    play = env.play
+    return replace(
+        params,
+        temperature=params.temperature if play.temperature is None else play.temperature,
+        max_tokens=params.max_tokens if play.max_tokens is None else play.max_tokens,
+    )
+
+
+def _failed(boundary: Boundary, error: str) -> Outcome:
+    stop_reason = "timeout" if boundary == "timeout" else "error"
+    return Outcome(reward=None, stop_reason=stop_reason, error=error, boundary=boundary)
 
 
 def shaped(rollout: Rollout, shaping: RewardShaping) -> Rollout:
@@ -248,13 +303,4 @@ def _checked(outcome: Outcome, policy: RecordingPolicy) -> Outcome:
         given, most = len(outcome.turn_rewards), policy.turns + policy.turns_without_room
         if not policy.turns <= given <= most:
             wrong = f"turn_rewards has {given} entries; there were {most} turns"
-    return outcome if wrong is None else Outcome(reward=None, stop_reason="error", error=wrong)
-
-
-async def _gather_group(index: int, members: Sequence[asyncio.Task[Rollout]]) -> Group:
-    try:
-        return Group(index=index, rollouts=tuple(await asyncio.gather(*members)))
-    except asyncio.CancelledError:
-        for member in members:
-            member.cancel()
-        raise
+    return outcome if wrong is None else _failed("score", wrong)

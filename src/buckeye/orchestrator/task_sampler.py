@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from buckeye.config.environments import EnvMixConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Task
 from buckeye.orchestrator.curriculum import Curriculum, load_curricula
 from buckeye.orchestrator.environments import NamedEnvironment, tasks_of
+from buckeye.orchestrator.mixing import EVENLY, Mix
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,11 +32,10 @@ class TaskSampler:
     """Deals tasks to groups: environments by their ratios, their tasks in a seeded order per epoch, or by the
     environment's entry in `curricula` if it has one.
 
-    Environments are interleaved by largest deficit, so any stretch of groups is as close to the ratios as
-    whole numbers allow. Every task of an epoch is dealt once before any is dealt again. With
-    `no_positive_resampling`, a task whose group had at least that mean reward is solved for good (Khatri et
-    al. 2025, ScaleRL, arXiv 2510.13786): `first_unsolved` passes over its groups, and what is
-    left gets their place. Tasks of a curriculum are never solved for good.
+    `mix` says how environments take turns. No task is dealt twice in an epoch; an epoch that `mix` does not
+    cut short deals all of them. With `no_positive_resampling`, a task whose group had at least that mean
+    reward is solved for good (Khatri et al. 2025, ScaleRL, arXiv 2510.13786): `first_unsolved` passes over
+    its groups, and what is left gets their place. Tasks of a curriculum are never solved for good.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class TaskSampler:
         *,
         seed: int,
         split: str = "train",
+        mix: EnvMixConfig = EVENLY,
         curricula: Mapping[str, Curriculum] | None = None,
         no_positive_resampling: float | None = None,
         state: Mapping[str, Any] | None = None,
@@ -59,13 +61,12 @@ class TaskSampler:
         solved = (state or {}).get("solved", {})
         self._solved = {name: set(solved.get(name, ())) for name in self._tasks}
         self._passed_over = int((state or {}).get("passed_over", 0))
-        self._dealt: list[int] = []  # group index -> position in self._environments
-        self._counts = [0] * len(environments)
-        self._nth: list[int] = []  # group index -> how many groups its environment had before it
+        sizes = [len(self._tasks[e.name]) if e.name in self._tasks else None for e in environments]
+        self._mix = Mix(mix.probabilities or [e.ratio for e in environments], sizes, mix)
 
     def __getitem__(self, index: int) -> GroupTask:
         """The task of group `index` (from 0), which is not settled yet."""
-        env = self._environment_of(index)
+        env = self.environment_of(index)
         if env.name in self._curricula:
             return GroupTask(index=index, env=env, task=self._curricula[env.name].deal(index))
         return GroupTask(index=index, env=env, task=self._tasks[env.name][self._position(index, env.name)])
@@ -73,7 +74,7 @@ class TaskSampler:
     def first_unsolved(self, index: int) -> int:
         """The first group from `index` on whose task is not solved for good; only while not `exhausted`."""
         while True:
-            env = self._environment_of(index)
+            env = self.environment_of(index)
             if env.name in self._curricula or self._position(index, env.name) not in self._solved[env.name]:
                 return index
             self._passed_over += 1
@@ -82,11 +83,22 @@ class TaskSampler:
     @property
     def exhausted(self) -> bool:
         """Whether every task is solved for good."""
-        return not self._curricula and all(len(self._solved[n]) == len(t) for n, t in self._tasks.items())
+        return not self.has_tasks_beside(frozenset())
+
+    def has_tasks_beside(self, held: Set[str]) -> bool:
+        """Whether there is anything to play in environments other than `held`."""
+        curricula = self._curricula.keys() - held
+        return bool(curricula) or any(
+            name not in held and len(self._solved[name]) < len(tasks) for name, tasks in self._tasks.items()
+        )
+
+    def environment_of(self, index: int) -> NamedEnvironment:
+        """The environment of group `index`."""
+        return self._environments[self._mix[index].environment]
 
     def settle(self, index: int, rewards: Sequence[float]) -> None:
         """Group `index` got these rewards and will not be played again."""
-        env = self._environment_of(index)
+        env = self.environment_of(index)
         if env.name in self._curricula:
             self._curricula[env.name].settle(index, rewards)
         elif self._solved_from is not None and rewards and statistics.fmean(rewards) >= self._solved_from:
@@ -112,25 +124,8 @@ class TaskSampler:
 
     def _position(self, index: int, name: str) -> int:
         """Where the task of group `index` stands among those of its environment."""
-        size = len(self._tasks[name])
-        epoch, nth = divmod(self._nth[index], size)
-        return _epoch_order(f"{self._seed}/{name}/{epoch}", size)[nth]
-
-    def _environment_of(self, index: int) -> NamedEnvironment:
-        while len(self._dealt) <= index:
-            self._deal_next()
-        return self._environments[self._dealt[index]]
-
-    def _deal_next(self) -> None:
-        total = sum(e.ratio for e in self._environments)
-        dealt = len(self._dealt) + 1
-        deficits = [
-            e.ratio / total * dealt - n for e, n in zip(self._environments, self._counts, strict=True)
-        ]
-        chosen = deficits.index(max(deficits))
-        self._dealt.append(chosen)
-        self._nth.append(self._counts[chosen])
-        self._counts[chosen] += 1
+        deal = self._mix[index]
+        return _epoch_order(f"{self._seed}/{name}/{deal.epoch}", len(self._tasks[name]))[deal.nth]
 
 
 def task_sampler(
@@ -140,6 +135,7 @@ def task_sampler(
     return TaskSampler(
         environments,
         seed=config.seed,
+        mix=config.env_mix,
         curricula=load_curricula(environments, config.seed, state) if config.curriculum else {},
         no_positive_resampling=config.no_positive_resampling,
         state=state,

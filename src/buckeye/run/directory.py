@@ -109,7 +109,9 @@ def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
         identity = RunIdentity(run_id=record["run_id"], attempt=int(record["attempt"]) + 1)
         attempts = list(record["attempts"])
     except FileNotFoundError:
-        identity, attempts = RunIdentity(run_id=secrets.token_hex(4), attempt=1), []
+        # whoever has it carried out elsewhere knows it by an id before it begins
+        run_id = os.environ.get("BUCKEYE_NEW_RUN_ID") or secrets.token_hex(4)
+        identity, attempts = RunIdentity(run_id=run_id, attempt=1), []
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}). Restore it, or start in a new directory."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +19,7 @@ from buckeye.orchestrator.evaluation_files import environment_record, sampling_r
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.run.model_files import fetch_model
 from buckeye.run.serve import served_model
+from buckeye.tasks.keys import key
 
 log = logging.getLogger(__name__)
 Number = TypeVar("Number", int, float)
@@ -50,18 +50,18 @@ async def evaluate_model(config: EvalsConfig) -> list[EvalResult]:
     """All environments of the configuration, one after the other."""
     path = fetch_model(config.model.name)
     if config.client is not None:
-        key = os.environ.get(config.client.api_key_var)
+        api_key = key(config.client.api_key_var) or None
         client = config.client
-        return await _evaluate(config, path, client.base_url, key, config.model.name, client.timeout)
+        return await _evaluate(config, path, client.base_url, api_key, config.model.name, client.timeout)
     async with served_model(path) as server:
         return await _evaluate(config, path, [server.base_url], server.api_key, str(path), 1200.0)
 
 
 async def _evaluate(
-    config: EvalsConfig, path: Path, base_urls: Sequence[str], key: str | None, model: str, timeout: float
+    config: EvalsConfig, path: Path, base_urls: Sequence[str], api_key: str | None, model: str, timeout: float
 ) -> list[EvalResult]:
     renderer = ChatRenderer(str(path))
-    async with InferenceClient(base_urls, api_key=key, timeout=timeout, model=model) as client:
+    async with InferenceClient(base_urls, api_key=api_key, timeout=timeout, model=model) as client:
         await client.wait_ready(timeout)
         player = RolloutPlayer(
             sampler=client,

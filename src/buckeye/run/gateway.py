@@ -11,24 +11,27 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 
-from buckeye.config.orchestrator import EnvConfig
+from buckeye.config.environments import EnvConfig
 from buckeye.envs.gateway.address import is_loopback
 from buckeye.envs.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS
 from buckeye.envs.mcp.environment import NAME
 from buckeye.envs.registry import EnvironmentId
 from buckeye.errors import RunError, UsageError
-from buckeye.tasks.dataset import read_splits
-from buckeye.tasks.dotenv import variables
+from buckeye.run.plan import Role
+from buckeye.tasks.dataset import find_taskset, read_splits
+from buckeye.tasks.keys import child_environment, variables
 from buckeye.tasks.models import HttpServer, McpTask
 from buckeye.tasks.variables import resolve
 
 log = logging.getLogger(__name__)
 
+_COMMAND = (sys.executable, "-m", "buckeye", "gateway")
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.1
@@ -47,22 +50,81 @@ def task_gateway(
     key.
     """
     known = variables()
-    key = {} if known.get(API_KEY_VARIABLE) else {API_KEY_VARIABLE: secrets.token_urlsafe(24)}
-    near = [_near_servers(task, known) for task in _tasks(environments)]
-    urls = {url for servers in near for url in servers}
-    most = max(map(len, near), default=1)
-    words = ("--sessions", str(max(DEFAULT_SESSIONS, rollouts * most)))
-    with ensure_gateway(urls, log_file, words=words, env=key) as started:
-        for url, server in {url: server for servers in near for url, server in servers.items()}.items():
-            if _local_port(url) not in started:
-                _check_key(url, server, known)
+    key = _fresh_key(known)
+    servers, words = _needs(environments, known, rollouts)
+    with ensure_gateway(servers, log_file, words=words, env=key) as started:
+        _check_keys(servers, started, known)
         yield key if started else {}
+
+
+@contextmanager
+def gateway_here(environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int) -> Iterator[None]:
+    """As `task_gateway`, for tasks that are played in this process: it has the key meanwhile."""
+    with task_gateway(environments, log_file, rollouts=rollouts) as key:
+        os.environ.update(key)
+        try:
+            yield
+        finally:
+            for name in key:
+                del os.environ[name]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gateways:
+    """The gateways that a run starts, looks after and ends, and the variables that all its processes need for
+    them: a key, where there is none."""
+
+    roles: tuple[Role, ...]
+    env: Mapping[str, str]
+
+
+def run_gateways(environments: Iterable[EnvConfig], *, rollouts: int) -> Gateways:
+    """What has to be started for a run that plays so many `rollouts` at a time: a gateway for every port of
+    this machine where its tasks expect one and nothing listens. Raises UsageError as `task_gateway` does."""
+    known = variables()
+    servers, words = _needs(environments, known, rollouts)
+    ports = _silent_ports(servers)
+    _check_keys(servers, ports, known)
+    roles = tuple(
+        Role(
+            kind="gateway",
+            index=index,
+            argv=(*_COMMAND, "--port", str(port), *words),
+            port=port,
+            config_name=None,
+            log_name="gateway" if index == 0 else f"gateway_{index}",
+        )
+        for index, port in enumerate(ports)
+    )
+    return Gateways(roles=roles, env=_fresh_key(known) if roles else {})
+
+
+def _fresh_key(known: Mapping[str, str]) -> dict[str, str]:
+    """The variable with a new key; nothing if there is one."""
+    return {} if known.get(API_KEY_VARIABLE) else {API_KEY_VARIABLE: secrets.token_urlsafe(24)}
+
+
+def _needs(
+    environments: Iterable[EnvConfig], known: Mapping[str, str], rollouts: int
+) -> tuple[dict[str, HttpServer], tuple[str, ...]]:
+    """The servers of the tasks on this machine by address, and the flags of a gateway with room for all."""
+    near = [_near_servers(task, known) for task in _tasks(environments)]
+    most = max(map(len, near), default=1)
+    servers = {url: server for servers in near for url, server in servers.items()}
+    return servers, ("--sessions", str(max(DEFAULT_SESSIONS, rollouts * most)))
+
+
+def _check_keys(servers: Mapping[str, HttpServer], started: Sequence[int], known: Mapping[str, str]) -> None:
+    """Check the gateways that listen already."""
+    for url, server in servers.items():
+        if _local_port(url) not in started:
+            _check_key(url, server, known)
 
 
 def _tasks(environments: Iterable[EnvConfig]) -> list[McpTask]:
     """The tasks of MCP environments."""
     paths = {
-        Path(str(env.args[name])).expanduser()
+        find_taskset(str(env.args[name]))
         for env in environments
         if not env.id.startswith((".", "/", "~")) and EnvironmentId.parse(env.id).name == NAME
         for name in ("taskset", "eval_taskset")
@@ -115,11 +177,16 @@ def ensure_gateway(
     """
     with ExitStack() as stack:
         started = []
-        for port in sorted({port for url in urls if (port := _local_port(url)) is not None}):
-            if not _listens(port):
-                stack.enter_context(_running(port, log_file, words, env or {}))
-                started.append(port)
+        for port in _silent_ports(urls):
+            stack.enter_context(_running(port, log_file, words, env or {}))
+            started.append(port)
         yield started
+
+
+def _silent_ports(urls: Iterable[str]) -> list[int]:
+    """The ports of this machine among the addresses on which nothing listens."""
+    ports = {port for url in urls if (port := _local_port(url)) is not None}
+    return [port for port in sorted(ports) if not _listens(port)]
 
 
 def _local_port(url: str) -> int | None:
@@ -148,11 +215,16 @@ def _running(port: int, log_file: Path, words: Sequence[str], env: Mapping[str, 
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "buckeye", "gateway", "--port", str(port), *words],
+            [*_COMMAND, "--port", str(port), *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **env, "BUCKEYE_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1"},
+            env={
+                **child_environment(os.environ, plays=True),
+                **env,
+                "BUCKEYE_PARENT_PID": str(os.getpid()),
+                "PYTHONUNBUFFERED": "1",
+            },
             start_new_session=True,
         )
     try:

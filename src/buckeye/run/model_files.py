@@ -6,6 +6,7 @@ from pathlib import Path
 
 from buckeye.checkpoint.merge import MODEL_DIRECTORY, complete_model
 from buckeye.errors import UsageError
+from buckeye.tasks.keys import key
 
 
 def find_model(name: str) -> Path | None:
@@ -45,7 +46,9 @@ def fetch_model(name: str) -> Path:
     try:
         return Path(
             snapshot_download(
-                name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
+                name,
+                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"],
+                token=key("HF_TOKEN") or None,
             )
         ).resolve()
     except Exception as error:  # network, authentication, unknown id: one message whatever the library raises

@@ -14,14 +14,14 @@ from buckeye.run.disk import DiskEstimate, estimate_disk
 from buckeye.run.machine import Machine
 from buckeye.run.ports import Ports
 
-RoleKind = Literal["inference", "orchestrator", "trainer"]
+RoleKind = Literal["gateway", "inference", "orchestrator", "trainer"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
     """One process of a run. `devices` are GPU ids, or CPU slots where there is no GPU. `argv` is a full
-    command; `config_name` is the file in `configs/` that the process reads, `log_name` its files in
-    `logs/`."""
+    command; `config_name` is the file in `configs/` that the process reads (None: it reads none), `log_name`
+    its files in `logs/`."""
 
     kind: RoleKind
     index: int
@@ -29,7 +29,7 @@ class Role:
     env: dict[str, str] = field(default_factory=dict)
     devices: tuple[int, ...] = ()
     port: int | None = None
-    config_name: str
+    config_name: str | None
     log_name: str
 
     @property

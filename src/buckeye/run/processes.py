@@ -18,6 +18,7 @@ from buckeye.run.beats import BeatReader
 from buckeye.run.directory import attempt_logs, link_log, log_path
 from buckeye.run.plan import Role
 from buckeye.run.record import PLACE_VARIABLE, place_of
+from buckeye.tasks.keys import child_environment
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,11 @@ class Processes:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**self._env, **role.env, BEAT_VARIABLE: str(writing)},
+                    env={
+                        **child_environment(self._env, plays=role.kind == "orchestrator"),
+                        **role.env,
+                        BEAT_VARIABLE: str(writing),
+                    },
                     pass_fds=(writing,),
                     start_new_session=True,
                 )

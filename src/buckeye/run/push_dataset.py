@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.errors import RunError, UsageError
+from buckeye.tasks.keys import key
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 _MADE_BY_THE_HUB = {".gitattributes"}
@@ -27,10 +28,10 @@ class DatasetRepository:
             raise UsageError(
                 "pushing needs the package huggingface_hub. Install it: pip install 'buckeye[hub]'"
             ) from None
-        token = get_token()
+        token = key("HF_TOKEN") or get_token()
         if token is None:
             raise UsageError(
-                "pushing needs a token that may write: set HF_TOKEN, or log in with `hf auth login`. "
+                "pushing needs a token that may write: `buckeye auth set HF_TOKEN`, or `hf auth login`. "
                 "With --no-push the dataset stays here."
             )
         self.name = name

@@ -1,4 +1,4 @@
-"""Inference servers that die are started again, within limits; everything else of a run goes on."""
+"""Inference servers and gateways that die are started again, within limits; everything else goes on."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Ended:
 
 
 class Restarts:
-    """Starts the inference servers of a run anew: those that have ended, and those that the orchestrator asks
-    for. `note` is told of each end. A server that refuses its settings ends the run."""
+    """Starts the servers of a run anew: inference and gateways that have ended, and inference that the
+    orchestrator asks for. `note` is told of each end. A server that refuses its settings ends the run."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Restarts:
         self._first_delay = first_delay
         self._note = note
         self._memory = Memory.now()
-        self._budgets: dict[int, Budget] = {}
+        self._budgets: dict[str, Budget] = {}
         self._due: list[tuple[float, Role]] = []
         take_restart_requests(output_dir)  # those of an earlier start are not for these servers
 
@@ -67,12 +67,13 @@ class Restarts:
                     log.warning("%s is ended to be started anew: %s", child.role.title, request.reason)
                     self._processes.kill(child, f"was not right ({request.reason})")
         homeless = []
-        for child in self._processes.of_kind("inference"):
+        for child in self._processes.of_kind("gateway", "inference"):
             code = child.returncode
             if code is None:
                 continue
             child.beats.read(time.monotonic())
-            if child.beats.failure is not None and child.beats.failure.error == "PortTakenError":
+            failure = child.beats.failure
+            if child.role.kind == "inference" and failure and failure.error == "PortTakenError":
                 homeless.append(child)
             self._schedule(child, code, step)
         now = time.monotonic()
@@ -89,7 +90,7 @@ class Restarts:
     def move(self, roles: list[Role]) -> None:
         """Use these roles, which have other ports, for servers that are to be started again."""
         moved = {role.index: role for role in roles}
-        self._due = [(at, moved[role.index]) for at, role in self._due]
+        self._due = [(at, moved[role.index] if role.kind == "inference" else role) for at, role in self._due]
 
     def _start(self, role: Role, now: float) -> None:
         try:
@@ -106,7 +107,7 @@ class Restarts:
         if not self._limits.restart or code == UsageError.exit_code:
             raise RunError(diagnosis(child, code, self._memory, self._output_dir))
         budget = self._budgets.setdefault(
-            child.role.index,
+            child.role.title,
             Budget(self._limits.max_restarts, self._limits.restart_window, self._first_delay),
         )
         verdict = budget.after(now, cause=named_cause(child, code), step=step)

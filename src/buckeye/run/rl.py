@@ -7,10 +7,11 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from buckeye.checkpoint import list_checkpoints
-from buckeye.config.orchestrator import EnvConfig
+from buckeye.config.environments import EnvConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.shared import WandbConfig
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
@@ -21,7 +22,7 @@ from buckeye.run.changes import changed_settings
 from buckeye.run.cleaning import prune_logs
 from buckeye.run.directory import begin_attempt, clean, locked, refuse_used
 from buckeye.run.disk import check_disk, disk_environment
-from buckeye.run.gateway import task_gateway
+from buckeye.run.gateway import run_gateways
 from buckeye.run.machine import this_machine
 from buckeye.run.model_files import fetch_model
 from buckeye.run.plan import RolePlan, make_plan
@@ -76,15 +77,11 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
         write_role_configs(config, plan, model_path=model_path, origin=Origin(begin.step))
         register(output_dir, identity.run_id)
         launch = Launch(config=config, model_path=model_path, first=identity, step=begin.step)
-        with (
-            tracked(wandb, output_dir=output_dir, run_id=identity.run_id, config=config),
-            task_gateway(
-                played_environments(config),
-                output_dir / "logs" / "gateway.log",
-                rollouts=config.orchestrator.rollouts_at_once,
-            ) as key,
-        ):
-            return _run_recorded(launch, plan, command, ports, _run_environment(config) | key)
+        gateways = run_gateways(played_environments(config), rollouts=config.orchestrator.rollouts_at_once)
+        plan = replace(plan, roles=(*gateways.roles, *plan.roles))
+        env = {**_run_environment(config), **gateways.env}
+        with tracked(wandb, output_dir=output_dir, run_id=identity.run_id, config=config):
+            return _run_recorded(launch, plan, command, ports, env)
 
 
 def wandb_settings(config: RLConfig) -> WandbConfig | None:

@@ -30,7 +30,8 @@ def write_role_configs(config: RLConfig, plan: RolePlan, *, model_path: Path, or
     directory.mkdir(parents=True, exist_ok=True)
     write_file(config.output_dir / RECORDED_CONFIG, to_json(as_recorded(config)))
     for role in plan.roles:
-        write_file(directory / role.config_name, _role_config(config, role, plan, model_path, origin))
+        if role.config_name is not None:
+            write_file(directory / role.config_name, _role_config(config, role, plan, model_path, origin))
 
 
 def _role_config(config: RLConfig, role: Role, plan: RolePlan, model_path: Path, origin: Origin) -> str:

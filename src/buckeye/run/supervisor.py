@@ -57,11 +57,11 @@ class Supervisor:
         """Start every process, with the era's log lines."""
         plan = self._attempts.plan
         where = "GPU(s)" if plan.on_gpu else "CPU slot(s)"
-        for kind in ("inference", "orchestrator", "trainer"):
+        for kind in ("gateway", "inference", "orchestrator", "trainer"):
             roles = plan.of_kind(kind)
             devices = " ".join(str(device) for role in roles for device in role.devices)
             if roles:
-                log.info("Starting %s process%s", kind, f" on {where} {devices}" if devices else "")
+                log.info("Starting %s process%s", kind, f" on {where} {devices}" if devices.strip() else "")
             for role in roles:
                 self._processes.start(role)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 from buckeye.errors import UsageError
 from buckeye.storage import write_directory
 from buckeye.tasks.files import read_rows, read_tasks
+from buckeye.tasks.keys import key
 from buckeye.tasks.models import HttpServer, McpTask
 from buckeye.tasks.rows import COLUMNS, NESTED, TEST, TRAIN, as_row
 
 CARD = "README.md"
 _FOLDER = "data"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
+_FILES = (".json", ".jsonl", ".parquet")
 _EVAL_NAMES = (TEST, "eval", "validation")
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
@@ -34,6 +38,32 @@ def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask
         (temporary / CARD).write_text(dataset_card(name, splits), encoding="utf-8")
 
     write_directory(folder, fill, replace=replace)
+
+
+def find_taskset(name: str) -> Path:
+    """Where the tasks are that `name` means: a file or folder, else the dataset ORG/NAME on the Hugging Face
+    hub, which is fetched. Raises UsageError if it is neither, or cannot be had."""
+    path = Path(name).expanduser()
+    if path.exists() or not _HUB_NAME.fullmatch(name) or path.suffix in _FILES:
+        return path
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise UsageError(
+            f"there is no folder {name} here (this is {Path.cwd()}), and a dataset of the Hugging Face hub "
+            "needs the package huggingface_hub. Install it: pip install 'buckeye[hub]'"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = snapshot_download(
+            name, repo_type="dataset", allow_patterns=["*.parquet"], token=key("HF_TOKEN") or None
+        )
+    except Exception as error:  # network, rights, no such name: one message whatever the library raises
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UsageError(
+            f"there is no file or folder {name} here (this is {Path.cwd()}), and the Hugging Face hub does "
+            f"not give a dataset of that name: {reason}"
+        ) from None
+    return Path(found)
 
 
 def is_dataset(path: Path) -> bool:
@@ -108,13 +138,23 @@ def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]]) -> str:
     return "\n".join([*head, *lines])
 
 
+def images_of(tasks: Sequence[McpTask]) -> tuple[str, ...]:
+    """The images that the tasks ask a gateway for, each once."""
+    servers = [server for task in tasks for server in task.mcp_config.values()]
+    images = [image for server in servers if isinstance(server, HttpServer) for image in _images(server)]
+    return tuple(dict.fromkeys(images))
+
+
+def _images(server: HttpServer) -> list[str]:
+    return [value for name, value in server.headers.items() if name.lower() == "mcp-image"]
+
+
 def _environments(tasks: Sequence[McpTask]) -> list[str]:
     found = []
     for task in tasks:
         for server in task.mcp_config.values():
             if isinstance(server, HttpServer):
-                images = [value for key, value in server.headers.items() if key.lower() == "mcp-image"]
-                found += images or [server.url]
+                found += _images(server) or [server.url]
             else:
                 found.append(server.command)
     return found

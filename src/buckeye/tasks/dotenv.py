@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from buckeye.errors import UsageError
 
-_LINE = re.compile(
+LINE = re.compile(
     r"""\s*(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=[ \t]*
     (?:'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>(?!['"])(?:[^#\s]|[ \t]+[^#\s]|(?<=\S)\#)*))
     [ \t]*(?:\#.*)?""",
     re.VERBOSE,
 )
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
-
-
-def variables(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> dict[str, str]:
-    """The variables of the environment, over those of `.env` in `folder` (default: where we are).
-
-    `environ` replaces `os.environ`. Raises UsageError for a file that cannot be read.
-    """
-    return {**read_dotenv((folder or Path()) / ".env"), **(os.environ if environ is None else environ)}
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
@@ -43,7 +33,7 @@ def read_dotenv(path: Path) -> dict[str, str]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        match = _LINE.fullmatch(line)
+        match = LINE.fullmatch(line)
         if match is None:
             raise UsageError(
                 f"{path}:{number}: expected NAME=value, with quotes around a value that has any."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -114,23 +114,30 @@ def read_lock(path: Path) -> Lock:
 
 
 def update_lock(path: Path, changes: Mapping[str, Any]) -> None:
-    """Set top-level keys of an existing lock file in one step; other keys and comments stay as they are.
+    """Set top-level keys of a lock file in one step; other keys and comments stay as they are. A key whose
+    value is None is taken out. A file that is not there is made.
 
     Raises ConfigError if the file cannot be read, and if the result would be no lock file.
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.util import load_yaml_guess_indent  # also gives the data, which it reads without types
 
-    read_lock(path)  # what is wrong with it is said with its line
-    text = path.read_text(encoding="utf-8-sig")
+    text = "{}"
+    if path.exists():
+        read_lock(path)  # what is wrong with it is said with its line
+        text = path.read_text(encoding="utf-8-sig")
     _, indent, offset = load_yaml_guess_indent(text)
     yaml = YAML(typ="rt")
     yaml.preserve_quotes = True
     yaml.width = 1 << 20
     yaml.indent(mapping=2, sequence=indent or 2, offset=offset or 0)
     document = yaml.load(text)
+    document.fa.set_block_style()
     for key, value in changes.items():
-        _put(document, key, value)
+        if value is None:
+            document.pop(key, None)
+        else:
+            _put(document, key, value)
     written = io.StringIO()
     yaml.dump(document, written)
     Lock.model_validate({**_plain(document)})
@@ -162,4 +169,4 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    return value.isoformat() if isinstance(value, datetime) else value
+    return value.isoformat() if isinstance(value, date) else value

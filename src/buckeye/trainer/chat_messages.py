@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from buckeye.dialects.messages import ChatMessage
 from buckeye.errors import UsageError
-from buckeye.inference.messages import ChatMessage
 
 _KNOWN = frozenset(ChatMessage.__struct_fields__)
 

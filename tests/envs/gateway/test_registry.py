@@ -2,34 +2,19 @@
 through the gateway by the environment of the configuration."""
 
 import asyncio
-import json
-import os
 import re
-import shutil
-import socket
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from buckeye.envs.mcp.environment import load_environment
 from tests.envs.gateway.client import gateway, processes_with, wait_until
+from tests.envs.images.local_registry import TEXT_2048, needs_registry, python_tree, registry
 from tests.envs.mcp.scripted import Scripted
 
-ENVIRONMENT = Path(__file__).parents[3] / "environments" / "text_2048"
-NEEDED = ("docker-registry", "buildah", "ldd")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1_800),
-    pytest.mark.skipif(
-        sys.platform != "linux" or os.geteuid() != 0 or any(shutil.which(name) is None for name in NEEDED),
-        reason="needs root on Linux and: apt-get install docker-registry buildah",
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800), needs_registry]
 
 TASK = """
 {
@@ -75,9 +60,7 @@ def test_text_2048_from_a_registry_without_a_daemon(tmp_path, monkeypatch):
             monkeypatch.setenv("BUCKEYE_API_KEY", "key-of-the-gateway")
             tasks = tmp_path / "tasks.json"
             tasks.write_text(TASK.replace("PORT", str(running.port)).replace("IMAGE", image))
-            environment = load_environment(
-                taskset=str(tasks), config_path=str(ENVIRONMENT / "text_2048.yaml")
-            )
+            environment = load_environment(taskset=str(tasks), config_path=str(TEXT_2048 / "text_2048.yaml"))
             (task,) = environment.tasks("train")
 
             def policy():
@@ -103,37 +86,6 @@ def test_text_2048_from_a_registry_without_a_daemon(tmp_path, monkeypatch):
     wait_until(lambda: not processes_with(str(tmp_path)), "processes are left")
 
 
-def python_tree(tree):
-    """A root file system with this Python and text_2048: what its Dockerfile makes, without a base image."""
-    prefix, version = Path(sys.base_prefix), f"python{sys.version_info.major}.{sys.version_info.minor}"
-    home = tree / str(prefix).lstrip("/")
-    unused = shutil.ignore_patterns(
-        "test", "tests", "idlelib", "ensurepip", "site-packages", "__pycache__", "*.a"
-    )
-    shutil.copytree(prefix / "lib" / version, home / "lib" / version, ignore=unused)
-    (home / "bin").mkdir(parents=True)
-    shutil.copy2(prefix / "bin" / version, home / "bin" / version)
-    site = tree / "app" / "site"
-    words = ["--quiet", "--disable-pip-version-check", "--target", str(site), str(ENVIRONMENT)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *words], check=True)
-    for library in needed_libraries([home / "bin" / version, *tree.rglob("*.so*")]):
-        to = tree / str(library).lstrip("/")
-        if not to.exists():
-            to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(library.resolve(), to)
-    (tree / "tmp").mkdir(mode=0o777)
-    (tree / "server").symlink_to(home.relative_to(tree) / "bin" / version)
-    return tree
-
-
-def needed_libraries(files):
-    found = set()
-    for file in files:
-        listed = subprocess.run(["ldd", str(file)], capture_output=True, text=True, check=False).stdout
-        found |= {Path(path) for path in re.findall(r"(/\S+) \(0x", listed)}
-    return found
-
-
 def build(tree, state, image):
     """As `docker build` and `docker push`, by buildah, whose state is in a folder of ours."""
 
@@ -150,31 +102,3 @@ def build(tree, state, image):
     buildah("config", *wishes, container)
     buildah("commit", "--format", "oci", container, image)
     buildah("push", "--tls-verify=false", image)
-
-
-@contextmanager
-def registry(folder):
-    """Debian's docker-registry on a port of its own."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{listener.getsockname()[1]}"
-    folder.mkdir()
-    storage = {"filesystem": {"rootdirectory": str(folder / "data")}}
-    settings = {"version": 0.1, "storage": storage, "http": {"addr": host}, "log": {"level": "warn"}}
-    (folder / "config.yml").write_text(json.dumps(settings))
-    with (folder / "log").open("w") as log:
-        command = ["docker-registry", "serve", str(folder / "config.yml")]
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        wait_until(lambda: answers(f"http://{host}/v2/"), "no registry", (folder / "log").read_text)
-        yield host
-    finally:
-        process.kill()
-        process.wait()
-
-
-def answers(url):
-    try:
-        return httpx.get(url).status_code == 200
-    except httpx.HTTPError:
-        return False

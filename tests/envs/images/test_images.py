@@ -5,11 +5,14 @@ import contextlib
 import gzip
 import json
 import os
+import shutil
 import stat
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -373,6 +376,30 @@ def test_a_layer_with_garbage_behind_its_end(tmp_path):
     (tmp_path / "root").mkdir()
     with pytest.raises(PrepareError, match="layer 1"):
         unpack_layers([path], [digest(HELLO)], tmp_path / "root", owner=None)
+
+
+def test_layers_compressed_with_zstd(tmp_path, monkeypatch):
+    packed = zstandard.ZstdCompressor().compress(HELLO[:700]) + zstandard.compress(HELLO[700:])  # two frames
+    path, root = tmp_path / "layer", tmp_path / "root"
+    for data, says in ((packed, None), (packed[:-9], "layer 1"), (packed[:20] + b"\xff" * 40, "layer 1")):
+        root.mkdir()
+        path.write_bytes(data)
+        if says is None:
+            unpack_layers([path], [digest(HELLO)], root, owner=None)
+            assert tree(root) == tree_of_hello(tmp_path)
+        else:
+            with pytest.raises(PrepareError, match=says):
+                unpack_layers([path], [digest(HELLO)], root, owner=None)
+        shutil.rmtree(root)
+    root.mkdir()
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(PrepareError, match=r"pip install 'buckeye\[zstd\]'"):
+        unpack_layers([path], [digest(HELLO)], root, owner=None)
+
+
+def tree_of_hello(tmp_path):
+    unpacked(tmp_path / "plain", HELLO)
+    return tree(tmp_path / "plain")
 
 
 def test_a_torn_layer(tmp_path):

@@ -10,12 +10,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from buckeye import beat
 from buckeye.envs.gateway.access import Refusal, Wish
 from buckeye.envs.gateway.frames import SERVER_ERROR
 from buckeye.envs.gateway.session import Session
 from buckeye.envs.gateway.settings import GatewaySettings
 from buckeye.envs.gateway.starts import Started, WarmPool, start
 from buckeye.envs.mcp.errors import McpFault
+from buckeye.envs.preload.parents import PARENTS
 from buckeye.envs.runtimes.base import Places, PrepareError, Runtime, RuntimeUnavailable
 from buckeye.errors import UsageError
 
@@ -113,6 +115,7 @@ class Gateway:
             "waiting": self._queued,
             "warm": len(self._warm),
             "started": self._total,
+            "forked": PARENTS.starts["forked"],
             "sessions": [
                 {
                     "session": session.name,
@@ -151,7 +154,7 @@ class Gateway:
         runtime = self._choose(wish.image)
         async with self._preparing.setdefault(wish.image, asyncio.Lock()):
             await runtime.prepare(wish.image)
-        return await start(runtime, wish, self._places)
+        return await start(runtime, wish, self._places, preload=self.settings.preload)
 
     def _on_end(self, session: Session, reason: str) -> None:
         self._sessions.pop(session.id, None)
@@ -180,6 +183,8 @@ class Gateway:
         limits = (settings.left_seconds, settings.idle_seconds, settings.session_seconds)
         pause = min(_SWEEP_SECONDS, *(limit / 4 for limit in limits))
         while True:
+            beat.report("requests", on="orchestrator")
+            beat.pulse()
             await asyncio.sleep(pause)
             now = time.monotonic()
             for session in list(self._sessions.values()):

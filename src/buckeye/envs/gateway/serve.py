@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from buckeye import beat
 from buckeye.envs.gateway.app import create_app
 from buckeye.envs.gateway.gateway import Gateway
 from buckeye.envs.gateway.settings import GatewaySettings
@@ -67,6 +68,7 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     log.log(SUCCESS, "Gateway ready on http://%s:%d/mcp (%s: %s)", shown, port, used.name, used.about)
+    beat.ready()
     waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()

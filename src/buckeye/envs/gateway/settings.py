@@ -35,6 +35,8 @@ class GatewaySettings:
     """Longest life of a session."""
     warm: int = 0
     """Environments kept started for each of the images and variables last asked for."""
+    preload: bool = True
+    """Whether sessions of a Python program are forked from a process that has imported its libraries."""
 
     def __post_init__(self) -> None:
         if self.api_key is None and not is_loopback(self.host):

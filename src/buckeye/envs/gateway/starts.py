@@ -15,6 +15,7 @@ from typing import Any
 
 from buckeye.envs.gateway.access import Wish
 from buckeye.envs.mcp.server_process import ServerProcess
+from buckeye.envs.preload.start import start_program
 from buckeye.envs.runtimes.base import Launch, Places, Runtime
 
 log = logging.getLogger(__name__)
@@ -39,15 +40,21 @@ class Started:
             await clean_up(self.launch, self.place)
 
 
-async def start(runtime: Runtime, wish: Wish, places: Places) -> Started:
-    """A process for one session. Raises PrepareError, StartError, UsageError; then nothing remains."""
+async def start(runtime: Runtime, wish: Wish, places: Places, *, preload: bool) -> Started:
+    """A process for one session; with `preload` perhaps forked from one that has imported its libraries.
+
+    Raises PrepareError, StartError, UsageError; then nothing remains.
+    """
     await runtime.prepare(wish.image)
     place = places.new()
     launch = None
     try:
         launch = await runtime.launch(wish.image, place, dict(wish.variables))
         name = wish.image or runtime.name
-        process = await ServerProcess.start(launch.argv, env=launch.env, name=name, cwd=launch.cwd)
+        if launch.program is not None:
+            process = await start_program(launch.program, name=name, preload=preload)
+        else:
+            process = await ServerProcess.start(launch.argv, env=launch.env, name=name, cwd=launch.cwd)
     except BaseException:
         await clean_up(launch, place)
         raise

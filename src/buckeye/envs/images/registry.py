@@ -1,8 +1,8 @@
 """A small client of the registry API: manifests and blobs, every byte checked against its digest.
 
 Facts: the OCI distribution specification 1.1, and Docker's token authentication. Plain HTTP only on this
-machine; everywhere else HTTPS. Logins go to the registry and the token server it names over HTTPS, never to
-where a blob is redirected.
+machine; everywhere else HTTPS. Logins go to the registry they belong to and the token server it names, never
+to where a blob is redirected. What is uploaded is in `push`.
 """
 
 from __future__ import annotations
@@ -12,60 +12,49 @@ import json
 import os
 import platform
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import httpx
 
 from buckeye.envs.gateway.address import is_loopback
 from buckeye.envs.images.credentials import Login, find_login
-from buckeye.envs.images.reference import ImageReference
+from buckeye.envs.images.manifest import MANIFESTS, Blob, Manifest, parse_manifest
+from buckeye.envs.images.reference import DOCKER_HUB, ImageReference
 from buckeye.envs.runtimes.base import PrepareError
 
-_MANIFESTS = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
+MIRROR_VARIABLE = "BUCKEYE_REGISTRY_MIRROR"
+"""Names a registry that images of Docker Hub are fetched from."""
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 _MAX_MANIFEST = 4 * 2**20
+_CHUNK = 2**20
 _TIMEOUT = httpx.Timeout(60.0, connect=20.0)
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Blob:
-    """A piece of an image, by its digest."""
-
-    digest: str
-    size: int
-    media_type: str
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What one image for one platform is made of."""
-
-    digest: str
-    config: Blob
-    layers: tuple[Blob, ...]
 
 
 class Registry:
-    """One registry, for one repository; use it as a context manager. Its methods raise PrepareError."""
+    """One registry, for one repository; use it as a context manager. Its methods raise PrepareError.
 
-    def __init__(self, reference: ImageReference, *, client: httpx.Client | None = None) -> None:
-        self._reference = reference
-        local = _is_local(reference.registry)
-        self._base = f"{'http' if local else 'https'}://{reference.registry}/v2/{reference.repository}"
-        self._login: Login | None = None if local else find_login(reference.registry)
+    To fetch from Docker Hub, the mirror is asked where one is named; to `push`, never.
+    """
+
+    def __init__(
+        self, reference: ImageReference, *, push: bool = False, client: httpx.Client | None = None
+    ) -> None:
+        self._reference, self._actions = reference, "pull,push" if push else "pull"
+        self._host = reference.registry
+        if self._host == DOCKER_HUB and not push:
+            self._host = os.environ.get(MIRROR_VARIABLE) or DOCKER_HUB
+        local = _is_local(self._host)
+        self._base = f"{'http' if local else 'https'}://{self._host}/v2/{reference.repository}"
+        self._login: Login | None = find_login(self._host)
         self._authorization: str | None = None
         self._client = client or httpx.Client(timeout=_TIMEOUT, follow_redirects=True, max_redirects=5)
 
@@ -82,13 +71,7 @@ class Registry:
         digest, content, kind = self._manifest(self._reference.version)
         if kind in _INDEXES:
             digest, content, kind = self._manifest(_of_this_platform(content, self._reference))
-        if kind not in _MANIFESTS or not isinstance(content.get("layers"), list):
-            raise PrepareError(f"image {self._reference}: a manifest of type {kind!r} is not understood.")
-        try:
-            layers = tuple(_blob(entry) for entry in content["layers"])
-            return Manifest(digest, _blob(content["config"]), layers)
-        except (KeyError, TypeError, ValueError):
-            raise PrepareError(f"image {self._reference}: its manifest is damaged.") from None
+        return parse_manifest(content, digest=digest, kind=kind, shown=str(self._reference))
 
     def fetch(self, blob: Blob, target: Path) -> None:
         """Download a blob, unless `target` has it already; it is there only if its digest is right."""
@@ -98,7 +81,7 @@ class Registry:
         part = target.with_name(f".{target.name}.tmp-{os.getpid()}")
         digest, size = hashlib.sha256(), 0
         try:
-            with self._stream(f"/blobs/{blob.digest}") as response, part.open("wb") as file:
+            with self.ask("GET", f"/blobs/{blob.digest}") as response, part.open("wb") as file:
                 for chunk in response.iter_raw():
                     size += len(chunk)
                     if size > blob.size:
@@ -113,13 +96,14 @@ class Registry:
                 )
             part.replace(target)
         except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
+            raise self.unreachable(error) from None
         finally:
             part.unlink(missing_ok=True)
 
     def _manifest(self, version: str) -> tuple[str, dict[str, Any], str]:
         try:
-            with self._stream(f"/manifests/{version}", accept=", ".join(_MANIFESTS + _INDEXES)) as response:
+            wanted = {"accept": ", ".join(MANIFESTS + _INDEXES)}
+            with self.ask("GET", f"/manifests/{version}", headers=wanted) as response:
                 raw = b""
                 for chunk in response.iter_bytes():
                     raw += chunk
@@ -127,7 +111,7 @@ class Registry:
                         raise PrepareError(f"image {self._reference}: its manifest is too large.")
                 kind = response.headers.get("content-type", "").partition(";")[0].strip()
         except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
+            raise self.unreachable(error) from None
         digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
         if version.startswith("sha256:") and version != digest:
             raise PrepareError(f"image {self._reference}: the manifest arrived damaged (its digest differs).")
@@ -137,24 +121,45 @@ class Registry:
         except (ValueError, AttributeError):
             raise PrepareError(f"image {self._reference}: its manifest is no JSON.") from None
 
-    def _stream(self, path: str, *, accept: str = "*/*") -> _Answer:
-        """Ask, log in if that is wanted, ask again."""
+    def ask(
+        self,
+        method: str,
+        where: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | Path | None = None,
+        expected: tuple[int, ...] = (200,),
+    ) -> _Answer:
+        """Ask, log in if that is wanted, ask again. `where` follows the repository's address, or is one that
+        the registry gave; a login is sent to the registry only. `content` is sent, or what is in that file.
+        Raises httpx.HTTPError if it cannot be
+        reached."""
+        url = urljoin(f"{self._base}/", where) if "://" in where else self._base + where
+        ours = urlsplit(url)[:2] == urlsplit(self._base)[:2]
         for attempt in range(2):
-            headers = {"accept": accept}
-            if self._authorization is not None:
-                headers["authorization"] = self._authorization
-            request = self._client.build_request("GET", self._base + path, headers=headers)
+            given = {"accept": "*/*", **(headers or {})}
+            if ours and self._authorization is not None:
+                given["authorization"] = self._authorization
+            body = _chunks(content) if isinstance(content, Path) else content
+            request = self._client.build_request(method, url, headers=given, content=body)
             response = self._client.send(request, stream=True)
-            if response.status_code == 401 and attempt == 0:
+            if response.status_code == 401 and ours and attempt == 0:
                 challenge = response.headers.get("www-authenticate", "")
                 response.close()
                 self._authorization = self._authorize(challenge)
                 continue
-            if response.status_code == 200:
+            if response.status_code in expected:
                 return _Answer(response)
             response.close()
             raise PrepareError(self._refusal(response.status_code))
         raise AssertionError("unreachable")
+
+    def absolute(self, location: str) -> str:
+        """An address that the registry gave, in full. Raises PrepareError if it is plain HTTP elsewhere."""
+        url = urljoin(f"{self._base}/", location)
+        if urlsplit(url).scheme != "https" and not _is_local(urlsplit(url).netloc):
+            raise PrepareError(f"{self._host} wants an upload over plain HTTP to {url[:80]}: refused.")
+        return url
 
     def _authorize(self, challenge: str) -> str:
         scheme, _, rest = challenge.partition(" ")
@@ -165,10 +170,8 @@ class Registry:
         if scheme.lower() != "bearer" or urlsplit(realm).scheme not in ("https", "http"):
             raise PrepareError(self._refusal(401))
         if urlsplit(realm).scheme == "http" and not _is_local(urlsplit(realm).netloc):
-            raise PrepareError(
-                f"{self._reference.registry} wants a login over plain HTTP at {realm}: refused."
-            )
-        scope = f"repository:{self._reference.repository}:pull"
+            raise PrepareError(f"{self._host} wants a login over plain HTTP at {realm}: refused.")
+        scope = f"repository:{self._reference.repository}:{self._actions}"
         query = {"service": fields["service"]} if "service" in fields else {}
         if self._login is not None and self._login.is_token:
             form = {
@@ -188,18 +191,24 @@ class Registry:
             raise PrepareError(self._refusal(answer.status_code)) from None
 
     def _refusal(self, status: int) -> str:
-        host = self._reference.registry
+        host = self._host
         if status in (401, 403):
             known = "the login that is stored is not accepted" if self._login else "nobody is logged in there"
-            return (
-                f"{host} does not give out {self._reference}: {known} (`docker login {host}` stores a login)."
-            )
+            what = f"{'take' if 'push' in self._actions else 'give out'} {self._reference}"
+            return f"{host} does not {what}: {known} (`docker login {host}` stores a login)."
         if status == 404:
             return f"There is no image {self._reference}."
         return f"{host} answered {status} for {self._reference}."
 
-    def _unreachable(self, error: httpx.HTTPError) -> PrepareError:
-        return PrepareError(f"{self._reference.registry} cannot be reached for {self._reference}: {error}")
+    def unreachable(self, error: httpx.HTTPError) -> PrepareError:
+        """What to raise if the registry cannot be reached."""
+        return PrepareError(f"{self._host} cannot be reached for {self._reference}: {error}")
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
 
 
 class _Answer:
@@ -220,13 +229,6 @@ class _Answer:
 def _basic(login: Login) -> str:
     header: str = httpx.BasicAuth(login.user, login.password)._auth_header
     return header
-
-
-def _blob(entry: dict[str, Any]) -> Blob:
-    digest, size = str(entry["digest"]), int(entry["size"])
-    if not _DIGEST.fullmatch(digest) or size < 0:
-        raise ValueError(digest)
-    return Blob(digest, size, str(entry.get("mediaType", "")))
 
 
 def _of_this_platform(index: dict[str, Any], reference: ImageReference) -> str:

@@ -9,13 +9,16 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from buckeye.envs.images.built import find_built
+from buckeye.envs.images.manifest import Blob, Manifest
 from buckeye.envs.images.reference import parse_reference
-from buckeye.envs.images.registry import Manifest, Registry
+from buckeye.envs.images.registry import Registry
 from buckeye.envs.images.unpack import unpack_layers
 from buckeye.envs.runtimes.base import PrepareError
 from buckeye.storage import leftovers, read_json, write_file
@@ -37,12 +40,16 @@ class Image:
 
 
 def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
-    """The image called `name`, from its registry or, if that cannot be asked, as it was fetched last.
+    """The image called `name`: as it was built here, else from its registry or, if that cannot be asked, as
+    it was fetched last.
 
     `folder` keeps what was downloaded and unpacked; files belong to the user `owner`, if one is given. May be
     called by several processes at once. Raises PrepareError, and UsageError for a name that is none.
     """
     reference = parse_reference(name)
+    built = find_built(reference, folder)
+    if built is not None:
+        return _made(built.manifest, _nothing, name, folder, owner)
     known = folder / "names" / f"{hashlib.sha256(str(reference).encode()).hexdigest()[:32]}.json"
     with Registry(reference) as registry:
         try:
@@ -55,31 +62,42 @@ def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
                 raise error from None
             log.warning("%s Using the image as it was fetched before (%s).", error, digest[:19])
             return image
-        target = folder / "images" / _key(manifest.digest, owner)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with (target.parent / f".{target.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not target.exists():
-                _make(registry, manifest, name, folder, target, owner)
+        image = _made(manifest, registry.fetch, name, folder, owner)
     write_file(known, json.dumps({"name": str(reference), "digest": manifest.digest}))
+    return image
+
+
+Fetch = Callable[[Blob, Path], None]
+"""Puts a blob into a file, unless it is there."""
+
+
+def _nothing(blob: Blob, target: Path) -> None:
+    """All blobs of an image that was built here are there."""
+
+
+def _made(manifest: Manifest, fetch: Fetch, name: str, folder: Path, owner: int | None) -> Image:
+    target = folder / "images" / _key(manifest.digest, owner)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f".{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            _make(manifest, fetch, name, folder, target, owner)
     return _read(target)
 
 
-def _make(
-    registry: Registry, manifest: Manifest, name: str, folder: Path, target: Path, owner: int | None
-) -> None:
+def _make(manifest: Manifest, fetch: Fetch, name: str, folder: Path, target: Path, owner: int | None) -> None:
     begun = time.monotonic()
     for old in leftovers(target.parent):
         shutil.rmtree(old, ignore_errors=True)
     size = sum(layer.size for layer in manifest.layers)
-    log.info("Fetching %s (%d layers, %.1f MB)", name, len(manifest.layers), size / 1e6)
+    log.info("Unpacking %s (%d layers, %.1f MB)", name, len(manifest.layers), size / 1e6)
     if manifest.config.size > _MAX_CONFIG:
         raise PrepareError(f"image {name}: its configuration is too large.")
     blobs = [
         folder / "blobs" / blob.digest.removeprefix("sha256:") for blob in (manifest.config, *manifest.layers)
     ]
     for blob, path in zip((manifest.config, *manifest.layers), blobs, strict=True):
-        registry.fetch(blob, path)
+        fetch(blob, path)
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     try:
         config = read_json(blobs[0])

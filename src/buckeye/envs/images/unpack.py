@@ -42,7 +42,7 @@ class Unpacked:
 def unpack_layers(
     layers: Sequence[Path], digests: Sequence[str], root: Path, *, owner: int | None
 ) -> Unpacked:
-    """Lay the layers (tar files, gzip or plain) over each other in the empty directory `root`.
+    """Lay the layers (tar files, plain, gzip or zstd) over each other in the empty directory `root`.
 
     `digests` are those of the uncompressed tar files; `owner` is the user and group that everything then
     belongs to. Raises PrepareError for damaged, malicious or oversized layers.
@@ -95,10 +95,29 @@ def _decompressed(raw: IO[bytes]) -> IO[bytes]:
     if magic[:2] == b"\x1f\x8b":
         return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
     if magic == b"\x28\xb5\x2f\xfd":
-        raise PrepareError(
-            "the image's layers are compressed with zstd, which is not read; push it with gzip."
-        )
+        return _Zstd(raw)  # type: ignore[return-value]
     return raw
+
+
+class _Zstd:
+    """Reads what was compressed with zstd. Raises PrepareError where no package for it is installed."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        try:
+            from zstandard import ZstdDecompressor, ZstdError
+        except ModuleNotFoundError:
+            raise PrepareError(
+                "the image's layers are compressed with zstd: pip install 'buckeye[zstd]', or push it "
+                "with gzip."
+            ) from None
+        self._stream = ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+        self._damage = ZstdError
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._stream.read(size)
+        except self._damage as error:
+            raise OSError(str(error)) from None
 
 
 class _Layer:

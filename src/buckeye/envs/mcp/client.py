@@ -37,7 +37,10 @@ from buckeye.envs.mcp.errors import (
     ToolsChanged,
     ToolTimeout,
 )
+from buckeye.envs.mcp.listening import until_it_listens
 from buckeye.envs.mcp.server_process import ServerProcess, clean_environment, without_secrets
+from buckeye.envs.preload.program import Program
+from buckeye.envs.preload.start import start_program
 from buckeye.tasks.models import HttpServer, StdioServer
 
 # It logs tracebacks of what is raised here as a typed error anyway.
@@ -78,13 +81,18 @@ class Deadlines:
     start: float = 120.0
     call: float = 60.0
     close: float = 2.0
+    listen: float = 0.0
+    """For a server of this machine to listen at all: a gateway that died is started again."""
 
 
 class Session:
     """An open session. Made by `open_session`."""
 
-    def __init__(self, name: str, server: Server, deadlines: Deadlines, secrets: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, server: Server, deadlines: Deadlines, secrets: Sequence[str], *, preload: bool
+    ) -> None:
         self.name = name
+        self._preload = preload
         self.tools: Mapping[str, ToolInfo] = {}
         self._server = server
         self._deadlines = deadlines
@@ -229,15 +237,16 @@ class Session:
     async def _transport(self) -> AsyncIterator[Transport]:
         server = self._server
         if isinstance(server, StdioServer):
-            process = await ServerProcess.start(
-                [_program(server.command), *server.args], env=clean_environment(server.env), name=self.name
-            )
+            argv = (_program(server.command), *server.args)
+            program = Program(argv=argv, env=clean_environment(server.env))
+            process = await start_program(program, name=self.name, preload=self._preload)
             self._process = process
             try:
                 yield _over_stdio(process)
             finally:
                 await process.close(grace=self._grace)
         else:
+            await until_it_listens(server.url, self._deadlines.listen)
             self._http = BoundedTransport(server.url)
             timeout = httpx2.Timeout(30.0, read=None)  # calls have a deadline of their own
             async with httpx2.AsyncClient(
@@ -284,15 +293,16 @@ class Session:
 
 @asynccontextmanager
 async def open_session(
-    name: str, server: Server, *, deadlines: Deadlines, secrets: Sequence[str] = ()
+    name: str, server: Server, *, deadlines: Deadlines, secrets: Sequence[str] = (), preload: bool = True
 ) -> AsyncIterator[Session]:
     """A session with the server `name`, closed at the end of the block; its process then has ended.
     Variables in what the server is given must have been resolved; `secrets`, what they stand for, are left
-    out of all messages.
+    out of all messages. With `preload` a Python server may be forked from a process that has imported its
+    libraries.
 
     Raises StartError (or a more exact fault) if it does not come about.
     """
-    session = Session(name, server, deadlines, secrets)
+    session = Session(name, server, deadlines, secrets, preload=preload)
     owner = await session.open()
     try:
         yield session

@@ -92,6 +92,9 @@ class DefaultsConfig(BaseConfig):
     """Seconds that a call of the model, or an evaluation call, may take."""
     max_result_chars: PositiveInt = 8000
     """Longest result of a call that the model is shown, in characters."""
+    preload: bool = True
+    """Whether the libraries of a Python server that a task starts as a command are imported once, and its
+    sessions forked; false starts every one by itself."""
 
 
 class GymConfig(BaseConfig):

@@ -11,7 +11,7 @@ from buckeye.envs.base import START, Outcome, Policy, Task
 from buckeye.envs.mcp.config import GymConfig, load_gym_config
 from buckeye.envs.mcp.errors import McpFault
 from buckeye.errors import UsageError
-from buckeye.tasks.dataset import read_splits
+from buckeye.tasks.dataset import find_taskset, read_splits
 from buckeye.tasks.models import McpTask
 
 NAME = "buckeye-vf-gym"
@@ -24,8 +24,8 @@ def load_environment(
     eval_taskset: str | None = None,
     num_tasks: int | None = None,
 ) -> McpEnvironment:
-    """The environment of the tasks in `taskset`, a JSON file or the folder of a dataset, and the
-    configuration at `config_path`.
+    """The environment of the tasks in `taskset`, a JSON file, the folder of a dataset or its name on the
+    Hugging Face hub, and the configuration at `config_path`.
 
     The split `eval` is `eval_taskset`, else the tasks whose metadata has `"split": "eval"` and those of the
     dataset's test files. The others are the split `train`, of which `num_tasks` takes the first. Raises
@@ -34,7 +34,7 @@ def load_environment(
     if importlib.util.find_spec("mcp") is None:
         raise UsageError("MCP environments need the package mcp. Install it: pip install 'buckeye[mcp]'")
     config = load_gym_config(Path(config_path).expanduser())
-    tasks, held_out = read_splits(Path(taskset).expanduser())
+    tasks, held_out = read_splits(find_taskset(taskset))
     splits = {TRAIN: tasks, EVAL: held_out}
     if eval_taskset is not None:
         if held_out:
@@ -42,7 +42,7 @@ def load_environment(
                 f"eval_taskset is given, and {held_out[0].id!r} in {taskset} has the split eval too: "
                 "have one of them"
             )
-        splits[EVAL] = [task for tasks in read_splits(Path(eval_taskset).expanduser()) for task in tasks]
+        splits[EVAL] = [task for tasks in read_splits(find_taskset(eval_taskset)) for task in tasks]
     if num_tasks is not None:
         splits[TRAIN] = _first(splits[TRAIN], num_tasks, taskset)
     return McpEnvironment(config, {name: tasks for name, tasks in splits.items() if tasks})

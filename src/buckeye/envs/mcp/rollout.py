@@ -26,6 +26,7 @@ StopReason = Literal["done", "answered", "environment_done", "turn_limit", "time
 calls are used. `environment_done`: a result said `done: true`. `turn_limit`, `time_limit`: of the
 configuration. `truncated`: a reply was cut off at a length limit."""
 
+_LISTEN_SECONDS = 60.0  # `setup_timeout` may end it before
 _NO_CALL = "Your reply has no tool call. Write one, as <tool>name(...)</tool>."
 _NOT_RUN = "Not run: only the first call of a reply is."
 
@@ -46,8 +47,8 @@ async def play(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
     """Play a task. Raises McpFault if the environment failed; the rollout has no reward then."""
     limits = config.defaults
     started = time.monotonic()
-    deadlines = Deadlines(start=limits.setup_timeout, call=limits.tool_timeout)
-    async with open_sessions(task, deadlines) as sessions:
+    deadlines = Deadlines(start=limits.setup_timeout, call=limits.tool_timeout, listen=_LISTEN_SECONDS)
+    async with open_sessions(task, deadlines, preload=limits.preload) as sessions:
         _check_actions(config, sessions)
         state = await _set_up(task, config, sessions)
         rollout = _Conversation(task, config, policy, sessions, state)

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from buckeye.envs.mcp.errors import McpFault, OutputFlood, StartError
 from buckeye.envs.mcp.guard import GUARD
@@ -38,15 +39,47 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
+class Child(Protocol):
+    """A process with pipes, as asyncio starts it."""
+
+    stdin: asyncio.StreamWriter | None
+    stdout: asyncio.StreamReader | None
+    stderr: asyncio.StreamReader | None
+
+    @property
+    def pid(self) -> int:
+        """Also the id of its process group."""
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+
+
+class Listener(Protocol):
+    """Is told once how the start of a server went."""
+
+    def answered(self) -> None:
+        """It has written its first line."""
+
+    def failed(self) -> None:
+        """It ended before that."""
+
+
 class ServerProcess:
     """A running server. Read its lines from one task only. `fault` is set when it broke a limit."""
 
-    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+    def __init__(
+        self, process: Child, name: str, release: Callable[[], None], listener: Listener | None = None
+    ) -> None:
+        """`release` lets go of the pipes of the process."""
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
         self._process = process
         self._name = name
+        self._release = release
+        self._listener = listener
+        GUARD.watch(process.pid)
         self._stdin, self._stdout = process.stdin, process.stdout
         self._buffer = bytearray()
         self._unasked = 0
@@ -58,9 +91,17 @@ class ServerProcess:
 
     @classmethod
     async def start(
-        cls, argv: Sequence[str], *, env: Mapping[str, str], name: str, cwd: Path | None = None
+        cls,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        name: str,
+        cwd: Path | None = None,
+        files: Sequence[int] = (),
+        listener: Listener | None = None,
     ) -> ServerProcess:
-        """Start `argv` with exactly the environment `env`. Raises StartError if it cannot be run."""
+        """Start `argv` with exactly the environment `env`, and the descriptors `files`. Raises StartError if
+        it cannot be run."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
@@ -69,13 +110,13 @@ class ServerProcess:
                 stderr=asyncio.subprocess.PIPE,
                 env=dict(env),
                 cwd=cwd,
+                pass_fds=files,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise StartError(f"server {name!r}: {argv[0]} cannot be run: {reason}") from None
-        GUARD.watch(process.pid)
-        return cls(process, name)
+        return cls(process, name, process._transport.close, listener)  # type: ignore[attr-defined]
 
     @property
     def pid(self) -> int:
@@ -102,6 +143,9 @@ class ServerProcess:
             self._buffer += chunk
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
+        if self._listener is not None:
+            self._listener.answered()
+            self._listener = None
         return line
 
     async def write_line(self, line: bytes) -> None:
@@ -152,7 +196,10 @@ class ServerProcess:
             GUARD.forget(self.pid)
             self._stderr.cancel()
             await self._ends_within(5.0)
-            self._process._transport.close()  # type: ignore[attr-defined]  # a stray child may hold a pipe
+            self._release()  # a stray child may hold a pipe
+            if self._listener is not None:
+                self._listener.failed()
+                self._listener = None
 
     async def _ends_within(self, seconds: float) -> bool:
         # Not `wait()`: that also waits for every pipe, which a grandchild may keep open.

@@ -10,7 +10,7 @@ from typing import Any
 from buckeye.envs.mcp.client import CallResult, Deadlines, Server, Session, ToolInfo, open_session
 from buckeye.envs.mcp.errors import StartError
 from buckeye.errors import UsageError
-from buckeye.tasks.dotenv import variables
+from buckeye.tasks.keys import variables
 from buckeye.tasks.models import McpTask
 from buckeye.tasks.variables import resolve, values_of
 
@@ -43,7 +43,9 @@ class Sessions:
 
 
 @asynccontextmanager
-async def open_sessions(task: McpTask, deadlines: Deadlines) -> AsyncIterator[Sessions]:
+async def open_sessions(
+    task: McpTask, deadlines: Deadlines, *, preload: bool = True
+) -> AsyncIterator[Sessions]:
     """Sessions with all servers of the task. Its variables are resolved here and nowhere else.
 
     Raises StartError, also for a variable that is not set.
@@ -53,7 +55,7 @@ async def open_sessions(task: McpTask, deadlines: Deadlines) -> AsyncIterator[Se
         for name, server in task.mcp_config.items():
             ready, secrets = _resolved(name, server)
             sessions[name] = await stack.enter_async_context(
-                open_session(name, ready, deadlines=deadlines, secrets=secrets)
+                open_session(name, ready, deadlines=deadlines, secrets=secrets, preload=preload)
             )
         yield Sessions(sessions)
 

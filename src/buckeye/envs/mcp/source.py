@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import time
 import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -67,21 +68,31 @@ def find_source(env: str | None, *, command: str | None, headers: Mapping[str, s
 async def live_tools(source: Source, seconds: float) -> list[ToolEntry]:
     """What the environment announces. `seconds` is what its start may take. Raises McpFault, or what its
     runtime does."""
+    return (await timed_tools(source, seconds))[0]
+
+
+async def timed_tools(source: Source, seconds: float) -> tuple[list[ToolEntry], float]:
+    """What the environment announces, and how many seconds it took to start and announce it; fetching and
+    unpacking it are not counted. Raises as `live_tools`."""
     from buckeye.envs.mcp.client import Deadlines
     from buckeye.envs.mcp.sessions import open_sessions
 
     deadlines = Deadlines(start=seconds)
-    async with source.serving() as server, open_sessions(task_on(server), deadlines) as sessions:
-        return [
-            ToolEntry(
-                name=tool.name,
-                description=tool.description,
-                input_schema=dict(tool.input_schema),
-                output_schema=dict(tool.output_schema) if tool.output_schema is not None else None,
-                annotations=dict(tool.annotations),
-            )
-            for tool in sessions.tools.values()
-        ]
+    async with source.serving() as server:
+        begun = time.monotonic()
+        async with open_sessions(task_on(server), deadlines) as sessions:
+            took = time.monotonic() - begun
+            tools = [
+                ToolEntry(
+                    name=tool.name,
+                    description=tool.description,
+                    input_schema=dict(tool.input_schema),
+                    output_schema=dict(tool.output_schema) if tool.output_schema is not None else None,
+                    annotations=dict(tool.annotations),
+                )
+                for tool in sessions.tools.values()
+            ]
+    return tools, took
 
 
 def task_on(server: Server, *, setup: Sequence[ToolCall] = (), evaluate: Sequence[ToolCall] = ()) -> McpTask:
@@ -148,8 +159,7 @@ def _of_lock(path: Path) -> Source:
 
 def _of_folder(folder: Path, *, build: bool) -> Source:
     if build:
-        name = re.sub(r"[^a-z0-9]+", "-", _project_name(folder).lower()).strip("-") or "env"
-        image = ImageName(name, "latest")
+        image = folder_image(folder)
         return replace(_of_image(image), tasks=_tasks(folder), to_build=folder)
     lock = folder / LOCK_FILE
     if lock.exists():
@@ -166,6 +176,12 @@ def _of_folder(folder: Path, *, build: bool) -> Source:
     raise UsageError(
         f"{folder} is no environment: it has no pyproject.toml, no Dockerfile and no {LOCK_FILE}."
     )
+
+
+def folder_image(folder: Path) -> ImageName:
+    """What the image of a folder is called if nothing else is said: as its project, with the tag latest."""
+    name = re.sub(r"[^a-z0-9]+", "-", _project_name(folder).lower()).strip("-") or "env"
+    return ImageName(name, "latest")
 
 
 def _locked(lock: Lock, folder: Path) -> Source:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from buckeye.envs.preload.program import Program
 from buckeye.errors import BuckeyeError
 
 
@@ -40,6 +41,8 @@ class Launch:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
+    program: Program | None = None
+    """What the process becomes, where its libraries may be imported ahead."""
     after: Callable[[], Awaitable[None]] | None = None
     """Called once the process has ended, however; removes what it leaves outside its folder."""
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.envs.mcp.server_process import clean_environment
+from buckeye.envs.preload.program import Program
 from buckeye.envs.runtimes.base import Launch, Limits, PrepareError, cache_folder
-from buckeye.envs.runtimes.confinement import confined, confined_environment, walls
+from buckeye.envs.runtimes.confinement import confined_by, confined_environment, confinement, walls
 from buckeye.errors import UsageError
 from buckeye.process import run_program
 
@@ -79,10 +80,17 @@ def command_launch(
     argv: Sequence[str], limits: Limits, *, cwd: Path, place: Path, variables: Mapping[str, str]
 ) -> Launch:
     """A command behind the walls of this machine."""
-    env = clean_environment({"TMPDIR": str(place), **variables})
-    return Launch(
-        argv=confined(argv, limits=limits, walls=walls(), cwd=cwd), env=confined_environment(env), cwd=cwd
+    confine = confinement(limits=limits, walls=walls(), cwd=cwd)
+    program = Program(
+        argv=tuple(argv),
+        env=clean_environment({"TMPDIR": str(place), **variables}),
+        cwd=cwd,
+        confine=confine,
+        outer=lambda inner, env: (confined_by(confine, inner), confined_environment(env)),
     )
+    outer, env = program.command_line(program.argv)
+    # a process that imports ahead has the network
+    return Launch(argv=outer, env=env, cwd=cwd, program=program if limits.network else None)
 
 
 def server_command(folder: Path) -> list[str]:

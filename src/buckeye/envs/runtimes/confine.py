@@ -48,29 +48,33 @@ _OPEN_FILES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def main() -> int:
-    """Confine, run, wait."""
+def main() -> NoReturn:
+    """Confine, and become the command."""
     spec = json.loads(sys.argv[1])
     environment = json.loads(os.environ.get("BUCKEYE_CONFINED_ENV", "{}"))
     try:
-        _die_with_parent()
-        if not spec["namespaces"]:
-            _prepare_root(spec)
-            _become(spec)
-            _execute(spec, environment)
-        _new_namespaces(spec)
-        null = os.open(os.devnull, os.O_RDWR)  # before the root becomes the image's
-        child = os.fork()
-        if child == 0:
-            _die_with_parent()
-            _prepare_root(spec)
-            _become(spec)
-            _execute(spec, environment)
+        enter(spec)
     except OSError as error:
         sys.stderr.write(f"confine: {error}\n")
         sys.stderr.flush()
         os._exit(_CANNOT_CONFINE)
-    return _wait(child, null)
+    _execute(spec, environment)
+
+
+def enter(spec: dict[str, Any]) -> None:
+    """Confine. Returns in the process that is to be the command; with namespaces that is a child, and this
+    process waits for it and ends with its code. Raises OSError."""
+    _die_with_parent()
+    if spec["namespaces"]:
+        _new_namespaces(spec)
+        null = os.open(os.devnull, os.O_RDWR)  # before the root becomes the image's
+        child = os.fork()
+        if child != 0:
+            os._exit(_wait(child, null))
+        os.close(null)
+        _die_with_parent()
+    _prepare_root(spec)
+    _become(spec)
 
 
 def _wait(child: int, null: int) -> int:
@@ -240,4 +244,4 @@ def _error(what: str) -> OSError:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

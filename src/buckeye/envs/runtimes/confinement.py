@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from buckeye.envs.runtimes.base import Limits
 from buckeye.process import run_program
@@ -73,8 +74,14 @@ def confined(
     root: Root | None = None,
 ) -> tuple[str, ...]:
     """The command line that runs `argv` behind `walls`: with its own root, or in `cwd`."""
-    spec = {
-        "argv": list(argv),
+    return confined_by(confinement(limits=limits, walls=walls, cwd=cwd, root=root), argv)
+
+
+def confinement(
+    *, limits: Limits, walls: Walls, cwd: Path | None = None, root: Root | None = None
+) -> dict[str, Any]:
+    """What confine.py is to do, without the command."""
+    return {
         "namespaces": walls.namespaces,
         "user": walls.user,
         "network": limits.network,
@@ -85,6 +92,11 @@ def confined(
         "cwd": root.cwd if root is not None else str(cwd),
         "memory": limits.memory,
     }
+
+
+def confined_by(confine: Mapping[str, Any], argv: Sequence[str]) -> tuple[str, ...]:
+    """The command line that has confine.py do this, and then run `argv`."""
+    spec = {"argv": list(argv), **confine}
     return (sys.executable, "-I", "-S", str(_SCRIPT), json.dumps(spec))
 
 

@@ -35,8 +35,7 @@ class ContainerRuntime:
     def __init__(self, name: str, limits: Limits, owner: Path) -> None:
         """`owner` is the gateway's own folder. Raises RuntimeUnavailable if the program does not answer."""
         self.name, self._limits, self._owner = name, limits, owner
-        self._program = _program(name)
-        _answers([self._program, "version"], name)
+        self._program = find_program(name)
         self.about = "a container for each session"
 
     async def prepare(self, image: str) -> None:
@@ -104,8 +103,7 @@ class ApptainerRuntime:
     def __init__(self, limits: Limits, cache: Path) -> None:
         """Raises RuntimeUnavailable if the program does not answer."""
         self._limits, self._cache = limits, cache
-        self._program = _program(self.name)
-        _answers([self._program, "version"], self.name)
+        self._program = find_program(self.name)
         self.about = "a contained process for each session"
 
     async def prepare(self, image: str) -> None:
@@ -143,21 +141,19 @@ class ApptainerRuntime:
         return self._cache / f"{hashlib.sha256(image.encode()).hexdigest()[:32]}.sif"
 
 
-def _program(name: str) -> str:
+def find_program(name: str) -> str:
+    """The path of docker, podman, apptainer or buildah. Raises RuntimeUnavailable unless it answers."""
     found = shutil.which(name)
     if found is None:
         raise RuntimeUnavailable(f"{name}: not installed (no such program in PATH).")
-    return found
-
-
-def _answers(argv: Sequence[str], name: str) -> None:
     try:
-        ran = run_program(argv, seconds=_ANSWER_SECONDS)
+        ran = run_program([found, "version"], seconds=_ANSWER_SECONDS)
     except (subprocess.TimeoutExpired, OSError) as error:
         raise RuntimeUnavailable(f"{name}: installed, and does not answer: {error}") from None
     if ran.returncode != 0:
         said = (ran.stderr.strip() or ran.stdout.strip() or "no reason given").splitlines()[-1]
         raise RuntimeUnavailable(f"{name}: installed, and does not work: {said}")
+    return found
 
 
 def _check_name(image: str) -> None:

@@ -46,6 +46,11 @@ class ChatRenderer:
         """Every token that ends an assistant's turn, the tokenizer's and the template's."""
 
     @cached_property
+    def vocab_size(self) -> int:
+        """How many token ids the tokenizer has."""
+        return len(self.tokenizer)
+
+    @cached_property
     def family(self) -> FamilyParser | None:
         """How `renderers` reads replies of this model; None if its template is not one that it knows."""
         return find_family(self.tokenizer, self.model_path, self.template)
@@ -53,8 +58,12 @@ class ChatRenderer:
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Conversation:
         """The prompt that asks for the next assistant message. Raises `UsageError` if the template
         refuses."""
-        text = self.template.text(messages, tools, prompt=True)
+        text = self.prompt_text(messages, tools)
         return Conversation(ids=self.encode(text), text=text, messages=tuple(messages), tools=tuple(tools))
+
+    def prompt_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """The text of `render`. Raises as it does."""
+        return self.template.text(messages, tools, prompt=True)
 
     def extend(
         self,
@@ -107,6 +116,10 @@ class ChatRenderer:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, special tokens recognised, none added."""
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a text that the model is to go on with: also what the tokenizer puts before one."""
+        return self.tokenizer.encode(text, add_special_tokens=True)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from buckeye.envs.base import Message, Reply, Tool
-from buckeye.errors import InferenceError
+from buckeye.envs.base import NO_OPTIONS, CallOptions, Message, Reply, Tool
+from buckeye.errors import InferenceError, PromptTooLongError
 from buckeye.monitor.redact import redacted
 
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
@@ -98,7 +98,18 @@ class ChatPolicy:
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         """Sample the next message. A conversation that has become too long gets an empty reply with finish
         reason "length". Raises InferenceError if the very first prompt is too long."""
+        return await self.ask(messages, tools=tools)
+
+    async def ask(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        options: CallOptions = NO_OPTIONS,
+    ) -> Reply:
+        """As `chat`, with options that are sent to the server."""
         body: dict[str, Any] = {"messages": [_sent(m) for m in messages], **self.sampling.body(self.turns)}
+        body |= _option_fields(options, body.get("max_tokens"))
         if tools:
             body["tools"] = list(tools)
         answer = await self.server.complete(body)
@@ -109,17 +120,37 @@ class ChatPolicy:
         self.turns += 1
         self.prompt_tokens += usage.get("prompt_tokens") or 0
         self.completion_tokens += usage.get("completion_tokens") or 0
-        reply = _reply(choice)
+        reply = replace(
+            _reply(choice),
+            prompt_tokens=usage.get("prompt_tokens") or 0,
+            completion_tokens=usage.get("completion_tokens") or 0,
+        )
         self.truncated = reply.finish_reason == "length"
         self.messages = [*messages, reply.message]
         return reply
 
     def _no_room(self, messages: Sequence[Message]) -> Reply:
         if self.turns == 0:
-            raise InferenceError("the prompt is longer than the model's context")
+            raise PromptTooLongError("the prompt is longer than the model's context")
         self.truncated = True
         self.messages = list(messages)
-        return Reply(text="", finish_reason="length", message={"role": "assistant", "content": ""})
+        message = {"role": "assistant", "content": ""}
+        return Reply(text="", finish_reason="length", message=message, no_room=True)
+
+
+def _option_fields(options: CallOptions, max_tokens: int | None) -> dict[str, Any]:
+    """The fields of a request that are the options; `max_tokens` is what is asked for anyway."""
+    fields: dict[str, Any] = {}
+    if options.max_tokens is not None:
+        fields["max_tokens"] = min(options.max_tokens, max_tokens or options.max_tokens)
+    if options.stop:
+        fields["stop"] = list(options.stop)
+    if options.stop_token_ids is not None:
+        fields["stop_token_ids"] = list(options.stop_token_ids)
+    if options.must_call:
+        named = {"type": "function", "function": {"name": options.tool}}
+        fields["tool_choice"] = "required" if options.tool is None else named
+    return fields
 
 
 def _reply(choice: Mapping[str, Any]) -> Reply:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from buckeye.config.orchestrator import EnvConfig
+from buckeye.config.environments import EnvConfig
 from buckeye.envs.base import Outcome, Task
 from buckeye.envs.registry import load_environment
 from buckeye.errors import RunError, UsageError
@@ -24,11 +23,11 @@ from buckeye.orchestrator.rollout import play_outcome
 from buckeye.run.evaluation.chat_policy import ChatPolicy, ChatSampling, ChatServer
 from buckeye.run.evaluation.figures import Figures, figures_of
 from buckeye.run.evaluation.rows import ROLLOUTS, Row, RowFile, read_rows
-from buckeye.run.gateway import task_gateway
+from buckeye.run.gateway import gateway_here
 from buckeye.run.model_files import fetch_model
 from buckeye.run.serve import served_model
 from buckeye.storage import read_json, write_file
-from buckeye.tasks.dotenv import variables
+from buckeye.tasks.keys import variables
 
 SETTINGS, FIGURES, GATEWAY_LOG = "settings.json", "figures.json", "gateway.log"
 
@@ -160,13 +159,8 @@ def _play_missing(
 ) -> dict[tuple[str, int], Row]:
     played = EnvConfig(id=request.env_id, args=dict(request.args))
     log_file = request.output_dir / GATEWAY_LOG
-    with task_gateway([played], log_file, rollouts=request.max_concurrent) as key:
-        os.environ.update(key)
-        try:
-            return asyncio.run(_play_all(request, env, missing, resumed))
-        finally:
-            for name in key:
-                del os.environ[name]
+    with gateway_here([played], log_file, rollouts=request.max_concurrent):
+        return asyncio.run(_play_all(request, env, missing, resumed))
 
 
 async def _play_all(

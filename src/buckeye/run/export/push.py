@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 from buckeye.errors import RunError, UsageError
+from buckeye.tasks.keys import key
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 _MADE_BY_THE_HUB = {".gitattributes"}
@@ -23,9 +23,9 @@ class Hub:
 
         if not _NAME.fullmatch(name):
             raise UsageError(f"--push {name}: write the name of a model repository as ORG/NAME")
-        token = os.environ.get("HF_TOKEN")
+        token = key("HF_TOKEN")
         if not token:
-            raise UsageError("--push needs a token that may write: set HF_TOKEN")
+            raise UsageError("--push needs a token that may write: `buckeye auth set HF_TOKEN`")
         self.name = name
         self._private = private
         self._api = HfApi(token=token)

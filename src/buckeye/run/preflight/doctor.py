@@ -39,6 +39,7 @@ from buckeye.run.preflight.start import memory_of, shares_memory
 from buckeye.run.rl import wandb_settings
 from buckeye.run.trainer_checks import trainer_warnings
 from buckeye.space import human_bytes
+from buckeye.tasks.keys import key
 
 Progress = Callable[[str], None]
 
@@ -182,7 +183,7 @@ def _keys(config: RLConfig) -> Check:
         check_wandb(settings)
     except UsageError as error:
         return failed("keys", str(error), "")
-    there = ["HF_TOKEN"] if os.environ.get("HF_TOKEN") else []
+    there = ["HF_TOKEN"] if key("HF_TOKEN") else []
     used = (
         "Weights & Biases can be reached with a key or offline" if settings is not None else "none is needed"
     )

@@ -6,8 +6,8 @@ import asyncio
 import statistics
 from collections.abc import Callable
 
+from buckeye.config.environments import TrainEnvConfig
 from buckeye.config.evals import EvalsConfig, MeasuredEnvConfig
-from buckeye.config.orchestrator import TrainEnvConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.shared import EvalSamplingConfig, PolicyModelConfig
 from buckeye.envs.check import CheckOptions, check_environment
@@ -85,19 +85,16 @@ def check_spread(config: RLConfig, groups: int) -> list[Check]:
 
 def _sample(config: RLConfig, groups: int) -> EvalsConfig:
     orchestrator = config.orchestrator
-    size = orchestrator.rollouts_per_example if orchestrator.rollouts_per_example > 1 else _GROUP
     sampling = orchestrator.sampling
     return EvalsConfig(
         env=[
             MeasuredEnvConfig(
-                id=env.id,
-                args=env.args,
-                name=env.name,
+                **env.model_dump(exclude={"ratio", "rollouts_per_example"}),
                 split=TRAIN,
                 num_examples=groups,
-                rollouts_per_example=size,
+                rollouts_per_example=size if size > 1 else _GROUP,
             )
-            for env in orchestrator.env
+            for env, size in zip(orchestrator.env, orchestrator.group_sizes, strict=True)
         ],
         model=PolicyModelConfig(name=config.trainer.model.name),
         sampling=EvalSamplingConfig(

@@ -11,6 +11,7 @@ from buckeye.inference.architecture import read_spec
 from buckeye.run.model_files import find_model
 from buckeye.run.preflight.check import Check, failed, ok, skipped, warning
 from buckeye.storage import read_json
+from buckeye.tasks.keys import key
 
 MODEL, TOKENIZER = "model", "tokenizer"
 _SMALL_FILES = ("config.json", "tokenizer_config.json", "generation_config.json")
@@ -72,7 +73,7 @@ def fetch_small_files(name: str) -> Check:
     from huggingface_hub import hf_hub_download
 
     try:
-        hf_hub_download(name, _SMALL_FILES[0])
+        hf_hub_download(name, _SMALL_FILES[0], token=key("HF_TOKEN") or None)
     except Exception as error:  # network, authentication, unknown id: one message whatever the library raises
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return failed(

@@ -1,0 +1,132 @@
+"""Settings of environments: where they run, how they are played, how several are mixed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from buckeye.config.base import BaseConfig, conflict
+from buckeye.config.buffer import Share
+
+AllOrCount = Annotated[int, Field(ge=-1)]
+
+
+class EnvSamplingConfig(BaseConfig):
+    """How the policy samples in one environment; None is as in the others."""
+
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    """Above 1 evens the distribution out, below 1 sharpens it; 0 is greedy and only for evaluations."""
+    max_tokens: PositiveInt | None = None
+    """Longest reply, in tokens."""
+
+
+class EnvConfig(BaseConfig):
+    """An environment."""
+
+    id: str = "reverse-text"
+    """NAME, OWNER/NAME, OWNER/NAME@VERSION, or a path."""
+    args: dict[str, Any] = {}
+    """Arguments for its `load_environment`."""
+    name: str | None = None
+    """What it is called in logs and metrics; None is the id without owner and version."""
+    isolation: Literal["auto", "none", "process"] = "auto"
+    """Where it runs: in the orchestrator's process (none), or in worker processes of its own (process); auto
+    isolates what was not written for Buckeye."""
+    python: Path | None = None
+    """The interpreter of its workers; None is the one that it is installed in."""
+    workers: PositiveInt = 1
+    """How many worker processes share its rollouts."""
+    max_memory_gb: PositiveFloat | None = None
+    """A worker that takes more memory is replaced; None is no limit."""
+    max_turns: PositiveInt | None = None
+    """Most calls of the policy in a rollout; None leaves it to the environment."""
+    max_tokens: PositiveInt | None = None
+    """Most tokens that are sampled in a rollout, over all its calls; None is no limit but that of seq_len."""
+    rollout_timeout: PositiveFloat | None = None
+    """Seconds that a rollout may take; None is as for the others."""
+    max_concurrent: PositiveInt | None = None
+    """Most of its rollouts at a time; None is no limit of its own."""
+    rate_limit: PositiveFloat | None = None
+    """Most of its rollouts that are started in a second; None is no limit."""
+    sampling: EnvSamplingConfig = EnvSamplingConfig()
+    """How the policy samples in it."""
+
+    @model_validator(mode="after")
+    def _limits_are_held_by_workers(self) -> EnvConfig:
+        for name in ("max_turns", "max_tokens", "max_memory_gb", "python"):
+            if self.isolation == "none" and getattr(self, name) is not None:
+                raise conflict(
+                    f'{name} is kept by worker processes, and isolation = "none" starts none: leave one of '
+                    "the two out",
+                    name,
+                    "isolation",
+                )
+        return self
+
+
+class TrainEnvConfig(EnvConfig):
+    """An environment to train on."""
+
+    ratio: PositiveFloat = 1.0
+    """Its share of the groups, relative to the other environments'."""
+    rollouts_per_example: PositiveInt | None = None
+    """Rollouts of one of its tasks; None is the orchestrator's rollouts_per_example."""
+
+    @model_validator(mode="after")
+    def _keeps_a_distribution(self) -> TrainEnvConfig:
+        if self.sampling.temperature == 0:
+            raise conflict(
+                "temperature = 0 always samples the same reply, from which nothing can be learned: use e.g. "
+                "1.0",
+                "sampling.temperature",
+            )
+        return self
+
+
+class EvalEnvConfig(EnvConfig):
+    """An environment to evaluate on during training."""
+
+    num_examples: AllOrCount | None = None
+    """How many tasks; None is the value of `eval`."""
+    rollouts_per_example: PositiveInt | None = None
+    """How many rollouts of each; None is the value of `eval`."""
+
+
+class EnvMixConfig(BaseConfig):
+    """How tasks of several environments are mixed."""
+
+    strategy: Literal["interleave", "concatenate"] = "interleave"
+    """Alternate between them, or play all tasks of one after the other."""
+    probabilities: list[Share] | None = None
+    """The share of each, in their order; instead of their ratios."""
+    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "all_exhausted"
+    """When the tasks of one are used up: deal all of them anew, or only its own again."""
+    seed: int | None = None
+    """Draw the environment of each group by share with this seed; None alternates evenly."""
+
+    @model_validator(mode="after")
+    def _one_after_the_other_has_no_shares(self) -> EnvMixConfig:
+        for name in ("probabilities", "seed"):
+            if self.strategy == "concatenate" and getattr(self, name) is not None:
+                raise conflict(
+                    f'strategy = "concatenate" plays every task once per round, so {name} has no meaning: '
+                    "leave it out",
+                    name,
+                    "strategy",
+                )
+        return self
+
+
+class EnvPauseConfig(BaseConfig):
+    """When an environment that fails is left alone for a while; the others go on."""
+
+    after_failures: PositiveInt = 8
+    """Groups in a row in which every rollout failed, and not because no engine answered."""
+    seconds: PositiveFloat = 30.0
+    """How long the first pause is. Then one group is tried; if it fails, the next pause is twice as long."""
+    max_seconds: PositiveFloat = 600.0
+    """The longest pause."""
+    give_up_seconds: PositiveFloat = 3600.0
+    """The run ends if all environments have failed for so long."""

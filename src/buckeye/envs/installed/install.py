@@ -1,0 +1,221 @@
+"""Installing an environment: whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from packaging.utils import canonicalize_name
+
+from buckeye.envs.installed.generation import Interface, detect
+from buckeye.envs.installed.hub import KEY_VARIABLE, fetch_private, hub_key
+from buckeye.envs.installed.installer import Index, Installer, find_uv
+from buckeye.envs.installed.lock import Lock, lock_text, pins_of, read_lock
+from buckeye.envs.installed.record import (
+    LOCK,
+    RECORD,
+    VENV,
+    InstalledEnvironment,
+    environments_home,
+    read_record,
+    to_json,
+)
+from buckeye.envs.installed.source import Source, parse_source
+from buckeye.envs.installed.store import refuse_if_used
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.storage import write_directory
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstallRequest:
+    """What to install: `what` as `parse_source` reads it, `extra` further requirements, `python` the
+    interpreter (None is ours), `locked` a lock file whose versions are taken exactly."""
+
+    what: str
+    index: str | None = None
+    python: str | None = None
+    extra: Sequence[str] = ()
+    locked: Path | None = None
+    force: bool = False
+
+
+def install_environment(request: InstallRequest, tell: Tell) -> InstalledEnvironment:
+    """Install an environment into a folder of its own.
+
+    It is made under another name and renamed when whole. Raises UsageError for a request that cannot be met
+    as it is written, BuckeyeError if the installer or the hub fails, or nothing in it is an environment.
+    """
+    source = parse_source(request.what, request.index)
+    lock = read_lock(request.locked) if request.locked is not None else None
+    folder = environments_home() / source.name
+    _check_free(folder, request)
+    write_directory(
+        folder, lambda half: _fill(half, folder, source, request, lock, tell), replace=request.force
+    )
+    installed = read_record(folder)
+    assert installed is not None
+    return installed
+
+
+def _check_free(folder: Path, request: InstallRequest) -> None:
+    if not folder.exists():
+        return
+    installed = _replaced(folder, request)
+    if installed is not None and not request.force:
+        raise UsageError(
+            f"{installed.name} {installed.version} is installed already, from {installed.source}. "
+            f"Replace it: buckeye env install {request.what} --force"
+        )
+    refuse_if_used(folder)
+
+
+def _replaced(folder: Path, request: InstallRequest) -> InstalledEnvironment | None:
+    """What is in the way; None for one that is damaged and may be replaced, as its message says to do."""
+    try:
+        installed = read_record(folder)
+    except BuckeyeError:
+        if request.force:
+            return None
+        raise
+    if installed is None:
+        raise UsageError(f"{folder} exists and is no installed environment: move it away first.")
+    return installed
+
+
+def _fill(
+    half: Path, folder: Path, source: Source, request: InstallRequest, lock: Lock | None, tell: Tell
+) -> None:
+    """Make the environment in `half`, which will be renamed to `folder`."""
+    installer = Installer(half / VENV, find_uv())
+    tell(f"Making an environment for {source.env_id} in {folder} with {installer.name}")
+    installer.create(request.python)
+    with TemporaryDirectory(dir=half) as scratch:
+        interface = _install(installer, Path(scratch), source, request, lock, tell)
+    distributions = installer.distributions()
+    pins = pins_of(distributions)
+    environment = InstalledEnvironment(
+        name=source.name,
+        id=source.env_id,
+        version=installer.distribution(source.name).version,
+        generation=interface.generation,
+        module=interface.module,
+        source=source.text if source.path is None else str(source.path),
+        extras=sorted({*source.extras, *interface.extras}),
+        index=source.index,
+        python=folder / VENV / "bin" / "python",
+        python_version=installer.python_version(),
+        constraints=[] if lock else list(interface.constraints),
+        requirements=pins,
+        installed_at=datetime.now(UTC),
+    )
+    local = source.name if source.name not in installer.hashes or source.path is not None else None
+    head = f"{environment.id} {environment.version}, Python {environment.python_version}: exact versions"
+    (half / LOCK).write_text(lock_text(pins, installer.hashes, local=local, head=head), encoding="utf-8")
+    (half / RECORD).write_bytes(to_json(environment))
+    _call_by_final_name(half, folder)
+    _check_free(folder, request)  # another may have installed it meanwhile, or begun to use it
+
+
+def _install(
+    installer: Installer,
+    scratch: Path,
+    source: Source,
+    request: InstallRequest,
+    lock: Lock | None,
+    tell: Tell,
+) -> Interface:
+    """The package alone, to see which interface it has; then what it needs, within its bounds."""
+    tell(f"Fetching {source.requirement}")
+    _install_alone(installer, scratch, _pinned(source, lock))
+    interface = detect(installer.distribution(source.name), source.extras)
+    everywhere = Index(url=source.index)
+    if lock is not None:
+        tell(f"Installing the {len(lock.pins)} locked versions")
+        _install_locked(installer, scratch, source.name, lock, everywhere)
+    else:
+        _install_needs(installer, scratch, source, request, interface, tell)
+    installer.find_hashes(pins_of(installer.distributions()), index=everywhere, folder=scratch)
+    return interface
+
+
+def _install_needs(
+    installer: Installer,
+    scratch: Path,
+    source: Source,
+    request: InstallRequest,
+    interface: Interface,
+    tell: Tell,
+) -> None:
+    """What the package and its interface require, and what was asked for beside."""
+    version = installer.distribution(source.name).version
+    extras = ",".join(sorted({*source.extras, *interface.extras}))
+    itself = f"{source.name}[{extras}]" if extras else source.name
+    bounds = f" ({', '.join(interface.constraints)})" if interface.constraints else ""
+    tell(f"{source.name} {version} is of kind {interface.generation}. Installing what it needs{bounds}")
+    installer.install(
+        f"{itself}=={version}",
+        *interface.requirements,
+        *request.extra,
+        index=Index(url=source.index),
+        constraints=interface.constraints,
+        folder=scratch,
+    )
+
+
+def _pinned(source: Source, lock: Lock | None) -> Source:
+    """The source in its locked version."""
+    if lock is None or source.path is not None:
+        return source
+    if source.name not in lock.pins:
+        raise UsageError(f"--locked: the file has no version of {source.name}; is it another environment's?")
+    return replace(source, specifier=f"=={lock.pins[source.name]}")
+
+
+def _install_alone(installer: Installer, scratch: Path, source: Source) -> None:
+    """The package without what it needs, from its index and from nowhere else."""
+    index = Index(url=source.index, alone=True) if source.path is None else Index()
+    try:
+        installer.install(source.requirement, index=index, dependencies=False, folder=scratch)
+        return
+    except BuckeyeError as error:
+        if source.kind != "hub":
+            raise
+        key = hub_key()
+        if key is None:
+            raise BuckeyeError(
+                f"{error}\n{source.env_id}{source.specifier} is not in the hub's public index, "
+                f"{source.index}. If it is private, set {KEY_VARIABLE} and try again."
+            ) from None
+    fetched = fetch_private(source, key, scratch)
+    installer.install(str(fetched), dependencies=False, folder=scratch)
+
+
+def _install_locked(installer: Installer, scratch: Path, name: str, lock: Lock, index: Index) -> None:
+    """What else is in the lock, exactly. Raises BuckeyeError if the result is something else."""
+    others = {locked: version for locked, version in lock.pins.items() if locked != name}
+    if others:
+        pins = scratch / "locked.txt"
+        pins.write_text(lock.without(name), encoding="utf-8")
+        installer.install("--requirement", str(pins), index=index, dependencies=False, folder=scratch)
+    here: dict[str, str] = {canonicalize_name(d.name): d.version for d in installer.distributions()}
+    wrong = [f"{n} {here.get(n, 'missing')} instead of {v}" for n, v in lock.pins.items() if here.get(n) != v]
+    if wrong:
+        raise BuckeyeError(f"what was installed is not what is locked: {', '.join(wrong)}.")
+
+
+def _call_by_final_name(half: Path, folder: Path) -> None:
+    """Scripts and settings of a virtual environment name the folder it lies in."""
+    old, new = os.fsencode(half), os.fsencode(folder)
+    venv = half / VENV
+    for path in [venv / "pyvenv.cfg", *(venv / "bin").iterdir()]:
+        if path.is_symlink() or not path.is_file():
+            continue
+        content = path.read_bytes()
+        if old in content and b"\0" not in content:
+            path.write_bytes(content.replace(old, new))

@@ -1,0 +1,1 @@
+"""Python servers whose libraries are imported once: a process is forked for every session."""

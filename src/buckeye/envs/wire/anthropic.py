@@ -1,0 +1,100 @@
+"""Anthropic's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from buckeye.dialects.openai import convert
+from buckeye.envs.base import CallOptions, Reply
+from buckeye.envs.wire.anthropic_input import MessagesRequest, chat_messages
+from buckeye.envs.wire.exchange import Exchange, new_id
+from buckeye.envs.wire.rollout import Call, Rollout
+from buckeye.envs.wire.said import Said, events, said
+from buckeye.envs.wire.settings import fields_of, split
+
+_FIELDS = fields_of(MessagesRequest)
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}
+
+
+def read(rollout: Rollout, fields: Any) -> Exchange:
+    """A request for a message. Raises `WireError` or `UsageError`."""
+    kept, dropped = split(fields, _FIELDS, model=rollout.model)
+    body = convert(kept, MessagesRequest)
+    call = Call(
+        messages=chat_messages(body),
+        tools=body.offered_tools(),
+        options=CallOptions(
+            max_tokens=body.max_tokens,
+            stop=tuple(stop for stop in body.stop_sequences or () if stop),
+            must_call=body.must_call,
+            tool=body.forced_tool() if body.must_call else None,
+        ),
+        dropped=dropped,
+    )
+    choice = body.tool_choice
+    first_call_only = choice is not None and (choice.disable_parallel_tool_use or choice.type == "tool")
+
+    def whole(replies: Sequence[Reply]) -> dict[str, Any]:
+        (reply,) = replies
+        return _message(rollout.model, reply, said(reply, first_call_only=first_call_only))
+
+    def stream(replies: Sequence[Reply]) -> list[bytes]:
+        return events(_told(whole(replies)))
+
+    return Exchange(call=call, streams=body.stream, whole=whole, stream=stream)
+
+
+def _message(model: str, reply: Reply, parts: Said) -> dict[str, Any]:
+    content: list[dict[str, Any]] = []
+    if parts.reasoning:
+        content.append({"type": "thinking", "thinking": parts.reasoning, "signature": ""})
+    if parts.content:
+        content.append({"type": "text", "text": parts.content})
+    for call in parts.calls:
+        arguments = msgspec.json.decode(call.arguments)
+        content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+    stop_reason = _STOP_REASONS[parts.ending]
+    if reply.stopped_by is not None and parts.ending == "stop":
+        stop_reason = "stop_sequence"
+    return {
+        "id": new_id("msg_"),
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": stop_reason,
+        "stop_sequence": reply.stopped_by if stop_reason == "stop_sequence" else None,
+        "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens},
+    }
+
+
+def _told(final: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    usage = {**final["usage"], "output_tokens": 0}
+    begun = {**final, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+    yield "message_start", {"message": begun}
+    for index, block in enumerate(final["content"]):
+        empty, deltas = _grown(block)
+        yield "content_block_start", {"index": index, "content_block": empty}
+        for delta in deltas:
+            yield "content_block_delta", {"index": index, "delta": delta}
+        yield "content_block_stop", {"index": index}
+    ending = {"stop_reason": final["stop_reason"], "stop_sequence": final["stop_sequence"]}
+    yield "message_delta", {"delta": ending, "usage": {"output_tokens": final["usage"]["output_tokens"]}}
+    yield "message_stop", {}
+
+
+def _grown(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A block as it begins, and what it grows by."""
+    if block["type"] == "text":
+        return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+    if block["type"] == "thinking":
+        deltas = [
+            {"type": "thinking_delta", "thinking": block["thinking"]},
+            {"type": "signature_delta", "signature": block["signature"]},
+        ]
+        return {**block, "thinking": ""}, deltas
+    written = msgspec.json.encode(block["input"]).decode()
+    return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": written}]

@@ -1,0 +1,181 @@
+"""OpenAI's responses: a reply as items, and a conversation that the server remembers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from buckeye.dialects.openai import convert
+from buckeye.envs.base import CallOptions, Message, Reply
+from buckeye.envs.wire.errors import WireError
+from buckeye.envs.wire.exchange import Exchange, new_id
+from buckeye.envs.wire.responses_input import NamedTool, ResponsesRequest, conversation, with_types
+from buckeye.envs.wire.rollout import Call, Rollout
+from buckeye.envs.wire.said import Said, events, said
+from buckeye.envs.wire.settings import fields_of, split
+
+_FIELDS = fields_of(ResponsesRequest)
+
+
+def read(rollout: Rollout, fields: Any) -> Exchange:
+    """A request for a response. Raises `WireError` or `UsageError`."""
+    kept, dropped = split(fields, _FIELDS, model=rollout.model)
+    kept["input"] = with_types(kept.get("input"))
+    body = convert(kept, ResponsesRequest)
+    messages = [*_before(rollout, body.previous_response_id), *conversation(body.input)]
+    system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    call = Call(
+        messages=[*system, *messages],
+        tools=body.offered_tools(),
+        options=CallOptions(
+            max_tokens=body.max_output_tokens,
+            must_call=body.must_call,
+            tool=body.forced_tool() if body.must_call else None,
+        ),
+        dropped=dropped,
+    )
+    answer = _Answer(rollout, body, messages)
+    return Exchange(call=call, streams=body.stream, whole=answer.whole, stream=answer.stream)
+
+
+def _before(rollout: Rollout, response_id: str | None) -> Sequence[Message]:
+    if response_id is None:
+        return ()
+    if response_id not in rollout.responses:
+        raise WireError(
+            404, f"`previous_response_id` {response_id!r} is no response of this rollout.", code="not_found"
+        )
+    return rollout.responses[response_id]
+
+
+class _Answer:
+    def __init__(self, rollout: Rollout, body: ResponsesRequest, messages: list[Message]) -> None:
+        self._rollout = rollout
+        self._body = body
+        self._messages = messages
+        self._first_call_only = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
+        self._id = new_id("resp_")
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """The answer in one piece."""
+        (reply,) = replies
+        parts = said(reply, first_call_only=self._first_call_only)
+        self._rollout.responses[self._id] = [*self._messages, _kept(reply.message, parts)]
+        return self._response(reply, parts, _items(parts))
+
+    def stream(self, replies: Sequence[Reply]) -> list[bytes]:
+        """The answer in parts."""
+        final = self.whole(replies)
+        told = self._told(final)
+        return events((name, {"sequence_number": number, **data}) for number, (name, data) in enumerate(told))
+
+    def _response(self, reply: Reply, parts: Said, items: list[dict[str, Any]]) -> dict[str, Any]:
+        body, cut = self._body, parts.ending == "length"
+        choice = body.tool_choice
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": self._rollout.model,
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "error": None,
+            "instructions": body.instructions,
+            "metadata": {},
+            "output": items,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "temperature": None,
+            "top_p": None,
+            "tool_choice": {"type": "function", "name": choice.name}
+            if isinstance(choice, NamedTool)
+            else choice or "auto",
+            "tools": [
+                {
+                    "type": "function",
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.parameters,
+                    "strict": tool.strict,
+                }
+                for tool in body.tools or ()
+            ],
+            "usage": {
+                "input_tokens": reply.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": reply.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+            },
+        }
+
+    def _told(self, final: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        begun = {**final, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+        yield "response.created", {"response": begun}
+        yield "response.in_progress", {"response": begun}
+        for index, item in enumerate(final["output"]):
+            yield from _item_events(index, item)
+        yield f"response.{final['status']}", {"response": final}
+
+
+def _kept(message: Message, parts: Said) -> Message:
+    """The reply as the conversation goes on with it: without the calls that were not told."""
+    calls = message.get("tool_calls") or ()
+    return message if len(parts.calls) in (0, len(calls)) else {**message, "tool_calls": calls[:1]}
+
+
+def _items(parts: Said) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    status = "incomplete" if parts.ending == "length" else "completed"
+    if parts.reasoning:
+        content = [{"type": "reasoning_text", "text": parts.reasoning}]
+        items.append({"type": "reasoning", "id": new_id("rs_"), "summary": [], "content": content})
+    if parts.content or not parts.calls:
+        text = {"type": "output_text", "text": parts.content, "annotations": [], "logprobs": []}
+        items.append(
+            {
+                "type": "message",
+                "id": new_id("msg_"),
+                "role": "assistant",
+                "status": status,
+                "content": [text],
+            }
+        )
+    for call in parts.calls:
+        items.append(
+            {
+                "type": "function_call",
+                "id": new_id("fc_"),
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": call.arguments,
+                "status": status,
+            }
+        )
+    return items
+
+
+def _item_events(index: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    at = {"output_index": index, "item_id": item["id"]}
+    if item["type"] == "function_call":
+        yield _added(index, {**item, "arguments": "", "status": "in_progress"})
+        kind = "response.function_call_arguments"
+        yield f"{kind}.delta", {**at, "delta": item["arguments"]}
+        yield f"{kind}.done", {**at, "name": item["name"], "arguments": item["arguments"]}
+    else:
+        kind = "reasoning_text" if item["type"] == "reasoning" else "output_text"
+        part = item["content"][0]
+        inside = {**at, "content_index": 0}
+        more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
+        yield _added(index, {**item, "content": []} | ({"status": "in_progress"} if more else {}))
+        yield "response.content_part.added", {**inside, "part": {**part, "text": ""}}
+        if part["text"]:
+            yield f"response.{kind}.delta", {**inside, "delta": part["text"], **more}
+        yield f"response.{kind}.done", {**inside, "text": part["text"], **more}
+        yield "response.content_part.done", {**inside, "part": part}
+    yield "response.output_item.done", {"output_index": index, "item": item}
+
+
+def _added(index: int, item: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "response.output_item.added", {"output_index": index, "item": item}

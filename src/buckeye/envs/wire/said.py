@@ -1,0 +1,73 @@
+"""A reply in the parts that every dialect tells: reasoning, content, calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from buckeye.envs.base import Reply
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaidCall:
+    """One call; `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What a reply says. `ending` is "calls" where it ends by asking for tools."""
+
+    reasoning: str
+    content: str
+    calls: tuple[SaidCall, ...]
+    ending: Literal["stop", "length", "calls"]
+
+
+def said(reply: Reply, *, first_call_only: bool = False) -> Said:
+    """The parts of a reply. Calls that nobody can read are told as the text they were written as: agents of
+    others take a call without a name for their own mistake."""
+    message = reply.message
+    reasoning, content = message.get("reasoning_content") or "", message.get("content") or ""
+    calls = [_call(call) for call in message.get("tool_calls") or ()]
+    if not all(call.name and _is_object(call.arguments) for call in calls):
+        content = "\n".join([*([content] if content else []), *(_as_text(call) for call in calls)])
+        calls = []
+    calls = calls[:1] if first_call_only else calls
+    ending: Literal["stop", "length", "calls"] = "length" if reply.finish_reason == "length" else "stop"
+    if calls and ending == "stop":
+        ending = "calls"
+    return Said(reasoning=reasoning, content=content, calls=tuple(calls), ending=ending)
+
+
+def events(parts: Iterable[tuple[str, dict[str, Any]]]) -> list[bytes]:
+    """Named server-sent events, each with its name as `type` too."""
+    return [
+        f"event: {name}\ndata: ".encode() + msgspec.json.encode({"type": name, **data}) + b"\n\n"
+        for name, data in parts
+    ]
+
+
+def _call(call: Any) -> SaidCall:
+    function = call["function"]
+    return SaidCall(id=call["id"], name=function["name"], arguments=function["arguments"])
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
+def _as_text(call: SaidCall) -> str:
+    # as the chat renderer writes such calls back, so that the conversation can go on token for token
+    name = msgspec.json.encode(call.name).decode()
+    body = f'{{"name": {name}, "arguments": {call.arguments}}}' if call.name else call.arguments
+    return f"<tool_call>\n{body}\n</tool_call>"

@@ -1,0 +1,40 @@
+"""What can go wrong between Buckeye and a worker. None of it leaves this package: a rollout's becomes its
+outcome, and what keeps an environment from being loaded becomes a message for a person."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from buckeye.envs.base import Boundary
+
+
+class Fault(Exception):
+    """Something failed at `boundary`; `kind` is the class of the error there, or what befell the worker."""
+
+    def __init__(self, boundary: Boundary, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.boundary, self.kind, self.message = boundary, kind, message
+
+    def __str__(self) -> str:
+        return f"{self.boundary}: {self.kind}: {self.message}"
+
+
+class WorkerFault(Fault):
+    """The worker itself is gone, or had to be ended. `kind` says how: died, killed, silent, stuck, flooded,
+    memory, protocol, start."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__("worker", kind, message)
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether another worker may well do better with the same."""
+        return self.kind in ("killed", "silent")
+
+
+def boundary_of(name: object) -> Boundary:
+    """The boundary of that name; "step" for one that there is not."""
+    for boundary in get_args(Boundary):
+        if boundary == name:
+            return boundary
+    return "step"

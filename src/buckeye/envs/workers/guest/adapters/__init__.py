@@ -1,0 +1,8 @@
+"""How the environments of others are played: one module for each kind, chosen by `load`."""
+
+from __future__ import annotations
+
+from .base import Adapter, AdapterError, Json
+from .detect import load
+
+__all__ = ["Adapter", "AdapterError", "Json", "load"]

@@ -1,0 +1,241 @@
+"""Any program or function that speaks to an OpenAI or Anthropic address, as an environment.
+
+Arguments: `command` (a list) or `callable` ("module:function"), `tasks` and optionally `eval_tasks` (JSON
+Lines: `id`, `prompt` or `messages`, anything else), `reward` ("module:function"), `env`, `cwd`, `timeout`.
+
+A program finds the address in OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, the
+model's name in BUCKEYE_MODEL and its task in the file BUCKEYE_TASK. It ends with the status 0, and what it
+was worth is what `reward(task, result)` says; without that function, the `reward` of the JSON object that it
+wrote into the file BUCKEYE_RESULT or printed as its last line. A function gets `(task, endpoint)` and
+returns the reward, an object with one, or what `reward` is to judge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from .agent_tasks import read_tasks
+from .base import (
+    AdapterError,
+    Json,
+    check_arguments,
+    existing_file,
+    failed,
+    raised,
+    scored,
+    single_group_only,
+)
+from .programs import Finished, run_program
+
+ID = "agent"
+ARGUMENTS = ("command", "callable", "tasks", "eval_tasks", "reward", "env", "cwd", "timeout")
+RESULT_KEYS = ("reward", "components", "stop_reason")
+DEFAULT_TIMEOUT = 3600.0
+_THREADS = 256
+
+
+class Agent:
+    """One program, or one function, and its tasks."""
+
+    def __init__(self, env_id: str, args: Json) -> None:
+        check_arguments(env_id, args, ARGUMENTS)
+        if ("command" in args) == ("callable" in args):
+            raise AdapterError(
+                'agent needs either command = ["python", "my_agent.py"] or callable = "module:fn"'
+            )
+        self._cwd = _folder(args.get("cwd"))
+        self._command = _command(args["command"]) if "command" in args else None
+        self._function = self._imported("callable", args.get("callable"))
+        self._reward = self._imported("reward", args.get("reward"))
+        self._environ = _environ(args.get("env", {}))
+        self._timeout = float(args.get("timeout", DEFAULT_TIMEOUT))
+        if "tasks" not in args:
+            raise AdapterError('agent needs tasks = "tasks.jsonl"')
+        files = {"train": args["tasks"], **({"eval": args["eval_tasks"]} if "eval_tasks" in args else {})}
+        self._tasks = {split: read_tasks(existing_file(path, "tasks")) for split, path in files.items()}
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent")
+
+    def _imported(self, argument: str, wanted: str | None) -> Callable[..., Any] | None:
+        return None if wanted is None else import_function(argument, wanted, folder=self._cwd)
+
+    def info(self) -> Json:
+        return {
+            "name": ID,
+            "generation": "agent",
+            "versions": {},
+            "splits": list(self._tasks),
+            "group_rewards": False,
+        }
+
+    def tasks(self, split: str) -> Iterator[Json]:
+        return iter(self._tasks[split])
+
+    async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
+        result: Any
+        timeout = min(self._timeout, float(context.get("deadline") or self._timeout))
+        if self._function is not None:
+            try:
+                result = await asyncio.wait_for(self._call(self._function, task, endpoint), timeout)
+            except asyncio.TimeoutError as error:  # ours says nothing
+                said = str(error) or f"the function was ended after {timeout:g} s"
+                return failed("agent", "Timeout", said)
+            except Exception as error:
+                return raised("agent", error)
+        else:
+            with tempfile.TemporaryDirectory(prefix="buckeye-agent-") as folder:
+                ended = await self._run(Path(folder), task, endpoint, timeout)
+                if "error" in ended:
+                    return ended
+                result = ended["result"]
+        if self._reward is not None:
+            try:
+                result = await self._call(self._reward, task, result)
+            except Exception as error:
+                return raised("score", error)
+        return to_outcome(result)
+
+    async def _call(self, function: Callable[..., Any], *given: Any) -> Any:
+        """Call a function, in a thread unless it is asynchronous. A thread cannot be ended: a call that is
+        cancelled lasts until its thread has come to an end."""
+        if inspect.iscoroutinefunction(function):
+            return await function(*given)
+        loop = asyncio.get_running_loop()
+        running = loop.run_in_executor(self._threads, lambda: function(*given))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            raise
+
+    async def _run(self, folder: Path, task: Json, endpoint: Json, timeout: float) -> Json:
+        """Run the program: `{"result": what it left}`, or a failed outcome."""
+        assert self._command is not None
+        (folder / "task.json").write_text(json.dumps(task, ensure_ascii=False), "utf-8")
+        environ = {**os.environ, **self._environ, **addresses(endpoint)}
+        environ |= {"BUCKEYE_TASK": str(folder / "task.json"), "BUCKEYE_RESULT": str(folder / "result.json")}
+        try:
+            ended = await run_program(self._command, environ=environ, cwd=self._cwd, timeout=timeout)
+        except OSError as error:
+            return failed("agent", type(error).__name__, f"{self._command[0]} cannot be started: {error}")
+        if ended.status is None:
+            said = ended.last_lines()
+            return failed("agent", "Timeout", f"the program was ended after {timeout:g} s; it said:\n{said}")
+        if ended.status != 0:
+            said = ended.last_lines()
+            return failed("agent", "ExitStatus", f"the program ended with status {ended.status}:\n{said}")
+        try:
+            return {"result": _left(folder / "result.json", ended, judged=self._reward is not None)}
+        except ValueError as error:
+            return failed("agent", "NoReward", f"{error}; it said last:\n{ended.last_lines(3)}")
+
+    async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
+        raise single_group_only(ID)
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def addresses(endpoint: Json) -> dict[str, str]:
+    """The environment variables by which clients find the model."""
+    return {
+        "OPENAI_BASE_URL": endpoint["base_url"],
+        "OPENAI_API_KEY": endpoint["api_key"],
+        "ANTHROPIC_BASE_URL": endpoint["root_url"],
+        "ANTHROPIC_API_KEY": endpoint["api_key"],
+        "BUCKEYE_MODEL": endpoint["model"],
+    }
+
+
+def to_outcome(result: Any) -> Json:
+    """The outcome of what an agent or a reward function gave: a number, or an object with `reward` and
+    perhaps `components` and `stop_reason`."""
+    given = result if isinstance(result, dict) else {"reward": result}
+    reward, components = given.get("reward"), given.get("components", {})
+    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+        return failed("score", "NoReward", f"a reward must be a finite number, not {str(reward)[:200]!r}")
+    unknown = sorted(set(given) - set(RESULT_KEYS))
+    if unknown:
+        return failed("score", "UnknownKey", f"{unknown[0]!r} is none of {', '.join(RESULT_KEYS)}")
+    if not isinstance(components, dict):
+        return failed("score", "NoComponents", "components must be an object of numbers")
+    return scored(reward, components=components, stop_reason=str(given.get("stop_reason", "done")))
+
+
+def import_function(argument: str, wanted: str, *, folder: str | None) -> Callable[..., Any]:
+    """The function that `module:function` or `file.py:function` names; modules in `folder` are found too.
+    Raises AdapterError."""
+    module_name, colon, name = wanted.rpartition(":") if isinstance(wanted, str) else ("", "", "")
+    if not colon or not module_name or not name:
+        raise AdapterError(f'{argument} must be "module:function" or "file.py:function", not {wanted!r}')
+    root = folder or os.getcwd()
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    try:
+        module = _file_module(Path(root, module_name)) if module_name.endswith(".py") else None
+        module = module or importlib.import_module(module_name)
+    except Exception as error:
+        raise AdapterError(
+            f"{argument} = {wanted!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise AdapterError(f"{argument} = {wanted!r}: {module_name} has no function {name}")
+    return function  # type: ignore[no-any-return]
+
+
+def _file_module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _left(path: Path, ended: Finished, *, judged: bool) -> Any:
+    """What the program left: the object in its result file, or in its last line. Raises ValueError if it has
+    to be there; where a function judges, it also gets the output."""
+    lines = ended.stdout.strip().splitlines()
+    text = path.read_text("utf-8") if path.exists() else (lines[-1] if lines else "")
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if judged:
+        return {"result": found, "stdout": ended.stdout}
+    if not isinstance(found, dict) or "reward" not in found:
+        raise ValueError('the program left no {"reward": ...} in BUCKEYE_RESULT or as its last line')
+    return found
+
+
+def _command(given: Any) -> list[str]:
+    if not isinstance(given, list) or not given or not all(isinstance(part, str) for part in given):
+        raise AdapterError(f'command must be a list like ["python", "my_agent.py"], not {given!r}')
+    return given
+
+
+def _environ(given: Any) -> dict[str, str]:
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+        raise AdapterError('env must be a table of texts, such as { MODE = "fast" }')
+    return dict(given)
+
+
+def _folder(given: Any) -> str | None:
+    if given is None:
+        return None
+    path = Path(os.path.expanduser(str(given))).resolve()
+    if not path.is_dir():
+        raise AdapterError(f"cwd = {given!r}: there is no such folder")
+    return str(path)

@@ -1,0 +1,46 @@
+"""Reading the tasks of an agent: JSON Lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .base import AdapterError, Json
+
+
+def read_tasks(path: Path) -> list[Json]:
+    """The tasks of a file, one object a line; empty lines are passed over. What a row has beside `id`,
+    `prompt`, `messages` and `data` is added to its data. Raises AdapterError, with the line."""
+    tasks: dict[str, Json] = {}
+    for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            task = _task(json.loads(line), number)
+        except ValueError as error:
+            raise AdapterError(f"{path}, line {number}: {error}") from error
+        if task["id"] in tasks:
+            raise AdapterError(f"{path}, line {number}: the id {task['id']!r} is there twice")
+        tasks[task["id"]] = task
+    if not tasks:
+        raise AdapterError(f"{path} has no tasks")
+    return list(tasks.values())
+
+
+def _task(row: Any, number: int) -> Json:
+    """The task of a row. Raises ValueError."""
+    if not isinstance(row, dict):
+        raise ValueError("a task is a JSON object")
+    if ("prompt" in row) == ("messages" in row):
+        raise ValueError('a task has either "prompt", a text, or "messages", a list')
+    data = row.get("data", {})
+    if not isinstance(data, dict):
+        raise ValueError('"data" is an object')
+    rest = {name: value for name, value in row.items() if name not in ("id", "prompt", "messages", "data")}
+    messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
+    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise ValueError('"messages" is a list of objects with a role')
+    if not all(isinstance(message.get("content", ""), (str, list, type(None))) for message in messages):
+        raise ValueError('"prompt" and every "content" is a text')
+    return {"id": str(row.get("id", number)), "messages": messages, "data": {**data, **rest}}

@@ -1,0 +1,114 @@
+"""What every adapter offers, and what it says of a rollout."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+Json = dict[str, Any]
+"""A JSON object."""
+
+Boundary = Literal["load", "reset", "step", "model", "score", "agent"]
+"""Where a rollout failed: loading, setting up, a step, asking the model, scoring, or the agent's program."""
+
+
+class AdapterError(Exception):
+    """What a person has to put right: the message says what and how."""
+
+
+class Adapter(Protocol):
+    """One loaded environment."""
+
+    def info(self) -> Json:
+        """`name`, `generation`, `versions` of what it runs on, `splits`, and whether rewards are those of
+        whole groups (`group_rewards`)."""
+        ...
+
+    def tasks(self, split: str) -> Iterable[Json]:
+        """The tasks of a split in a fixed order: `id`, `messages`, `data`. Raises KeyError."""
+        ...
+
+    async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
+        """Play a task on a model endpoint; what `scored` or `failed` makes."""
+        ...
+
+    async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
+        """The outcomes of rollouts that were kept for this."""
+        ...
+
+    async def close(self) -> None:
+        """Free what the environment holds."""
+        ...
+
+
+def scored(
+    reward: float, *, components: Mapping[str, float] | None = None, stop_reason: str = "done", **extra: Any
+) -> Json:
+    """The outcome of a rollout with a reward. `components` are logged and never paid."""
+    return {
+        "reward": reward,
+        "components": dict(components or {}),
+        "stop_reason": stop_reason,
+        "error": None,
+        **extra,
+    }
+
+
+def pending(handle: str, *, stop_reason: str) -> Json:
+    """The outcome of a rollout that is scored with its group, under a name that `score_group` is told."""
+    return {
+        "reward": None,
+        "components": {},
+        "stop_reason": stop_reason,
+        "error": None,
+        "handle": handle,
+    }
+
+
+def failed(boundary: Boundary, kind: str, message: str) -> Json:
+    """The outcome of a rollout without a reward, and why; `kind` is the name of the error."""
+    return {
+        "reward": None,
+        "components": {},
+        "stop_reason": "error",
+        "error": {"boundary": boundary, "type": kind, "message": message},
+    }
+
+
+def raised(boundary: Boundary, error: BaseException) -> Json:
+    """The outcome of a rollout in which `error` was raised, with what caused it."""
+    kind, said = type(error).__name__, [str(error)]
+    while (cause := error.__cause__) is not None and len(said) < 4:
+        error = cause
+        said.append(f"{type(error).__name__}: {error}")
+    return failed(boundary, kind, " <- ".join(filter(None, said)))
+
+
+def single_group_only(name: str) -> AdapterError:
+    """The error of an adapter without group rewards."""
+    return AdapterError(f"{name} has no rewards of groups")
+
+
+def check_arguments(env_id: str, args: Mapping[str, Any], accepted: Iterable[str]) -> None:
+    """Raise AdapterError for an argument that is not accepted, with the likely one."""
+    known = sorted(accepted)
+    for name in args:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            meant = f" Did you mean {close[0]!r}?" if close else ""
+            raise AdapterError(
+                f"{env_id} takes no argument {name!r}.{meant} It takes: {', '.join(known) or 'none'}."
+            )
+
+
+def existing_file(path: Any, argument: str) -> Path:
+    """The file an argument names, absolute. Raises AdapterError."""
+    if not isinstance(path, str):
+        raise AdapterError(f"{argument} must be the path of a file, not {path!r}")
+    found = Path(os.path.expanduser(path)).resolve()
+    if not found.is_file():
+        raise AdapterError(f"{argument} = {path!r}: there is no such file (looked for {found})")
+    return found

@@ -1,0 +1,142 @@
+"""Which adapter plays an environment."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+from . import agent, buckeye_environment, reasoning_gym, textarena
+from .base import Adapter, AdapterError, Json
+from .verifiers_v0 import VerifiersV0
+from .verifiers_v1 import VerifiersV1
+
+V0_SET = "verifiers==0.3.1 renderers==0.1.10 'openai<3' 'mcp<2'"
+V1_SET = "'verifiers>=0.4,<0.5'"
+
+
+def load(env_id: str, args: Json, context: Json) -> Adapter:
+    """The environment an id names, built with `args`. `context["module"]` is its module where that is known.
+
+    Raises AdapterError for an unknown environment, one that this interpreter cannot run, and wrong arguments.
+    """
+    programs = os.path.dirname(sys.executable)  # what is installed beside the environment comes first
+    os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
+    try:
+        return _load(env_id, dict(args), context)
+    except ModuleNotFoundError as error:
+        raise AdapterError(
+            f"{env_id} needs the module {error.name!r}, which {sys.executable} does not have"
+        ) from error
+
+
+def _load(env_id: str, args: Json, context: Json) -> Adapter:
+    if env_id == agent.ID:
+        return agent.Agent(env_id, args)
+    if env_id.startswith(reasoning_gym.PREFIX):
+        return reasoning_gym.ReasoningGym(env_id, args)
+    if env_id.startswith(textarena.PREFIX):
+        return textarena.TextArena(env_id, args)
+    if buckeye_environment.announces(env_id):
+        return buckeye_environment.BuckeyeEnvironment(env_id, args)
+    module = import_module(env_id, context.get("module"))
+    if buckeye_environment.is_written_for_buckeye(module):
+        return buckeye_environment.BuckeyeEnvironment(env_id, args)
+    if generation(env_id, module) == "verifiers-v1":
+        return VerifiersV1(env_id, module, args)
+    return VerifiersV0(env_id, module, args)
+
+
+def import_module(env_id: str, named: str | None = None) -> ModuleType:
+    """The module of `owner/name@version`, of a project folder, or of a Python file. Raises AdapterError and
+    ModuleNotFoundError."""
+    path = Path(os.path.expanduser(env_id))
+    local = path.exists() and (path.suffix == ".py" or env_id.startswith((".", "/", "~")))
+    if local:
+        name, root = _local_module(path.resolve())
+        sys.path.insert(0, str(root))
+        others = os.environ.get("PYTHONPATH")  # for the servers of tools that it starts
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *([others] if others else [])])
+    else:
+        name = env_id.rsplit("/", 1)[-1].partition("@")[0].replace("-", "_").replace(".", "_")
+    wanted = named or name
+    if not local and importlib.util.find_spec(wanted) is None and importlib.util.find_spec(wanted.lower()):
+        wanted = wanted.lower()
+    try:
+        return importlib.import_module(wanted)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        raise AdapterError(_import_problem(env_id, error)) from error
+
+
+def _local_module(path: Path) -> tuple[str, Path]:
+    """The module of a file or project folder, and the folder to find it in."""
+    if path.is_file():
+        return path.stem, path.parent
+    name = path.name.replace("-", "_")
+    for root in (path / "src", path):
+        if (root / name).is_dir() or (root / f"{name}.py").is_file():
+            return name, root
+    raise AdapterError(f"{path} has no module {name}: looked for {name}.py and {name}/, there and in src/")
+
+
+def generation(env_id: str, module: ModuleType) -> str:
+    """`verifiers-v0` or `verifiers-v1`: what the module offers and the installed verifiers can run. Raises
+    AdapterError."""
+    installed = _verifiers_version()
+    runs = None if installed is None else "verifiers-v1" if installed >= (0, 4) else "verifiers-v0"
+    offers = _offered(env_id, module, runs)
+    here = "verifiers is not installed" if installed is None else f"verifiers {_said(installed)} is installed"
+    if not offers:
+        raise AdapterError(
+            f"{env_id} is no environment that can be played: its module {module.__name__} has no "
+            f"load_environment (verifiers v0) and names no Taskset in __all__ (verifiers v1); {here}"
+        )
+    if runs in offers:
+        return runs
+    wanted = offers[0]
+    needs = V1_SET if wanted == "verifiers-v1" else V0_SET
+    raise AdapterError(f"{env_id} is made for {wanted}, and {here}. It needs: {needs}.")
+
+
+def _offered(env_id: str, module: ModuleType, runs: str | None) -> list[str]:
+    """The generations a module is made for. One that `verifiers` cannot run here is not looked at closely:
+    asking a module for its Taskset may import what is missing."""
+    offers = ["verifiers-v0"] if callable(getattr(module, "load_environment", None)) else []
+    names = getattr(module, "__all__", None)
+    if not isinstance(names, (list, tuple)):
+        return offers
+    if runs != "verifiers-v1":
+        return offers + (["verifiers-v1"] if any("Taskset" in str(name) for name in names) else [])
+    base = importlib.import_module("verifiers.v1").Taskset
+    exported = [getattr(module, name, None) for name in names]
+    tasksets = [cls for cls in exported if inspect.isclass(cls) and issubclass(cls, base) and cls is not base]
+    return [*offers, "verifiers-v1"] if tasksets else offers
+
+
+def _verifiers_version() -> tuple[int, int] | None:
+    try:
+        parts = metadata.version("verifiers").split(".")
+        return int(parts[0]), int(parts[1])
+    except (metadata.PackageNotFoundError, ValueError, IndexError):
+        return None
+
+
+def _said(version: tuple[int, int]) -> str:
+    return metadata.version("verifiers") if version else ""
+
+
+def _import_problem(env_id: str, error: Exception) -> str:
+    """What to do where importing an environment failed; the usual reason is the other verifiers."""
+    said = f"{env_id} could not be imported: {type(error).__name__}: {error}."
+    installed = _verifiers_version()
+    if installed is None or "verifiers" not in str(error):
+        return said
+    other = V0_SET if installed >= (0, 4) else V1_SET
+    return f"{said} verifiers {_said(installed)} is installed; it may be made for: {other}."

@@ -1,0 +1,95 @@
+"""Asking the model of a rollout, for adapters that play by themselves; the standard library only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from .base import Json
+
+_MOST_BYTES = 64 * 1024 * 1024
+
+
+class ModelError(Exception):
+    """The endpoint gave no reply; the message has its status and what it said."""
+
+
+@dataclass(frozen=True)
+class ModelReply:
+    """An assistant message as it came, its text, and whether it was cut off at a limit."""
+
+    message: Json
+    text: str
+    truncated: bool
+
+    @property
+    def no_room(self) -> bool:
+        """Whether nothing was sampled, because the rollout has come to a limit."""
+        said = ("content", "reasoning_content", "tool_calls")
+        return self.truncated and not any(self.message.get(part) for part in said)
+
+
+async def chat(endpoint: Json, messages: Sequence[Json], *, tools: Sequence[Json] = ()) -> ModelReply:
+    """The next assistant message of a conversation. Raises ModelError."""
+    body: Json = {"model": endpoint["model"], "messages": list(messages), **endpoint.get("sampling", {})}
+    if tools:
+        body["tools"] = list(tools)
+    answer = await post(f"{endpoint['base_url']}/chat/completions", body, key=endpoint["api_key"])
+    try:
+        choice = answer["choices"][0]
+        message = choice["message"]
+        text = message.get("content") or ""
+        return ModelReply(message=message, text=text, truncated=choice.get("finish_reason") == "length")
+    except (KeyError, IndexError, TypeError) as error:
+        raise ModelError(f"the endpoint's answer has no message: {error!r}") from error
+
+
+async def post(url: str, body: Json, *, key: str) -> Json:
+    """POST a JSON object to an `http` address and read one. Raises ModelError.
+
+    There is one connection for each call and no deadline: that is the rollout's.
+    """
+    parts = urlsplit(url)
+    payload = json.dumps(body).encode()
+    head = (
+        f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+    )
+    try:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=_MOST_BYTES)
+        try:
+            writer.write(head.encode() + payload)
+            await writer.drain()
+            status, content = await _read_answer(reader)
+        finally:
+            writer.close()
+    except (OSError, EOFError, ValueError) as error:
+        raise ModelError(f"no answer from {parts.netloc}: {type(error).__name__}: {error}") from error
+    if status != 200:
+        raise ModelError(f"HTTP {status}: {content[:2000].decode('utf-8', 'replace')}")
+    try:
+        answer = json.loads(content)
+    except ValueError as error:
+        raise ModelError(f"the endpoint's answer is not JSON: {error}") from error
+    if not isinstance(answer, dict):
+        raise ModelError("the endpoint's answer is no JSON object")
+    return answer
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Status and body. Raises ValueError or EOFError (IncompleteReadError) for what is not HTTP."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    status = int(head[0].partition(" ")[2][:3])
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+    if "content-length" in headers:
+        return status, await reader.readexactly(int(headers["content-length"]))
+    if headers.get("transfer-encoding", "").lower() != "chunked":
+        return status, await reader.read(-1)
+    body = bytearray()
+    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+        body += await reader.readexactly(size)
+        await reader.readexactly(2)
+    return status, bytes(body)

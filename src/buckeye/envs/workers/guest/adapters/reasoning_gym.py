@@ -1,0 +1,108 @@
+"""Tasks of the library `reasoning-gym`: one question, one reply, the score of the library.
+
+The prompt is the library's default one for reasoning models; `system_prompt` names another of its own
+(`default`, `simple`, `direct`, ...), is a text, or "" for none. What is scored is what stands between the
+last `<answer>` and `</answer>` of the reply; without these nothing is, as in the library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from typing import Any
+
+from .base import AdapterError, Json, check_arguments, raised, scored, single_group_only
+from .model import ModelError, chat
+
+PREFIX = "reasoning-gym/"
+OWN_ARGUMENTS = ("size", "eval_size", "seed", "eval_seed", "system_prompt")
+
+
+class ReasoningGym:
+    """One dataset of the library. Its train and eval tasks come from different seeds."""
+
+    def __init__(self, env_id: str, args: Json) -> None:
+        self._name = env_id.removeprefix(PREFIX).partition("@")[0]
+        library = importlib.import_module("reasoning_gym")
+        self._factory = importlib.import_module("reasoning_gym.factory")
+        self._extract = importlib.import_module("reasoning_gym.utils").extract_answer
+        settings = self._checked(env_id, args)
+        seed = int(args.get("seed", 0))
+        seeds = {"train": seed, "eval": int(args.get("eval_seed", seed + 1_000_003))}
+        sizes = {"train": int(args.get("size", 2000)), "eval": int(args.get("eval_size", 100))}
+        ranges = [range(seeds[split], seeds[split] + sizes[split]) for split in seeds]
+        if set(ranges[0]) & set(ranges[1]):  # entry i of a dataset is made from seed + i
+            raise AdapterError(
+                f"{env_id}: put eval_seed at least size after seed, or tasks are in both splits"
+            )
+        try:
+            self._datasets = {
+                split: library.create_dataset(self._name, seed=seeds[split], size=sizes[split], **settings)
+                for split in seeds
+            }
+        except (AssertionError, TypeError, ValueError) as error:
+            raise AdapterError(f"{env_id} cannot be made with {args}: {error}") from error
+        self._system = self._system_prompt(args.get("system_prompt", "default"))
+
+    def _checked(self, env_id: str, args: Json) -> Json:
+        """The settings of the dataset itself. Raises AdapterError for an unknown dataset or setting."""
+        known = self._factory.DATASETS
+        if self._name not in known:
+            raise AdapterError(
+                f"reasoning-gym has no dataset {self._name!r}. It has: {', '.join(sorted(known))}."
+            )
+        fields = {field.name for field in dataclasses.fields(known[self._name][1])}
+        check_arguments(env_id, args, fields | set(OWN_ARGUMENTS))
+        return {name: _as_tuple(value) for name, value in args.items() if name not in OWN_ARGUMENTS}
+
+    @staticmethod
+    def _system_prompt(wanted: str) -> str:
+        prompts = importlib.import_module("reasoning_gym.utils").SYSTEM_PROMPTS
+        return str(prompts.get(wanted, wanted))
+
+    def info(self) -> Json:
+        return {
+            "name": f"{PREFIX}{self._name}",
+            "generation": "reasoning-gym",
+            "versions": {"reasoning-gym": metadata.version("reasoning-gym")},
+            "splits": list(self._datasets),
+            "group_rewards": False,
+        }
+
+    def tasks(self, split: str) -> Iterator[Json]:
+        dataset = self._datasets[split]
+        return (self._task(split, index, dataset[index]) for index in range(len(dataset)))
+
+    def _task(self, split: str, index: int, entry: Json) -> Json:
+        messages = [{"role": "system", "content": self._system}] if self._system else []
+        messages.append({"role": "user", "content": entry["question"]})
+        data = {"split": split, "index": index, "answer": str(entry["answer"])}
+        return {"id": f"{split}-{index}", "messages": messages, "data": data}
+
+    async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
+        try:
+            reply = await chat(endpoint, task["messages"])
+        except ModelError as error:
+            return raised("model", error)
+        dataset = self._datasets[task["data"]["split"]]
+        answer = self._extract(reply.text)
+        try:
+            reward = dataset.score_answer(answer=answer, entry=dataset[task["data"]["index"]])
+        except Exception as error:
+            return raised("score", error)
+        components = {"format_ok": float(answer is not None), "solved": float(reward == 1.0)}
+        stop = "truncated" if reply.truncated else "answered"
+        return scored(reward, components=components, stop_reason=stop)
+
+    async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
+        raise single_group_only("reasoning-gym")
+
+    async def close(self) -> None:
+        return None
+
+
+def _as_tuple(value: Any) -> Any:
+    """JSON and TOML have lists where the library's settings are tuples."""
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value

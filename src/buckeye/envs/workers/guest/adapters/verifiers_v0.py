@@ -1,0 +1,232 @@
+"""Environments of `verifiers`' classic API (v0): `load_environment(**args)`, datasets, rubrics.
+
+The environment asks the model through its own client classes, and its own rubric scores. What the rubric
+would hide is not hidden: a reward function that raises is an error, not a 0, and a rollout that failed is not
+scored at all.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+from .base import AdapterError, Boundary, Json, check_arguments, failed, pending, raised, scored
+
+_failures: contextvars.ContextVar[list[BaseException]] = contextvars.ContextVar("failures")
+_NOWHERE = "http://127.0.0.1:9/v1"
+_BOUNDARIES: tuple[tuple[str, Boundary], ...] = (("ModelError", "model"), ("OverlongPromptError", "model"))
+
+
+class VerifiersV0:
+    """One environment. Tasks are rows of its datasets, named by their position."""
+
+    def __init__(self, env_id: str, module: ModuleType, args: Json) -> None:
+        self._vf = importlib.import_module("verifiers")
+        loader = module.load_environment
+        _check_arguments(env_id, loader, args)
+        self._env = _with_config(self._vf, env_id, module.__name__, loader, args)
+        missing = [name for name in ("rollout", "rubric", "get_dataset") if not hasattr(self._env, name)]
+        if missing:
+            raise AdapterError(
+                f"load_environment of {env_id} returned a {type(self._env).__name__}, which is no verifiers "
+                f"environment: it has no {', '.join(missing)}"
+            )
+        if not getattr(self._env, "score_rollouts", True):
+            raise AdapterError(f"{env_id} was built with score_rollouts=False, so it gives no rewards")
+        self._name = str(getattr(self._env, "env_id", "") or env_id)
+        self._kept: dict[str, Any] = {}
+        self._openai: Any = None
+        for rubric in _rubrics(self._env.rubric):
+            rubric.funcs = [_watched(function) for function in rubric.funcs]
+
+    def info(self) -> Json:
+        return {
+            "name": self._name,
+            "generation": "verifiers-v0",
+            "versions": {name: metadata.version(name) for name in ("verifiers", "openai")},
+            "splits": list(self._splits()),
+            "group_rewards": self._in_groups(),
+        }
+
+    def _splits(self) -> dict[str, Callable[[], Any]]:
+        """Split -> what gives its dataset. An environment without an eval dataset has only train."""
+        env = self._env
+        found = {"train": env.get_dataset, "eval": env.get_eval_dataset}
+        there = {
+            "train": (getattr(env, "dataset", None), getattr(env, "dataset_source", None)),
+            "eval": (getattr(env, "eval_dataset", None), getattr(env, "eval_dataset_source", None)),
+        }
+        return {split: give for split, give in found.items() if any(x is not None for x in there[split])}
+
+    def _in_groups(self) -> bool:
+        return any(_is_group(rubric, func) for rubric in _rubrics(self._env.rubric) for func in rubric.funcs)
+
+    def tasks(self, split: str) -> Iterator[Json]:
+        dataset = self._splits()[split]()
+        return (_task(split, index, row) for index, row in enumerate(dataset))
+
+    async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
+        data = task["data"]
+        row = self._splits()[data["split"]]()[data["row"]]
+        client = self._client(endpoint)
+        try:
+            state = await self._env.rollout(row, client, endpoint["model"], dict(endpoint["sampling"]))
+        except Exception as error:
+            return raised(_boundary(error, "step"), error)
+        if state.get("error") is not None:
+            return raised(
+                _boundary(state["error"], "step" if state["trajectory"] else "reset"), state["error"]
+            )
+        if not state["trajectory"]:
+            return failed("model", "NoReply", f"the model gave no reply ({state.get('stop_condition')})")
+        if self._in_groups() and context.get("keep_for_group"):
+            self._kept[context["rollout"]] = state
+            return pending(context["rollout"], stop_reason=_stop_reason(state))
+        return (await self._score([state]))[0]
+
+    def _client(self, endpoint: Json) -> Any:
+        """The environment's own client class on the endpoint. Nothing is sampled twice for one answer,
+        and all rollouts share the connections."""
+        ours = importlib.import_module(".verifiers_v0_client", __package__)
+        if self._openai is None:
+            openai = importlib.import_module("openai")
+            self._openai = openai.AsyncOpenAI(base_url=_NOWHERE, api_key="none", max_retries=0, timeout=None)
+        address = {"base_url": endpoint["base_url"], "api_key": endpoint["api_key"]}
+        return ours.EndpointClient(self._openai.with_options(**address))
+
+    async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
+        return await self._score([self._kept.pop(handle) for handle in handles])
+
+    def release(self, handles: Sequence[str]) -> None:
+        """Forget rollouts that will not be scored."""
+        for handle in handles:
+            self._kept.pop(handle, None)
+
+    async def _score(self, states: list[Any]) -> list[Json]:
+        """What the environment's rubric says of one rollout, or of a group."""
+        failures: list[BaseException] = []
+        _failures.set(failures)
+        rubric = self._env.rubric
+        try:
+            if self._in_groups():
+                await rubric.score_group(states)
+            else:
+                await rubric.score_rollout(states[0])
+            for state in states:
+                await rubric.cleanup(state)
+        except Exception as error:
+            failures.append(error)
+        if failures:
+            return [raised("score", failures[0]) for _ in states]
+        return [_outcome(state) for state in states]
+
+    async def close(self) -> None:
+        """Tear down as `verifiers` does at the end of its process."""
+        await self._env._teardown()
+        if self._openai is not None:
+            await self._openai.close()
+
+
+def _check_arguments(env_id: str, loader: Callable[..., Any], args: Json) -> None:
+    """Raise AdapterError for an argument that `load_environment` does not take, or one that it needs."""
+    parameters = inspect.signature(loader).parameters.values()
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        check_arguments(env_id, args, named)
+    needed = [name for name, p in named.items() if p.default is p.empty and name not in args]
+    if needed:
+        raise AdapterError(
+            f"{env_id} needs the argument {needed[0]!r}. It takes: {', '.join(sorted(named))}."
+        )
+
+
+def _with_config(vf: Any, env_id: str, module: str, loader: Callable[..., Any], args: Json) -> Any:
+    """Build the environment by `vf.load_environment`, which knows typed configurations, where the module can
+    be imported by its name. Raises AdapterError."""
+    try:
+        if module.partition(".")[0] == module:
+            return vf.load_environment(module, **args)
+        return loader(**args)
+    except Exception as error:
+        cause = error.__cause__ or error
+        raise AdapterError(f"{env_id} could not be built: {type(cause).__name__}: {cause}") from error
+
+
+def _rubrics(rubric: Any) -> Iterator[Any]:
+    """A rubric and those in it, the group functions of which count too."""
+    yield rubric
+    for inner in getattr(rubric, "rubrics", ()):
+        yield from _rubrics(inner)
+    for inner in getattr(rubric, "env_map", {}).values():
+        yield from _rubrics(inner.rubric)
+
+
+def _is_group(rubric: Any, function: Callable[..., Any]) -> bool:
+    """Whether verifiers takes a reward function for one of a whole group."""
+    return bool(rubric._is_group_func(function))
+
+
+def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A reward function that is the same and also notes what it raises, which a rubric only logs."""
+
+    @functools.wraps(function)
+    async def watched(*given: Any, **named: Any) -> Any:
+        try:
+            value = function(*given, **named)
+            return await value if inspect.isawaitable(value) else value
+        except Exception as error:
+            _failures.get().append(error)
+            raise
+
+    return watched
+
+
+def _task(split: str, index: int, row: Json) -> Json:
+    """A row as a task. Its answer and info are told as far as they are JSON; the row itself stays here."""
+    prompt = row.get("prompt") or row.get("question") or ""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    told = {name: row[name] for name in ("answer", "info", "task") if name in row and _is_json(row[name])}
+    return {
+        "id": f"{split}-{index}",
+        "messages": [_plain(message) for message in messages],
+        "data": {**told, "split": split, "row": index},
+    }
+
+
+def _plain(message: Any) -> Json:
+    fields = message if isinstance(message, dict) else message.model_dump(exclude_none=True)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _boundary(error: BaseException, otherwise: Boundary) -> Boundary:
+    """The boundary of an error by the names of its classes in `verifiers`."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return next((boundary for name, boundary in _BOUNDARIES if name in names), otherwise)
+
+
+def _stop_reason(state: Any) -> str:
+    return "truncated" if state.get("is_truncated") else str(state.get("stop_condition") or "done")
+
+
+def _outcome(state: Any) -> Json:
+    """What a scored state says."""
+    if state.get("error") is not None:  # a reward function may set it
+        return raised("score", state["error"])
+    if state.get("reward") is None:
+        return failed("score", "NoReward", "the rubric gave no reward")
+    return scored(state["reward"], components=state.get("metrics") or {}, stop_reason=_stop_reason(state))

@@ -1,0 +1,205 @@
+"""Tasksets of `verifiers` v1 (0.4): tasks that score themselves, played by a harness.
+
+Of the arguments, `harness`, `runtime`, `agent`, `eval` and `limit` are ours; all others are settings of the
+taskset. `harness` is the name of one, or a table with its `id` and settings. Without it a harness that comes
+with the taskset plays, else ours, which runs in the worker's own process. `runtime` is where a harness's
+program runs, by default a process on this machine. `agent` has further settings of the agent. `eval` is a
+table of settings that make the eval split (`eval = { split = "test" }`); without it there is only train.
+`limit` is how many tasks are taken; of a taskset without end, 1000 if nothing else is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+from .base import AdapterError, Boundary, Json, failed, raised, scored, single_group_only
+
+OWN_ARGUMENTS = ("harness", "runtime", "agent", "eval", "limit")
+ENDLESS_LIMIT = 1000
+_NOWHERE = "http://127.0.0.1:9/v1"
+_BOUNDARIES: dict[str, Boundary] = {
+    "ProviderError": "model",
+    "InterceptionError": "model",
+    "HarnessError": "agent",
+    "ToolsetError": "step",
+    "SandboxError": "step",
+    "EnvError": "step",
+}
+
+
+class VerifiersV1:
+    """One taskset, and the environment of verifiers that plays it. A task is its data; nothing is looked up
+    to play one, so any worker can."""
+
+    def __init__(self, env_id: str, module: ModuleType, args: Json) -> None:
+        self._vf = importlib.import_module("verifiers.v1")
+        self._ours = importlib.import_module(".verifiers_v1_harness", __package__)
+        self._id = module.__name__
+        settings = {name: value for name, value in args.items() if name not in OWN_ARGUMENTS}
+        splits = {"train": settings, **({"eval": {**settings, **args["eval"]}} if "eval" in args else {})}
+        try:
+            self._envs = {split: self._environment(args, given) for split, given in splits.items()}
+        except Exception as error:
+            raise AdapterError(f"{env_id} cannot be set up: {type(error).__name__}: {error}") from error
+        self._limit = args.get("limit")
+        self._served: dict[str, asyncio.Future[Any]] = {}
+        self._serving: list[asyncio.Future[None]] = []
+        self._closing = asyncio.Event()
+
+    def _environment(self, args: Json, taskset: Json) -> Any:
+        """The environment of verifiers for a taskset's settings, every agent of it set as asked."""
+        loaders = importlib.import_module("verifiers.v1.utils.loaders")
+        harness = args.get("harness") or self._default_harness(loaders)
+        runtime = args.get("runtime", "subprocess")
+        agent: Json = {
+            "runtime": {"type": runtime} if isinstance(runtime, str) else runtime,
+            **({"harness": {"id": harness} if isinstance(harness, str) else harness} if harness else {}),
+            **args.get("agent", {}),
+        }
+        roles = self._agents(loaders.env_config_type(self._id))
+        config = self._vf.resolve_env_config(
+            {
+                "taskset": {**taskset, "id": self._id},
+                "interception": {"type": "server"},
+                **dict.fromkeys(roles, agent),
+            }
+        )
+        return self._vf.load_environment(config)
+
+    def _default_harness(self, loaders: Any) -> str | None:
+        """Ours, unless the taskset brings one or its tasks need a container."""
+        brought = loaders.default_harness_id(self._id) == self._id
+        contained = loaders.task_type(self._id).NEEDS_CONTAINER
+        return None if brought or contained else self._ours.HARNESS_ID
+
+    def _agents(self, config_type: Any) -> list[str]:
+        fields = config_type.model_fields
+        return [name for name in fields if isinstance(fields[name].default, self._vf.AgentConfig)]
+
+    def info(self) -> Json:
+        return {
+            "name": self._id.replace("_", "-"),
+            "generation": "verifiers-v1",
+            "versions": {name: metadata.version(name) for name in ("verifiers", "openai", "mcp")},
+            "splits": list(self._envs),
+            "group_rewards": False,
+        }
+
+    def tasks(self, split: str) -> Iterator[Json]:
+        return self._rows(split, self._envs[split].taskset)
+
+    def _rows(self, split: str, taskset: Any) -> Iterator[Json]:
+        limit = self._limit or (None if taskset.bounded else ENDLESS_LIMIT)
+        for index, task in enumerate(taskset if limit is None else taskset.take(limit)):
+            row = task.data.model_dump(mode="json", exclude_none=True)
+            yield {
+                "id": f"{split}-{index}",
+                "messages": _messages(row),
+                "data": {"split": split, "task": row},
+            }
+
+    async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
+        split = task["data"]["split"]
+        env = self._envs[split]
+        task_type = type(env.taskset).task_type()
+        try:
+            client = await self._client(split)
+            data = task_type.data_type().model_validate(task["data"]["task"])
+            (slot,) = env.slots(task_type(data, env.config.taskset.task))
+        except Exception as error:
+            return raised("reset", error)
+        sampling = {name: value for name, value in endpoint["sampling"].items() if value is not None}
+        model = self._vf.ModelContext(
+            model=endpoint["model"], client=client.config, sampling=self._vf.SamplingConfig(**sampling)
+        )
+        minted: list[str] = []
+
+        def route(trace: Any) -> None:
+            minted.append(trace.id)
+            client.routes[trace.id] = endpoint
+
+        try:
+            episode = await env.run_slot(slot, model, on_trace=route)
+        finally:
+            for trace_id in minted:
+                client.routes.pop(trace_id, None)
+        return _outcome(episode)
+
+    async def _client(self, split: str) -> Any:
+        """The client of a split's environment, which is served from its first rollout on. Raises what keeps
+        it from being served."""
+        if split not in self._served:
+            ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self._served[split] = ready
+            self._serving.append(asyncio.ensure_future(self._serve(split, ready)))
+        return await asyncio.shield(self._served[split])
+
+    async def _serve(self, split: str, ready: asyncio.Future[Any]) -> None:
+        """Serve a split's environment until it is closed, all in one task: verifiers' contexts want that."""
+        env = self._envs[split]
+        config = self._vf.EvalClientConfig(base_url=_NOWHERE, api_key_var="BUCKEYE_NO_KEY")
+        client = self._ours.RoutingClient(config)
+        try:
+            async with env.serving():
+                env._interception.clients[config.model_dump_json()] = client
+                ready.set_result(client)
+                await self._closing.wait()
+        except Exception as error:
+            if ready.done():
+                raise
+            del self._served[split]  # the next rollout tries again
+            ready.set_exception(error)
+        finally:
+            await client.close()
+
+    async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
+        raise single_group_only("verifiers v1")
+
+    async def close(self) -> None:
+        self._closing.set()
+        await asyncio.gather(*self._serving)
+
+
+def _messages(row: Json) -> list[Json]:
+    """What a task says first."""
+    system, prompt = row.get("system_prompt"), row.get("prompt")
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, *([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or [])]
+
+
+def _outcome(episode: Any) -> Json:
+    """The outcome of an episode: the reward of its one trained agent."""
+    traces = [trace for trace in episode.traces if trace.agent is None or trace.agent.trainable]
+    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+    if not episode.ok or errors:
+        return _error_outcome(errors, episode)
+    if len(traces) != 1:
+        return failed(
+            "score",
+            "SeveralAgents",
+            f"the environment played {len(traces)} agents; one is trained in a rollout",
+        )
+    (trace,) = traces
+    components = {**trace.metrics, **{name: reward.score for name, reward in trace.rewards.items()}}
+    stop = "truncated" if trace.is_truncated else str(trace.stop_condition or "done")
+    return scored(trace.reward, components=components, stop_reason=stop)
+
+
+def _error_outcome(errors: Sequence[Any], episode: Any) -> Json:
+    if not errors:
+        stops = ", ".join(str(trace.stop_condition) for trace in episode.traces) or "it played nothing"
+        return failed("step", "NotOk", f"verifiers calls the rollout not ok: {stops}")
+    error = errors[-1]
+    return failed(_boundary(error), error.type, error.message)
+
+
+def _boundary(error: Any) -> Boundary:
+    """The boundary of a recorded error. Those of a task's own code say in which hook it was."""
+    if error.type != "TaskError":
+        return _BOUNDARIES.get(error.type, "step")
+    return "score" if "scoring" in error.message else "reset" if "setup" in error.message else "step"

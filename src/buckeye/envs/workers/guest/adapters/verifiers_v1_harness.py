@@ -1,0 +1,128 @@
+"""What of `verifiers` v1 has to be subclassed: a harness without a process, and a client for many endpoints.
+
+Imported only where `verifiers` 0.4 is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import verifiers.v1 as vf
+from verifiers.v1.clients import EvalClient
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
+
+from .base import Json
+from .model import ModelError, post
+
+HARNESS_ID = "buckeye-in-process"
+__all__ = ["InProcessHarness"]
+
+sys.modules.setdefault(HARNESS_ID.replace("-", "_"), sys.modules[__name__])  # how verifiers finds a harness
+
+
+class InProcessConfig(vf.HarnessConfig):
+    """Nothing to set beyond what every harness has."""
+
+
+class InProcessHarness(vf.Harness[InProcessConfig]):
+    """Asks, runs the calls of the task's own tools, and asks again until there are none; in this process."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_MCP = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: vf.TaskData,
+    ) -> vf.ProgramResult:
+        """Play until verifiers refuses a reply, for a reason that it knows, or the model calls no tools."""
+        messages = self._opening(data)
+        servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
+        async with contextlib.AsyncExitStack() as stack:
+            tools, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
+            while True:
+                body = {"model": ctx.model, "messages": messages, **({"tools": tools} if tools else {})}
+                try:
+                    answer = await post(f"{endpoint}/chat/completions", body, key=secret)
+                except ModelError as error:
+                    return vf.ProgramResult(1, "", str(error))
+                message = answer["choices"][0]["message"]
+                messages.append(message)
+                calls = message.get("tool_calls") or []
+                if not calls:
+                    return vf.ProgramResult(0, "", "")
+                for call in calls:
+                    content = await _result(call["function"], connections, dispatch)
+                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+
+    def _opening(self, data: vf.TaskData) -> list[Json]:
+        system, prompt = self.resolve_prompt(data)
+        first = [{"role": "system", "content": system}] if system else []
+        if isinstance(prompt, str):
+            return [*first, {"role": "user", "content": prompt}]
+        return [*first, *(message_to_wire(message) for message in prompt or [])]
+
+
+async def _result(function: Json, connections: Any, dispatch: Any) -> Any:
+    """What a tool gives; what is wrong with a call is told to the model."""
+    name = function["name"]
+    if name not in dispatch:
+        return f"error: there is no tool {name!r}; there are: {', '.join(dispatch)}"
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError as error:
+        return f"error: the arguments are not JSON: {error}"
+    if not isinstance(arguments, dict):
+        return "error: the arguments are no JSON object"
+    return await call_mcp(connections, dispatch, name, arguments)
+
+
+class RoutingClient(EvalClient):
+    """Sends the calls of each rollout to its own endpoint. verifiers keeps a client for every endpoint it has
+    ever seen, and every rollout has one of its own."""
+
+    def __init__(self, config: vf.EvalClientConfig) -> None:
+        super().__init__(config)
+        self.config = config
+        self.routes: dict[str, Json] = {}
+
+    def _of(self, session_id: str | None) -> EvalClient:
+        """This client with the address and key of a rollout, which verifiers names by its trace."""
+        endpoint = self.routes[session_id or ""]
+        client = EvalClient.__new__(EvalClient)
+        client.__dict__.update(self.__dict__)
+        client.base_url, client.api_key = endpoint["base_url"], endpoint["api_key"]
+        return client
+
+    async def get_response(
+        self,
+        dialect: Any,
+        body: dict,
+        sampling: Any,
+        session_id: str | None = None,
+        turn: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        return await self._of(session_id).get_response(dialect, body, sampling, session_id, turn, headers)
+
+    async def relay(
+        self,
+        dialect: Any,
+        body: dict,
+        session_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        return await self._of(session_id).relay(dialect, body, session_id, headers)

@@ -1,0 +1,66 @@
+"""The worker's end of the connection: a thread reads it, any thread may write to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+from .frames import HEADER, Frame, body_length, decode, encode
+
+
+class Link:
+    """A connection to Buckeye. If it breaks, this process and its children end at once: nobody would hear of
+    what they do."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._writing = threading.Lock()
+        self._owner = os.getpid()
+        os.register_at_fork(after_in_child=self._close_in_child)
+
+    def listen(self, receive: Callable[[Frame], None]) -> None:
+        """Hand every message to `receive`, in a thread of its own."""
+        threading.Thread(target=self._read, args=(receive,), name="buckeye", daemon=True).start()
+
+    def send(self, frame: Frame) -> None:
+        """Send one message. Raises FrameError if it cannot be one."""
+        self.send_encoded(encode(frame))
+
+    def send_encoded(self, data: bytes) -> None:
+        """Send what `encode` made."""
+        if os.getpid() != self._owner:
+            os._exit(0)  # a fork that came back: its parent answers
+        try:
+            with self._writing:
+                self._connection.sendall(data)
+        except OSError:
+            die()
+
+    def _read(self, receive: Callable[[Frame], None]) -> None:
+        try:
+            while True:
+                receive(decode(self._exactly(body_length(self._exactly(HEADER.size)))))
+        finally:
+            die()
+
+    def _exactly(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            chunk = self._connection.recv(min(count - len(data), 1 << 20))
+            if not chunk:
+                raise ConnectionError("closed")
+            data += chunk
+        return bytes(data)
+
+    def _close_in_child(self) -> None:
+        self._connection.close()
+
+
+def die() -> None:
+    """End this process and every process of its group."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

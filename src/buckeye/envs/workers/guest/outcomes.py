@@ -1,0 +1,121 @@
+"""What the end of a rollout may look like when it crosses from a worker to Buckeye; checked on both sides."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+BOUNDARIES = ("load", "reset", "step", "model", "score", "agent", "worker", "timeout")
+"""Where a rollout can fail: loading the environment, beginning an episode, playing it, asking the model,
+scoring it, in the program that plays; then its worker, and its deadline."""
+
+MAX_MESSAGE = 4_000
+_MAX_NAME = 200
+_MAX_COMPONENTS = 1_000
+_MAX_TURNS = 100_000
+_KEYS = {"reward", "components", "stop_reason", "error", "turn_rewards", "handle"}
+
+
+class OutcomeError(Exception):
+    """An outcome that cannot be one; the message says what is wrong with it."""
+
+
+def checked_outcome(value: Any) -> dict[str, Any]:
+    """The outcome with every key present and numbers as floats.
+
+    `reward` is None exactly where there is an `error`, or a `handle` by which a group is scored later. Raises
+    OutcomeError.
+    """
+    if not isinstance(value, dict):
+        raise OutcomeError(f"the outcome is {_shown(value)}, not a dictionary")
+    if unknown := sorted(str(key) for key in set(value) - _KEYS):
+        raise OutcomeError(f"the outcome has an unknown key {_shown(unknown[0])}")
+    error, handle = _error(value.get("error")), value.get("handle")
+    if handle is not None and not isinstance(handle, str):
+        raise OutcomeError(f"the outcome's handle is {_shown(handle)}, not a text")
+    return {
+        "reward": None if error else _reward(value.get("reward"), later=handle is not None),
+        "components": _components({} if value.get("components") is None else value["components"]),
+        "stop_reason": _name(
+            "done" if value.get("stop_reason") is None else value["stop_reason"], "stop_reason"
+        ),
+        "error": error,
+        "turn_rewards": _turn_rewards(value.get("turn_rewards")),
+        "handle": None if error else handle,
+    }
+
+
+def failure(boundary: str, kind: str, message: str) -> dict[str, str]:
+    """An error as it is sent: where it happened, its class, and its message, shortened if it is very long."""
+    return {"boundary": boundary, "type": kind[:_MAX_NAME], "message": shortened(message)}
+
+
+def shortened(message: str) -> str:
+    """The beginning of a long message, and how long it was."""
+    if len(message) <= MAX_MESSAGE:
+        return message
+    return f"{message[:MAX_MESSAGE]}... ({len(message)} characters in all)"
+
+
+def _reward(value: Any, *, later: bool) -> float | None:
+    if value is None and later:
+        return None
+    if value is None:
+        raise OutcomeError("there is no reward, and no error")
+    return number(value, "the reward")
+
+
+def number(value: Any, what: str) -> float:
+    """A finite number as a float. Raises OutcomeError for anything else, which `what` names."""
+    if not isinstance(value, Real):
+        raise OutcomeError(f"{what} is {_shown(value)}, not a number")
+    try:
+        found = float(value)
+    except (OverflowError, ValueError):
+        found = math.inf
+    if not math.isfinite(found):
+        raise OutcomeError(f"{what} is {_shown(value)}, which is not finite")
+    return found
+
+
+def _components(value: Any) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise OutcomeError(f"components is {_shown(value)}, not a dictionary")
+    if len(value) > _MAX_COMPONENTS:
+        raise OutcomeError(f"there are {len(value)} components; {_MAX_COMPONENTS} is the most")
+    found = {}
+    for key, given in value.items():
+        name = _name(key, "a component's name")
+        found[name] = number(given, f"component {name!r}")
+    return found
+
+
+def _turn_rewards(value: Any) -> list[float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > _MAX_TURNS:
+        raise OutcomeError(f"turn_rewards is {_shown(value)}, not a list of at most {_MAX_TURNS} numbers")
+    return [number(given, f"the reward of turn {turn}") for turn, given in enumerate(value)]
+
+
+def _error(value: Any) -> dict[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or value.get("boundary") not in BOUNDARIES:
+        raise OutcomeError(f"the error is {_shown(value)}; it names no boundary ({', '.join(BOUNDARIES)})")
+    return failure(value["boundary"], str(value.get("type", "Error")), str(value.get("message", "")))
+
+
+def _name(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not value or len(value) > _MAX_NAME:
+        raise OutcomeError(f"{what} is {_shown(value)}, not a text of at most {_MAX_NAME} characters")
+    return value
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = "unprintable"
+    return text if len(text) <= 80 else f"{text[:80]}... ({type(value).__name__})"

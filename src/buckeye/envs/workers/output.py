@@ -1,0 +1,59 @@
+"""What an environment prints: the last of it is kept for messages, all of it in a log that is bounded, and a
+flood is noticed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+_TAIL = 1_500
+_WINDOW = 60.0
+_MAX_LOG = 32 * 1024 * 1024
+
+
+class Output:
+    """The output of one worker. At `_MAX_LOG` bytes the log is renamed, to end in `.old`, and a new one
+    begins."""
+
+    def __init__(self, log: Path | None, *, most: int) -> None:
+        self._log, self._most = log, most
+        self._file: BinaryIO | None = None
+        self._tail = b""
+        self._window, self._in_window = time.monotonic(), 0
+        self.total = 0
+
+    def add(self, chunk: bytes) -> bool:
+        """Take what was printed. False if it was too much within a minute."""
+        self._tail = (self._tail + chunk)[-_TAIL:]
+        self.total += len(chunk)
+        now = time.monotonic()
+        if now - self._window > _WINDOW:
+            self._window, self._in_window = now, 0
+        self._in_window += len(chunk)
+        self._write(chunk)
+        return self._in_window <= self._most
+
+    def last(self) -> str:
+        """The last lines, "" if nothing was printed."""
+        return self._tail.decode("utf-8", "replace").strip()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, chunk: bytes) -> None:
+        if self._log is None:
+            return
+        try:
+            if self._file is None:
+                self._log.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._log.open("ab", buffering=0)
+            self._file.write(chunk)
+            if self._file.tell() > _MAX_LOG:
+                self.close()
+                self._log.replace(self._log.with_name(f"{self._log.name}.old"))
+        except OSError:  # a full disk keeps no environment from playing, and the tail is still there
+            self._log = None
+            self.close()

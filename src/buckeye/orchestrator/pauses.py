@@ -1,0 +1,117 @@
+"""Leaving an environment that fails alone for a while: the others go on, and it comes back by itself."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from buckeye.config.environments import EnvPauseConfig
+from buckeye.errors import FinalRunError
+from buckeye.orchestrator.rollout import Group
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _State:
+    """Of one environment. `failed` groups in a row, the first of them at `since`; `pauses` in a row, the last
+    of which ends at `until`. After it one group is `tried`, alone."""
+
+    failed: int = 0
+    since: float = 0.0
+    pauses: int = 0
+    until: float | None = None
+    tried: bool = False
+    works: bool = False
+    last_error: str = ""
+
+
+class EnvironmentPauses:
+    """Counts the failures of each environment and says which are left alone. `clock` gives seconds."""
+
+    def __init__(
+        self, names: Iterable[str], settings: EnvPauseConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._states = {name: _State() for name in names}
+
+    def held(self) -> frozenset[str]:
+        """The environments of which no group is to be started now."""
+        return frozenset(name for name, state in self._states.items() if self._is_held(name, state))
+
+    def paused(self) -> list[str]:
+        """The environments whose pause goes on."""
+        return [name for name, state in self._states.items() if state.until is not None]
+
+    def started(self, name: str) -> None:
+        """A group of the environment was started. After a pause it is the only one until it has ended."""
+        state = self._states[name]
+        state.tried = state.pauses > 0
+
+    def ended(self, name: str, group: Group) -> None:
+        """Take note of how a group ended. If no engine answered, that says nothing about the environment."""
+        state = self._states[name]
+        state.tried = False
+        if group.scored:
+            if state.pauses:
+                log.info("Environment %s works again", name)
+            self._states[name] = _State(works=True)
+        elif all(rollout.outcome.boundary != "model" for rollout in group.rollouts):
+            self._failed(name, state, group.errors[-1])
+
+    def seconds_left(self) -> float:
+        """Until the first pause ends; 0 if none goes on."""
+        ends = [state.until for state in self._states.values() if state.until is not None]
+        return max(0.0, min(ends) - self._clock()) if ends else 0.0
+
+    def check(self) -> None:
+        """Raises FinalRunError if every environment has failed for too long, or has never worked."""
+        states = self._states
+        if not all(state.pauses for state in states.values()):
+            return
+        name, last = max(states.items(), key=lambda item: item[1].since)
+        seconds = self._clock() - last.since
+        if any(state.works for state in states.values()) and seconds < self._settings.give_up_seconds:
+            return
+        raise FinalRunError(
+            f"every environment fails, for {seconds:.0f} s by now (env_pause.give_up_seconds = "
+            f"{self._settings.give_up_seconds:g}, or at once where nothing has worked since the start). "
+            f"{name} says: {last.last_error}. `buckeye env check` plays an environment by itself"
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Whether each environment is paused (1 or 0), and how many pauses in a row it has had."""
+        return {
+            f"env/{name}/{what}": value
+            for name, state in self._states.items()
+            for what, value in (("paused", float(state.until is not None)), ("pauses", state.pauses))
+        }
+
+    def _is_held(self, name: str, state: _State) -> bool:
+        if state.until is not None and self._clock() >= state.until:
+            state.until = None
+            log.info("Environment %s is tried again after its pause", name)
+        return state.until is not None or state.tried
+
+    def _failed(self, name: str, state: _State, error: str) -> None:
+        state.last_error = error
+        if state.until is not None:
+            return  # started before the pause
+        if not state.failed and not state.pauses:
+            state.since = self._clock()
+        state.failed += 1
+        if not state.pauses and state.failed < self._settings.after_failures:
+            return
+        seconds = min(self._settings.seconds * 2**state.pauses, self._settings.max_seconds)
+        state.pauses += 1
+        state.until = self._clock() + seconds
+        log.warning(
+            "Environment %s is paused for %g s: %d groups in a row failed, the last with: %s",
+            name,
+            seconds,
+            state.failed,
+            error,
+        )

@@ -1,0 +1,126 @@
+"""The configuration file of a run: settings and the reasons for them, written once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye.config.flags import apply, parse_flags
+from buckeye.config.names import use_field_names
+from buckeye.config.problems import report
+from buckeye.config.rl import RLConfig
+from buckeye.config.settings import KeyPath, Settings
+from buckeye.envs.mcp.environment import NAME
+from buckeye.errors import ConfigError
+from buckeye.run.gpu_layout import GpuLayout
+from buckeye.run.recipe.model import ModelFacts
+from buckeye.run.recipe.sizes import Sizes, learning_rate
+from buckeye.run.recipe.toml import to_toml
+
+RUN_CONFIG = "run.toml"
+
+_INTERVAL: KeyPath = ("orchestrator", "eval", "interval")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What a run is made of. `layout` is None where there is no GPU."""
+
+    config: Path
+    dataset: str
+    model: ModelFacts
+    sizes: Sizes
+    layout: GpuLayout | None
+    output_dir: Path
+
+    @property
+    def file(self) -> Path:
+        """Where its configuration is written."""
+        return self.output_dir / RUN_CONFIG
+
+    @property
+    def lora(self) -> bool:
+        """Whether only adapters are trained."""
+        return self.layout is not None and self.layout.lora
+
+
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """The settings of the run, as `rl` reads them."""
+    sizes, layout = recipe.sizes, recipe.layout
+    environment = {"id": NAME, "args": {"taskset": recipe.dataset, "config_path": str(recipe.config)}}
+    orchestrator: dict[str, Any] = {
+        "batch_size": sizes.batch_size,
+        "rollouts_per_example": sizes.rollouts_per_example,
+        "sampling": {"max_tokens": sizes.max_tokens},
+        "env": [environment],
+    }
+    if sizes.held_out:
+        orchestrator["eval"] = {
+            "interval": sizes.max_steps,
+            "num_examples": sizes.held_out,
+            "env": [environment],
+        }
+    trainer: dict[str, Any] = {"optim": {"lr": learning_rate(recipe.model.parameters, lora=recipe.lora)}}
+    if recipe.lora:
+        trainer["model"] = {"experimental": {"lora": {}}}
+    values: dict[str, Any] = {
+        "output_dir": str(recipe.output_dir),
+        "max_steps": sizes.max_steps,
+        "seq_len": sizes.seq_len,
+    }
+    if layout is not None:
+        values["inference_gpu_ids"] = list(layout.inference)
+        values["trainer_gpu_ids"] = list(layout.trainer)
+    inference: dict[str, Any] = (
+        {"parallel": {"tp": layout.tp}} if layout is not None and layout.tp > 1 else {}
+    )
+    return values | {
+        "model": {"name": recipe.model.name},
+        "orchestrator": orchestrator,
+        "trainer": trainer,
+        "inference": inference,
+    }
+
+
+def run_text(recipe: Recipe, words: Sequence[str] = ()) -> str:
+    """The text of the file, with the settings that the flags `words` make over those of the recipe. Raises
+    ConfigError for flags that are no settings."""
+    settings = Settings(settings_of(recipe))
+    flags = parse_flags(RLConfig, words)
+    problems = [*flags.problems, *apply(flags.assignments, settings)]
+    problems += use_field_names(settings, RLConfig)
+    if problems:
+        raise ConfigError(report(problems))
+    _evaluate_at_the_end(settings, {one.path for one in flags.assignments})
+    head = (
+        f"# Written by `buckeye rl`. Start it again, from the same folder, with\n"
+        f"#   buckeye rl @ {recipe.file} --output-dir ANOTHER\n\n"
+    )
+    return head + to_toml(settings.values, _comments(recipe, settings))
+
+
+def _evaluate_at_the_end(settings: Settings, given: set[KeyPath]) -> None:
+    """Whoever asks for another number of steps wants the evaluation after the last of those."""
+    steps, evaluation = settings.get(("max_steps",)), settings.get(_INTERVAL[:-1])
+    if isinstance(evaluation, dict) and isinstance(steps, int) and _INTERVAL not in given:
+        evaluation[_INTERVAL[-1]] = steps
+
+
+def _comments(recipe: Recipe, settings: Settings) -> dict[str, str]:
+    sizes = recipe.sizes
+    how = "counted" if sizes.counted else "estimated"
+    group = settings.get(("orchestrator", "rollouts_per_example"))
+    comments = {
+        "seq_len": f"Longest rollout in tokens; the longest prompt has {sizes.prompt_tokens} ({how}).",
+        "orchestrator": f"Every task of a batch is played {group} times, and these are compared.",
+        "orchestrator.sampling.max_tokens": "Of one reply.",
+        "orchestrator.eval": "Held-out tasks, before the first step and after the last.",
+        "trainer.optim.lr": "Larger models need smaller steps.",
+    }
+    if recipe.layout is not None and recipe.layout.shared:
+        comments["inference_gpu_ids"] = "One GPU samples and trains."
+    if recipe.lora:
+        comments["trainer.model.experimental.lora"] = "The GPUs have room for adapters, not for all weights."
+    return comments

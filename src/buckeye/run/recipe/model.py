@@ -1,0 +1,60 @@
+"""What is known of a model before it is trained: where it is, how large it is, how much it can read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.errors import UsageError
+from buckeye.run.model_files import find_model
+from buckeye.run.preflight.shape import read_shape
+
+_IN_A_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", re.I)
+_UNIT = {"b": 1_000_000_000, "m": 1_000_000}
+_UNKNOWN_PARAMETERS = 1_000_000_000
+_USUAL_POSITIONS = 4096
+
+SUGGESTED = (
+    ("HuggingFaceTB/SmolLM2-135M-Instruct", "the smallest; the only one of these for a CPU"),
+    ("Qwen/Qwen3-0.6B", "small, thinks, any GPU"),
+    ("Qwen/Qwen3-1.7B", "a GPU with 24 GB, or two"),
+    ("Qwen/Qwen3-4B", "a GPU with 80 GB, or two with 48"),
+)
+"""Models that can be had by everyone and that the embedded engine runs, with what they are for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """`path` is None for a model that a start would fetch; `parameters` are then read off its name, or
+    `guessed`. `positions` is the longest text in tokens."""
+
+    name: str
+    path: Path | None
+    parameters: int
+    guessed: bool = False
+    positions: int = _USUAL_POSITIONS
+
+
+def usual_model(*, on_gpu: bool) -> str:
+    """The model for who names none: one that trains on this kind of machine."""
+    return SUGGESTED[1][0] if on_gpu else SUGGESTED[0][0]
+
+
+def model_facts(name: str) -> ModelFacts:
+    """Look at a local model, or at the name of one. Raises UsageError for a path that leads nowhere."""
+    path = find_model(name)
+    shape = read_shape(path) if path is not None else None
+    if shape is not None:
+        return ModelFacts(name=name, path=path, parameters=shape.parameters, positions=shape.max_positions)
+    if path is None and (name.startswith((".", "/", "~")) or Path(name).exists()):
+        raise UsageError(
+            f"--model {name}: this is no folder with a model (it has no config.json). Name one that is, or a "
+            "model of the Hugging Face hub, as --model Qwen/Qwen3-0.6B"
+        )
+    named = _IN_A_NAME.search(name.rpartition("/")[2])
+    if named is None:
+        return ModelFacts(name=name, path=path, parameters=_UNKNOWN_PARAMETERS, guessed=True)
+    return ModelFacts(
+        name=name, path=path, parameters=int(float(named[1]) * _UNIT[named[2].lower()]), guessed=False
+    )

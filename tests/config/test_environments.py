@@ -1,0 +1,72 @@
+"""Settings of several environments: which go together, and what they mean."""
+
+import pytest
+
+from buckeye.config.load import load_with_warnings
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.orchestrator.environments import worker_settings
+
+TWO = "--env.0.id a --env.1.id b"
+
+
+def given(load, words):
+    return load(OrchestratorConfig, words)
+
+
+def test_what_an_environment_has_of_its_own_is_unset_by_default(load):
+    (env,) = given(load, "").env
+    own = env.model_dump(exclude={"id", "args", "name", "ratio"})
+    assert own.pop("isolation") == "auto"
+    assert own.pop("workers") == 1
+    assert own.pop("sampling") == {"temperature": None, "max_tokens": None}
+    assert set(own.values()) == {None}
+    limits = {"max_memory_gb", "max_turns", "max_tokens", "rollout_timeout", "max_concurrent", "rate_limit"}
+    assert set(own) == {*limits, "python", "rollouts_per_example"}
+
+
+def test_a_batch_of_groups_that_differ_in_size_needs_no_multiple(load, refused):
+    sizes = "--env.0.rollouts-per-example 4 --env.1.rollouts-per-example 7 --batch-size 25"
+    assert given(load, f"{TWO} {sizes}").group_sizes == [4, 7]
+    same = sizes.replace("7", "4")
+    assert "use e.g. batch_size = 24 or 28" in refused(OrchestratorConfig, f"{TWO} {same}")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--env-mix.probabilities 1.0", "2 numbers above 0"),
+        ("--env-mix.probabilities 0.5,0", "2 numbers above 0"),
+        ("--env-mix.probabilities 0.5,0.5 --env.0.ratio 2", "ratio has no meaning"),
+        ("--env-mix.strategy concatenate --env.0.ratio 2", "ratio has no meaning"),
+        ("--env-mix.strategy concatenate --env-mix.seed 1", "seed has no meaning"),
+        ("--env.0.ratio 0", "expected"),
+        ("--env.0.sampling.temperature 0", "always samples the same reply"),
+        ("--env.0.isolation none --env.0.max-turns 3", "is kept by worker processes"),
+        (
+            "--env.0.rollouts-per-example 3 --min-group-size 4 --batch-size 9 --rollouts-per-example 4",
+            "no group",
+        ),
+        ("--env.0.max-turn 3", "max-turns"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(refused, words, said):
+    assert said in refused(OrchestratorConfig, f"{TWO} {words}")
+
+
+def test_all_of_it_is_built():
+    words = f"""{TWO} --env-mix.probabilities 0.9,0.1 --env-mix.seed 3
+        --env-mix.stopping-strategy first_exhausted
+        --env.0.rollouts-per-example 4 --env.1.rollouts-per-example 8 --env.0.sampling.temperature 0.7
+        --env.0.max-concurrent 4 --env.1.rate-limit 0.5 --env.0.rollout-timeout 30 --env.1.max-turns 4
+        --env.1.max-memory-gb 2 --env-pause.after-failures 3 --eval.env.0.max-concurrent 2"""
+    assert load_with_warnings(OrchestratorConfig, words.split(), {})[1] == []
+
+
+def test_limits_are_kept_by_workers(load):
+    env = given(load, "--env.0.max-turns 4 --env.0.max-memory-gb 0.5 --env.0.sampling.max-tokens 9").env[0]
+    settings = worker_settings(env, "e", 600.0, None)
+    assert (settings.isolation, settings.max_turns, settings.max_memory_bytes) == ("process", 4, 500_000_000)
+    assert settings.sampling == {"max_tokens": 9}
+    assert settings.rollout_timeout == 600.0
+    plain = worker_settings(given(load, "--env.0.rollout-timeout 5").env[0], "e", 600.0, None)
+    assert (plain.isolation, plain.rollout_timeout) == ("auto", 5.0)

@@ -1,0 +1,164 @@
+"""`buckeye env install` and its sisters as a person calls them, on an index of wheels made here."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.envs.installed.package_index import serving, wheel
+
+SUMS = """
+from toy_dep import PRICE
+
+
+def load_environment(**args):
+    return None
+"""
+OURS = "[buckeye.environments]\nsums = sums:load_environment\n"
+
+
+class Person:
+    """Types commands, with a home of its own and no virtual environment active."""
+
+    def __init__(self, folder, **variables):
+        self.home = folder / "home"
+        kept = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PRIME_API_KEY")}
+        own = {
+            "HOME": str(folder),
+            "BUCKEYE_HOME": str(self.home),
+            "PIP_EXTRA_INDEX_URL": "",
+            "PIP_FIND_LINKS": "",
+        }
+        self.variables = {**kept, **own, **variables}
+
+    def env(self, *words, seconds=300):
+        argv = [sys.executable, "-m", "buckeye", "env", *map(str, words)]
+        return subprocess.run(
+            argv, capture_output=True, text=True, env=self.variables, timeout=seconds, check=False
+        )
+
+    @property
+    def environments(self):
+        folder = self.home / "environments"
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    wheels = tmp_path_factory.mktemp("wheels")
+    wheel(wheels, "sums", "1.0", files={"sums.py": SUMS}, requires=["toy-dep"], entry_points=OURS)
+    wheel(wheels, "sums", "1.1", files={"sums.py": SUMS}, requires=["toy-dep"], entry_points=OURS)
+    wheel(wheels, "toy-dep", "3.0", files={"toy_dep.py": "PRICE = 3\n"})
+    wheel(wheels, "nothing", "1.0", files={"nothing.py": "x = 1\n"})
+    with serving(wheels) as (url, asked):
+        yield url, asked, wheels
+
+
+@pytest.fixture(scope="module")
+def installed(index, tmp_path_factory):
+    person = Person(tmp_path_factory.mktemp("person"))
+    done = person.env("install", "maker/sums@1.0", "--index", index[0], "--no-smoke")
+    assert done.returncode == 0, done.stderr
+    return person, done
+
+
+def test_an_installed_environment_is_listed_and_described(installed):
+    person, done = installed
+    assert "maker/sums 1.0 (buckeye, Python 3." in done.stdout
+    assert 'id = "maker/sums"' in done.stdout
+    (row,) = json.loads(person.env("list", "--json").stdout)
+    assert (row["name"], row["id"], row["version"], row["module"]) == ("sums", "maker/sums", "1.0", "sums")
+    assert row["requirements"] == ["sums==1.0", "toy-dep==3.0"]
+    assert json.loads(person.env("info", "sums", "--json").stdout)["bytes"] > 0
+    assert person.env("list").stdout.splitlines()[1].split()[:3] == ["maker/sums", "1.0", "buckeye"]
+
+
+def test_the_shell_has_its_interpreter_first_and_passes_the_exit_code_on(installed):
+    person, _ = installed
+    code = "import os, sys, sums; print(sys.executable, os.environ['VIRTUAL_ENV'], sums.PRICE); sys.exit(7)"
+    done = person.env("shell", "sums", "--", "python", "-c", code, "--debug")
+    assert done.returncode == 7
+    venv = person.home / "environments" / "sums" / "venv"
+    assert done.stdout.split() == [str(venv / "bin" / "python"), str(venv), "3"]
+
+
+def test_nothing_names_the_folder_it_was_made_in(installed):
+    person, _ = installed
+    venv = person.home / "environments" / "sums" / "venv"
+    for path in [venv / "pyvenv.cfg", *(venv / "bin").iterdir()]:
+        assert b".tmp-" not in path.read_bytes() or path.is_symlink()
+    assert person.environments == ["sums"]
+
+
+def test_the_lock_holds_versions_and_hashes(installed):
+    person, _ = installed
+    lock = (person.home / "environments" / "sums" / "requirements.lock").read_text()
+    assert lock.startswith("# maker/sums 1.0, Python 3.")
+    assert lock.count("--hash=sha256:") == 2
+    assert "toy-dep==3.0 \\\n" in lock
+
+
+def test_a_second_install_and_an_unknown_name_are_refused(installed):
+    person, _ = installed
+    again = person.env("install", "maker/sums")
+    assert (again.returncode, "--force" in again.stderr) == (2, True)
+    unknown = person.env("info", "other/sums")
+    assert unknown.returncode == 2
+    assert "(there: sums). Install it: buckeye env install other/sums" in unknown.stderr
+    assert person.env("remove", "sums").returncode == 2  # nobody to ask
+    assert person.environments == ["sums"]
+
+
+@pytest.mark.slow
+def test_a_lock_brings_the_same_versions_back(index, installed, tmp_path):
+    person, (url, _, wheels) = installed[0], index
+    lock = tmp_path / "copy.lock"
+    lock.write_bytes((person.home / "environments" / "sums" / "requirements.lock").read_bytes())
+    wheel(wheels, "toy-dep", "3.1", files={"toy_dep.py": "PRICE = 4\n"})
+    other = Person(tmp_path)
+    done = other.env("install", "maker/sums", "--index", url, "--locked", lock, "--no-smoke")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(other.env("list", "--json").stdout)
+    assert row["requirements"] == ["sums==1.0", "toy-dep==3.0"]
+
+    wheel(wheels, "toy-dep", "3.0", files={"toy_dep.py": "PRICE = 666\n"})  # the same version, other content
+    done = other.env("install", "maker/sums", "--index", url, "--locked", lock, "--no-smoke", "--force")
+    assert done.returncode == 1
+    assert "hash" in done.stderr.lower()
+    assert json.loads(other.env("list", "--json").stdout) == [row]  # the old one is untouched
+
+
+@pytest.mark.slow
+def test_what_cannot_be_installed_leaves_nothing(index, tmp_path):
+    url, asked, _ = index
+    person = Person(tmp_path, PRIME_API_KEY="secret-key", PRIME_API_BASE_URL=url.removesuffix("/simple/"))
+    no_environment = person.env("install", "nothing", "--index", url, "--no-smoke")
+    assert (no_environment.returncode, "holds no environment" in no_environment.stderr) == (1, True)
+    private = person.env("install", "maker/private", "--index", url)
+    assert private.returncode == 1
+    assert "has no environment maker/private" in private.stderr
+    assert "secret-key" not in private.stderr + private.stdout
+    with_key = [path for path, key in asked if key == "Bearer secret-key"]
+    assert with_key == ["/api/v1/environmentshub/maker/private/@latest"]
+    assert person.environments == []
+
+
+@pytest.mark.slow
+def test_remove_takes_the_folder_and_spares_what_is_in_use(index, tmp_path):
+    person = Person(tmp_path)
+    assert person.env("install", "maker/sums", "--index", index[0], "--no-smoke").returncode == 0
+    python = person.home / "environments" / "sums" / "venv" / "bin" / "python"
+    user = subprocess.Popen(
+        [python, "-c", "import sys; print(flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    user.stdout.readline()
+    refused = person.env("remove", "maker/sums", "--yes")
+    user.communicate()
+    assert (refused.returncode, f"process {user.pid}" in refused.stderr) == (1, True)
+    done = person.env("remove", "maker/sums", "--yes")
+    assert (done.returncode, done.stdout) == (0, "maker/sums 1.1 is removed\n")
+    assert person.environments == []

@@ -1,0 +1,95 @@
+"""How an environment is played in its own way: limits, sampling, time."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from buckeye.inference.client import SamplingParams
+from buckeye.orchestrator.admission import Admission
+from buckeye.orchestrator.environments import NamedEnvironment, PlaySettings
+from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.rollout import RolloutPlayer
+
+from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
+
+
+class Busy(LetterEnvironment):
+    """Knows how many of its rollouts are played at once."""
+
+    now = most = 0
+
+    async def rollout(self, task, policy):
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            return await super().rollout(task, policy)
+        finally:
+            self.now -= 1
+
+
+def player(sampler, **changes):
+    options = {"params": SamplingParams(max_tokens=8), "seq_len": 64, "seed": 7, "timeout": 5.0, "retries": 0}
+    return RolloutPlayer(sampler=sampler, renderer=LetterRenderer(), **(options | changes))
+
+
+async def play(player, env, count):
+    task = env.environment.tasks("train")[0]
+    return await asyncio.gather(*(player.start(env, task, i) for i in range(count)))
+
+
+def test_each_environment_has_its_own_most_at_a_time():
+    engine, slow, fast = FakeEngine(delay=0.001), Busy("slow"), Busy("fast")
+    envs = [
+        NamedEnvironment(name="slow", environment=slow, admission=Admission(max_concurrent=2)),
+        NamedEnvironment(name="fast", environment=fast),
+    ]
+
+    async def both():
+        shared = player(engine, max_concurrent=5)
+        await asyncio.gather(*(play(shared, env, 12) for env in envs))
+
+    asyncio.run(both())
+    assert slow.most == 2
+    assert 3 <= fast.most <= 5  # who waits for the slow one holds none of the five
+
+
+def test_starts_are_spread_evenly():
+    now, starts = 0.0, []
+
+    async def sleep(seconds):
+        starts.append(now + seconds)
+
+    async def start(admission, count):
+        for _ in range(count):
+            async with contextlib.AsyncExitStack() as stack:
+                await stack.enter_async_context(admission.slot())
+
+    admission = Admission(rate_limit=4.0, clock=lambda: now, sleep=sleep)
+    asyncio.run(start(admission, 4))
+    assert starts == [0.25, 0.5, 0.75]  # the first at once
+    now = 10.0
+    asyncio.run(start(admission, 1))
+    assert len(starts) == 3  # nothing is saved up, and nothing owed
+
+
+@pytest.mark.parametrize("wave", [False, True])
+def test_temperature_reply_length_and_time_are_the_environments_own(wave):
+    engine = FakeEngine(delay=0.0)
+    own = PlaySettings(temperature=0.5, max_tokens=3, timeout=0.01)
+    environment = LetterEnvironment(sleep=0.5)
+
+    async def run():
+        lockstep = Lockstep(engine) if wave else None
+        if lockstep is not None:
+            lockstep.begin(0)
+        return await play(
+            player(lockstep or engine), NamedEnvironment(name="own", environment=environment, play=own), 1
+        )
+
+    (rollout,) = asyncio.run(run())
+    (_, params), *_ = engine.waves if wave else engine.calls
+    assert (params.temperature, params.max_tokens) == (0.5, 3)
+    assert rollout.temperature == 0.5
+    assert rollout.outcome.boundary == "timeout"
+    assert "within 0.01 s" in rollout.outcome.error

@@ -1,0 +1,273 @@
+"""An environment that fails is left alone; the others go on, and it comes back by itself."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from buckeye.config.environments import EnvPauseConfig
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.envs.base import Outcome, Task
+from buckeye.errors import FinalRunError
+from buckeye.inference.client import SamplingParams
+from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
+from buckeye.orchestrator.environments import NamedEnvironment, PlaySettings
+from buckeye.orchestrator.filters import group_filter
+from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.pauses import EnvironmentPauses
+from buckeye.orchestrator.rollout import Group, Rollout, RolloutPlayer
+from buckeye.orchestrator.task_sampler import TaskSampler
+
+from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
+
+SETTINGS = EnvPauseConfig(after_failures=2, seconds=10, max_seconds=30, give_up_seconds=100)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def played(name, *, reward=None, boundary="step"):
+    outcome = (
+        Outcome(reward=reward)
+        if reward is not None
+        else Outcome(reward=None, error="it broke", boundary=boundary)
+    )
+    rollout = Rollout(
+        env_name=name,
+        task=Task(id="t", messages=()),
+        outcome=outcome,
+        segments=(),
+        truncated=False,
+        turns=0,
+        seconds=0.0,
+    )
+    return Group(index=0, rollouts=(rollout,))
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def pauses(clock):
+    return EnvironmentPauses(["a", "b"], SETTINGS, clock)
+
+
+def fail(pauses, name, times=1, **how):
+    for _ in range(times):
+        pauses.started(name)
+        pauses.ended(name, played(name, **how))
+
+
+def work(pauses, name):
+    fail(pauses, name, reward=0.0)  # a reward of 0 is a reward
+
+
+def test_failures_in_a_row_pause_one_environment(pauses, clock):
+    fail(pauses, "a")
+    work(pauses, "a")
+    fail(pauses, "a")
+    assert pauses.held() == set()
+    fail(pauses, "a")
+    assert pauses.held() == {"a"}
+    assert pauses.seconds_left() == 10
+    clock.now += 9.9
+    assert pauses.held() == {"a"}
+    clock.now += 0.1
+    assert pauses.held() == set()
+
+
+def test_after_a_pause_one_group_is_tried_and_the_next_pause_is_twice_as_long(pauses, clock):
+    work(pauses, "b")
+    fail(pauses, "a", 2)
+    for seconds in (10, 20, 30, 30):
+        assert pauses.seconds_left() == seconds
+        clock.now += seconds
+        assert pauses.held() == set()
+        pauses.started("a")
+        assert pauses.held() == {"a"}  # until it has ended
+        pauses.ended("a", played("a"))
+    clock.now += 30
+    work(pauses, "a")
+    fail(pauses, "a")
+    assert pauses.held() == set()  # one failure is no two again
+    assert pauses.metrics() == {"env/a/paused": 0, "env/a/pauses": 0, "env/b/paused": 0, "env/b/pauses": 0}
+
+
+def test_groups_that_were_started_before_the_pause_do_not_prolong_it(pauses):
+    for _ in range(4):
+        pauses.started("a")
+    for _ in range(4):
+        pauses.ended("a", played("a"))
+    assert pauses.seconds_left() == 10
+    pauses.started("a")
+    work(pauses, "a")
+    assert pauses.held() == set()
+
+
+def test_an_engine_that_does_not_answer_is_not_the_environments_fault(pauses):
+    fail(pauses, "a", 9, boundary="model")
+    assert pauses.held() == set()
+
+
+def test_a_run_in_which_nothing_has_ever_worked_ends_at_once(pauses):
+    fail(pauses, "a", 2)
+    pauses.check()
+    fail(pauses, "b", 2)
+    with pytest.raises(
+        FinalRunError, match=r"every environment fails, for 0 s by now .* [ab] says: it broke"
+    ):
+        pauses.check()
+
+
+def test_a_run_in_which_everything_has_failed_for_too_long_ends(pauses, clock):
+    work(pauses, "a")
+    fail(pauses, "a", 2)
+    clock.now += 50
+    fail(pauses, "b", 2)
+    clock.now += 99
+    pauses.check()
+    clock.now += 1
+    with pytest.raises(FinalRunError, match=r"for 100 s by now \(env_pause.give_up_seconds = 100"):
+        pauses.check()
+
+
+class Failing(LetterEnvironment):
+    """Fails while `broken`."""
+
+    def __init__(self, name, **options):
+        super().__init__(name, **options)
+        self.broken = False
+        self.fail = lambda task, attempt: self.broken
+
+
+def collector(engine, environments, clock, *, lockstep=None, level=1, batch_size=8, sizes=(4, 4), state=None):
+    settings = CollectorSettings(
+        output_dir=Path("none"),
+        batch_size=batch_size,
+        group_size=4,
+        min_group_size=None,
+        max_async_level=level,
+        max_off_policy_steps=8,
+        oversampling_factor=1.0,
+        max_empty_batches=50,
+        max_steps=None,
+        weights_timeout=5.0,
+        filter_group=group_filter(OrchestratorConfig()),
+    )
+    player = RolloutPlayer(
+        sampler=lockstep or engine,
+        renderer=LetterRenderer(),
+        params=SamplingParams(max_tokens=8),
+        seq_len=64,
+        seed=7,
+        timeout=5.0,
+        retries=0,
+    )
+    named = [
+        NamedEnvironment(name=env.name, environment=env, play=PlaySettings(group_size=size))
+        for env, size in zip(environments, sizes, strict=True)
+    ]
+    pauses = EnvironmentPauses([env.name for env in named], SETTINGS, clock)
+    sampler = TaskSampler(named, seed=1, state=state)
+    return GroupCollector(sampler, player, settings, pauses, state=state or {})
+
+
+async def collect(c, engine, step, lockstep=None):
+    engine.version = step
+    c.set_version(step)
+    if lockstep is not None:
+        lockstep.begin(step)
+    return await c.collect(step, lambda version: None)
+
+
+def of_batch(collected):
+    return dict(Counter(g.rollouts[0].env_name for g in collected.groups))
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_the_others_fill_the_batches_until_it_comes_back(clock, level):
+    async def play():
+        engine, a, b = FakeEngine(), Failing("a"), Failing("b")
+        lockstep = Lockstep(engine) if level == 0 else None
+        c = collector(engine, [a, b], clock, lockstep=lockstep, level=level)
+        seen = []
+        for step in range(12):
+            a.broken = 2 <= step < 7
+            clock.now += 1000 if step == 8 else 1
+            seen.append(of_batch(await collect(c, engine, step, lockstep)))
+        metrics = c.metrics()
+        await c.close()
+        return seen, metrics, a.attempts
+
+    seen, metrics, attempts = asyncio.run(play())
+    assert seen[0] == seen[1] == {"a": 1, "b": 1}
+    assert seen[5] == seen[6] == {"b": 2}
+    assert seen[11] == {"a": 1, "b": 1}
+    assert metrics["env/a/passed_over"] > 0
+    assert (metrics["env/a/paused"], metrics["env/b/paused"]) == (0, 0)
+    assert sum(attempts.values()) < 4 * 12  # it was not played all the time
+
+
+def test_when_all_fail_the_run_waits_and_goes_on(clock, monkeypatch):
+    monkeypatch.setattr("buckeye.orchestrator.collector._LOOK_SECONDS", 0.001)
+
+    async def play():
+        engine, a, b = FakeEngine(), Failing("a"), Failing("b")
+        lockstep = Lockstep(engine)  # synchronous: nothing is under way between two batches
+        c = collector(engine, [a, b], clock, lockstep=lockstep, level=0)
+        await collect(c, engine, 0, lockstep)
+        a.broken = b.broken = True
+        waiting = asyncio.create_task(collect(c, engine, 1, lockstep))
+        while c.metrics()["env/a/paused"] + c.metrics()["env/b/paused"] < 2:
+            assert not waiting.done()
+            await asyncio.sleep(0.001)
+        a.broken = b.broken = False
+        clock.now += 60
+        batch = await waiting
+        await c.close()
+        return batch
+
+    assert of_batch(asyncio.run(play())) == {"a": 1, "b": 1}
+
+
+def test_groups_of_different_sizes_make_batches_of_at_least_the_size(clock):
+    async def play():
+        engine, a, b = FakeEngine(), LetterEnvironment("a"), LetterEnvironment("b")
+        c = collector(engine, [a, b], clock, batch_size=10, sizes=(2, 5))
+        batches = [await collect(c, engine, step) for step in range(4)]
+        await c.close()
+        return batches
+
+    for batch in asyncio.run(play()):
+        assert {g.rollouts[0].env_name: len(g.rollouts) for g in batch.groups} == {"a": 2, "b": 5}
+        sizes = [len(g.rollouts) for g in batch.groups]
+        assert sum(sizes) >= 10 > sum(sizes[:-1])
+
+
+def test_what_is_measured_of_each_environment(clock):
+    async def play():
+        engine, a, b = FakeEngine(), Failing("a"), LetterEnvironment("b", turns=2)
+        c = collector(engine, [a, b], clock)
+        a.broken = True
+        collected = await collect(c, engine, 0)
+        await c.close()
+        return collected
+
+    collected = asyncio.run(play())
+    metrics = collected.by_environment.metrics(collected.groups)
+    assert metrics["env/a/errored"] == metrics["env/a/errors/step"] > 0
+    assert (metrics["env/a/share"], metrics["env/b/share"]) == (0.0, 1.0)
+    assert (
+        "env/a/reward/played" not in metrics
+    )  # an errored rollout has no reward, so there is no mean of any
+    assert metrics["env/b/errored"] == 0
+    assert metrics["env/b/turns/mean"] == 2
+    assert metrics["env/b/completion_len/mean"] == 8

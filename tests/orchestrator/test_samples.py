@@ -1,0 +1,240 @@
+"""A rollout as a tree: whatever is asked, in whatever order, every sampled token is trained exactly once."""
+
+import asyncio
+import dataclasses
+import functools
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from buckeye.envs.base import CallOptions
+from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.client import Generation, SamplingParams
+from buckeye.inference.render import ChatRenderer
+from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.policy import RecordingPolicy
+
+from ..inference.chat_families import FAMILIES, save_family
+from .fakes import FakeEngine, LetterRenderer
+
+ASK = {"role": "user", "content": "a"}
+
+
+def letters(engine, *, seed=3):
+    return policy_of(engine, LetterRenderer(), seed=seed)
+
+
+def policy_of(engine, renderer, *, seed=0):
+    params = SamplingParams(max_tokens=8)
+    return RecordingPolicy(sampler=engine, renderer=renderer, params=params, seq_len=10_000, seed=seed)
+
+
+class Numbered:
+    """Samples token ids that no other call samples, after a pause that shuffles what is open together."""
+
+    def __init__(self, ordinary, end):
+        self.ordinary, self.end = ordinary, end
+        self.answers = []
+
+    async def generate(self, prompt_ids, params):
+        number = len(self.answers)
+        first, second = divmod(number, len(self.ordinary))
+        ids = [self.ordinary[first], self.ordinary[second], self.end]
+        self.answers.append((list(prompt_ids), ids))
+        await asyncio.sleep(0.0001 * (number * 7 % 5))
+        return Generation(
+            token_ids=ids,
+            logprobs=[-(number + 1.0)] * len(ids),
+            versions=[number] * len(ids),
+            finish_reason="stop",
+        )
+
+
+def check_invariants(policy, answers):
+    """Every prompt and reply lies token for token in a segment; every reply is trained once, as sampled."""
+    trained = []
+    for segment in policy.segments:
+        lists = [getattr(segment, field.name) for field in dataclasses.fields(segment)]
+        assert len(set(map(len, lists))) == 1
+        for token, mask, logprob, version, turn in zip(*lists_of(segment), strict=True):
+            assert mask == (turn >= 0) == (version >= 0) == (logprob != 0.0)
+            if mask:
+                trained.append((token, logprob, version))
+    assert sorted(trained) == sorted(
+        (token, -(number + 1.0), number) for number, (_, ids) in enumerate(answers) for token in ids
+    )
+    for number, (prompt, ids) in enumerate(answers):
+        holding = [s for s in policy.segments if number in s.versions]
+        (segment,) = holding  # and in no other with a loss
+        whole = [*prompt, *ids]
+        assert segment.token_ids[: len(whole)] == whole
+        assert segment.loss_mask[len(prompt) : len(whole)] == [True] * len(ids)
+    assert policy.turns == len(answers)
+    assert policy.extended + len(policy.segments) == policy.turns
+
+
+def lists_of(segment):
+    return segment.token_ids, segment.loss_mask, segment.logprobs, segment.versions, segment.turns
+
+
+PLAN = st.lists(
+    st.lists(
+        st.tuples(
+            st.integers(0, 5),  # which of the conversations so far is gone on with
+            st.integers(0, 3),  # how many of its messages are dropped first
+            st.sampled_from(["a", "b"]),
+        ),
+        min_size=1,
+        max_size=3,  # these are open together
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+async def play(policy, plan):
+    """Go on with earlier conversations, whole or in part, several at a time."""
+    conversations = [[]]
+    for together in plan:
+        asked = []
+        for which, dropped, word in together:
+            old = conversations[which % len(conversations)]
+            kept = old[: max(0, len(old) - dropped)]
+            asked.append([*kept, {"role": "user", "content": word}])
+        replies = await asyncio.gather(*(policy.chat(messages) for messages in asked))
+        for messages, reply in zip(asked, replies, strict=True):
+            conversations.append([*messages, reply.message])
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=PLAN)
+def test_every_token_is_trained_once_however_a_rollout_branches(plan):
+    engine = Numbered([ord(c) for c in "cdefghijkl"], ord("$"))
+    policy = letters(engine)
+    asyncio.run(play(policy, plan))
+    check_invariants(policy, engine.answers)
+
+
+@pytest.fixture(scope="session")
+def renderer_of(tmp_path_factory):
+    return functools.cache(lambda family: ChatRenderer(save_family(family, tmp_path_factory.mktemp(family))))
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plan=PLAN, family=st.sampled_from(sorted(FAMILIES)))
+def test_the_same_in_every_family_of_models(renderer_of, plan, family):
+    renderer = renderer_of(family)
+    ordinary = [renderer.encode(c)[0] for c in "cdefghijkl"]
+    engine = Numbered(ordinary, renderer.template.end_of_turn[1])
+    policy = policy_of(engine, renderer)
+    asyncio.run(play(policy, plan))
+    check_invariants(policy, engine.answers)
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+def test_what_two_branches_share_is_trained_in_the_first():
+    async def branch():
+        policy = letters(FakeEngine())
+        first = (await policy.chat([ASK])).message
+        for word in "bc":
+            await policy.chat([ASK, first, {"role": "user", "content": word}])
+        return policy, first["content"]
+
+    policy, said = run(branch())
+    shared = f"u:a$a:{said}$"
+    one, other = policy.segments
+    for segment, word in ((one, "b"), (other, "c")):
+        assert "".join(map(chr, segment.token_ids)).startswith(f"{shared}u:{word}$a:")
+    reply = slice(len("u:a$a:"), len(shared))
+    assert (set(one.loss_mask[reply]), set(other.loss_mask[reply])) == ({True}, {False})
+    assert (policy.extended, policy.branched) == (1, 1)
+
+
+def test_a_call_that_fails_gives_its_place_back():
+    class FailsSecond(FakeEngine):
+        async def generate(self, prompt_ids, params):
+            generation = await super().generate(prompt_ids, params)
+            if len(self.calls) == 2:
+                raise InferenceError("gone")
+            return generation
+
+    async def play_again():
+        policy = letters(FailsSecond())
+        said = (await policy.chat([ASK])).message
+        with pytest.raises(InferenceError):
+            await policy.chat([ASK, said, ASK])
+        await policy.chat([ASK, said, ASK])
+        return policy
+
+    policy = run(play_again())
+    assert (len(policy.segments), policy.extended) == (1, 1)
+
+
+def test_seeds_depend_on_what_is_asked_and_not_on_when():
+    async def seeds(order):
+        engine = FakeEngine(delay=0.001)
+        policy = letters(engine)
+        await asyncio.gather(*(policy.chat([{"role": "user", "content": word}]) for word in order))
+        return {"".join(map(chr, prompt)): params.seed for prompt, params in engine.calls}
+
+    assert run(seeds("abc")) == run(seeds("cab"))
+    assert len(set(run(seeds("abc")).values())) == 3
+
+
+def test_a_forced_call_is_begun_for_the_model_and_what_was_begun_is_not_trained(renderer_of):
+    renderer = renderer_of("qwen3")
+    tool = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+
+    class Engine:
+        async def generate(self, prompt_ids, params):
+            self.prompt = renderer.decode(prompt_ids)
+            ids = [*renderer.encode(' {"word": "dog"}}\n</tool_call>'), renderer.template.end_of_turn[1]]
+            n = len(ids)
+            return Generation(token_ids=ids, logprobs=[-1.0] * n, versions=[0] * n, finish_reason="stop")
+
+    async def ask():
+        engine = Engine()
+        policy = policy_of(engine, renderer)
+        options = CallOptions(must_call=True, tool="find")
+        reply = await policy.ask([ASK], tools=[tool], options=options)
+        result = {"role": "tool", "tool_call_id": "call00000", "content": "found"}
+        await policy.ask([ASK, reply.message, result], tools=[tool])
+        return policy, reply, engine
+
+    policy, reply, _ = run(ask())
+    (call,) = reply.message["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("find", '{"word": "dog"}')
+    (segment,) = policy.segments
+    before = segment.token_ids[: segment.loss_mask.index(True)]
+    assert renderer.decode(before).endswith('{"name": "find", "arguments":')
+    assert (policy.turns, policy.extended) == (2, 1)
+
+
+def test_ids_that_the_tokenizer_does_not_have_are_refused():
+    with pytest.raises(UsageError, match="vocabulary"):
+        run(letters(FakeEngine()).complete([0x110000]))
+
+
+def test_a_wave_waits_for_every_rollout_though_one_asks_twice():
+    """Two calls of one rollout are no two rollouts: the wave goes out when the other one has asked too."""
+
+    async def waves():
+        engine = FakeEngine()
+        lockstep = Lockstep(engine)
+        lockstep.begin(1)
+        seats = [lockstep.seat(i) for i in range(2)]
+        one, other = (letters(seat) for seat in seats)
+        first = [asyncio.create_task(one.chat([{"role": "user", "content": w}])) for w in "ba"]
+        await asyncio.sleep(0.01)
+        assert not engine.waves
+        await asyncio.gather(*first, other.chat([ASK]))
+        for seat in seats:
+            seat.leave()
+        return ["".join(map(chr, prompt)) for prompt in engine.waves[0][0]]
+
+    assert run(waves()) == ["u:a$a:", "u:b$a:", "u:a$a:"]
