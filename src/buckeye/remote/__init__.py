@@ -1,0 +1,1 @@
+"""Training on machines elsewhere: rented pods, or hosts that answer to ssh."""

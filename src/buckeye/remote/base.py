@@ -1,0 +1,166 @@
+"""The words of remote training: what is asked for, what is offered, what is rented, and who rents it out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+NAME_PREFIX = "buckeye-"
+"""How the name of every pod begins that Buckeye creates."""
+
+PodState = Literal["starting", "ready", "failed", "ending", "gone"]
+"""`ready`: it has an address for ssh. `failed`: it will never be ready, and may cost all the same. `gone`:
+the provider does not know it, or has ended it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clock:
+    """Time, so that a wait of half an hour can be tested in no time. `now` is in seconds since the epoch."""
+
+    now: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuRequest:
+    """`count` GPUs of one type in one machine. `type` is the full name, `H100_80GB`."""
+
+    count: int
+    type: str
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.type}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteRequest:
+    """What a user asks for: machine, price, time. Prices are in US dollars an hour for the whole machine."""
+
+    gpus: GpuRequest | None = None
+    """None for hosts, which have what they have."""
+    provider: Literal["prime", "ssh"] = "prime"
+    hosts: tuple[str, ...] = ()
+    """`[user@]host[:port]`, for the provider `ssh`."""
+    max_price: float | None = None
+    """The most that the machine may cost an hour."""
+    max_hours: float | None = None
+    """When the pod is ended, however far the run is."""
+    keep: bool = False
+    """Leave the pod as it is at the end; it goes on to cost."""
+    yes: bool = False
+    """The price is confirmed."""
+    regions: tuple[str, ...] = ()
+    disk_gb: int | None = None
+    """None is what the run is estimated to need."""
+    identity_file: Path | None = None
+    """The private key for ssh; None looks for one, and makes one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """A machine that is offered. `price_per_hour` in US dollars is for all of it, `disk_gb` included; `unfit`
+    says why it cannot be used as it is. `row` is the provider's own description, which an order repeats."""
+
+    provider: str
+    gpus: GpuRequest
+    price_per_hour: float
+    disk_gb: int
+    cloud: str
+    """Who owns the machine, in the provider's words."""
+    region: str | None = None
+    location: str | None = None
+    socket: str | None = None
+    security: str | None = None
+    stock: str | None = None
+    image: str | None = None
+    unfit: str | None = None
+    row: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodSpec:
+    """What is said when a pod is ordered, beside the offer."""
+
+    name: str
+    public_key: str | None = None
+    """Who may log in, as a line of `authorized_keys`; None is whom the account names."""
+    max_price: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SshTarget:
+    """Where ssh goes."""
+
+    user: str
+    host: str
+    port: int = 22
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pod:
+    """A machine that was rented. `price_per_hour` is what the provider says that it costs; None if it says
+    nothing. `created` is in seconds since the epoch."""
+
+    id: str
+    name: str
+    price_per_hour: float | None = None
+    gpus: str | None = None
+    created: float | None = None
+    spot: bool = False
+    """It may be taken away at any time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodStatus:
+    """How a pod is. `detail` is the state in the provider's words, `progress` from 0 to 1, `ssh` one address
+    a node, `failure` why it will never be ready."""
+
+    state: PodState
+    detail: str = ""
+    ssh: tuple[SshTarget, ...] = ()
+    progress: float | None = None
+    price_per_hour: float | None = None
+    failure: str | None = None
+
+
+class Provider(Protocol):
+    """Where pods come from. Every call has a deadline, and raises RemoteError with one message: what was
+    asked, what came back, what to do. Calls block; none prints."""
+
+    name: str
+    rents: bool
+    """Whether it creates and ends machines, and they cost."""
+    ssh_key_path: Path | None
+    """The private key that the account is set up with; None if that is not known."""
+
+    def offers(self, gpus: GpuRequest, *, disk_gb: int) -> list[Offer]:
+        """Machines with GPUs of the type, in any number, and at least `disk_gb` of disk; in no order, those
+        that are unfit among them."""
+        ...
+
+    def create(self, offer: Offer, spec: PodSpec) -> Pod:
+        """Order the machine. Raises OfferRefusedError if another offer might be accepted, and leaves no pod
+        behind then."""
+        ...
+
+    def status(self, pod_id: str) -> PodStatus:
+        """How a pod is; one that does not exist is `gone`."""
+        ...
+
+    def logs(self, pod_id: str) -> str:
+        """What the provider has recorded of a pod's start."""
+        ...
+
+    def terminate(self, pod_id: str) -> None:
+        """Order the end of a pod; that it is over, `status` says. For one that is gone, nothing happens."""
+        ...
+
+    def pods(self) -> list[Pod]:
+        """The pods whose names begin with NAME_PREFIX and that may cost."""
+        ...

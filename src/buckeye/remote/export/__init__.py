@@ -1,0 +1,1 @@
+"""Files that let other systems carry out a run: SkyPilot, Kubernetes."""

@@ -1,0 +1,146 @@
+"""What every export needs to know of a run, and the two scripts that install Buckeye and start it."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye import __version__
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
+from buckeye.remote.disk import disk_gb
+from buckeye.run.gpu_layout import Gpus, parse_gpus
+from buckeye.tasks.keys import KEYS
+
+_WORD = re.compile(r"[^a-z0-9]+")
+_HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+(@[\w.\-]+)?")
+_VENV = "$HOME/buckeye-venv"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A run that is to be carried out elsewhere. `config` and `files` are relative to the project's folder,
+    which is where we are; `files` are those that the configuration names."""
+
+    name: str
+    config: Path
+    gpus: Gpus
+    disk_gb: int
+    output_dir: str
+    environments: tuple[str, ...]
+    files: tuple[Path, ...]
+
+    @property
+    def secrets(self) -> list[str]:
+        """The keys that a run may need; not that with which machines are rented."""
+        return [name for name in KEYS if name != "PRIME_API_KEY"]
+
+
+def read_job(config: Path, gpus: str | None) -> Job:
+    """Read a run's file. Without `gpus` there are as many as its device ids say, of any type. Raises
+    ConfigError for a wrong file, UsageError for one that needs what cannot travel."""
+    inside = _inside(config)
+    settings = load_config(RLConfig, ["@", str(config)], environ={})
+    asked = parse_gpus(gpus) if gpus is not None else Gpus(_devices(settings))
+    if asked.count < _devices(settings):
+        raise UsageError(
+            f"--gpus {gpus}: {config} uses {_devices(settings)} devices (inference_gpu_ids, trainer_gpu_ids)."
+        )
+    envs = [env.id for env in settings.orchestrator.env]
+    if settings.orchestrator.eval is not None:
+        envs += [env.id for env in settings.orchestrator.eval.env]
+    return Job(
+        name="buckeye-" + (_WORD.sub("-", inside.stem.lower()).strip("-")[:40] or "run"),
+        config=inside,
+        gpus=asked,
+        disk_gb=disk_gb(settings),
+        output_dir=settings.output_dir.as_posix(),
+        environments=tuple(
+            dict.fromkeys(env for env in envs if _HUB_ID.fullmatch(env) and not Path(env).exists())
+        ),
+        files=tuple(_named_files(settings.model_dump(mode="json"))),
+    )
+
+
+def install_script(job: Job) -> str:
+    """Install Buckeye in a virtual environment, its engine, and the environments of the run. Running it again
+    repeats nothing."""
+    lines = [
+        "set -eu",
+        f'[ -x "{_VENV}/bin/python" ] || python3 -m venv "{_VENV}"',
+        f'export PATH="{_VENV}/bin:$PATH"',
+        f"pip install --quiet 'buckeye[train]=={__version__}'",
+        "buckeye vllm install",
+    ]
+    for env in map(shlex.quote, job.environments):
+        lines.append(f"buckeye env info {env} >/dev/null 2>&1 || buckeye env install {env}")
+    return "\n".join(lines) + "\n"
+
+
+def start_script(job: Job, *, output_dir: str | None = None) -> str:
+    """Start the run, or go on with it where there is one already: after the machine was taken away."""
+    output = job.output_dir if output_dir is None else output_dir
+    words = ["rl", "@", job.config.as_posix(), *(["--output-dir", output_dir] if output_dir else [])]
+    return (
+        f'export PATH="{_VENV}/bin:$PATH"\n'
+        f"if [ -e {shlex.quote(f'{output}/run.json')} ]; then set -- --resume; else set --; fi\n"
+        f'exec {shlex.join(words)} "$@"\n'
+    )
+
+
+def indented(text: str, spaces: int) -> str:
+    """The lines of a block in YAML."""
+    return "".join(f"{' ' * spaces}{line}\n" for line in text.splitlines())
+
+
+def _inside(config: Path) -> Path:
+    try:
+        return config.resolve().relative_to(Path.cwd().resolve())
+    except ValueError:
+        raise UsageError(
+            f"{config} is not in the folder where we are, which is what travels. Go to the project's folder."
+        ) from None
+
+
+def _devices(config: RLConfig) -> int:
+    ids = [*config.trainer_gpu_ids, *(config.inference_gpu_ids if config.inference is not None else [])]
+    return max(ids) + 1
+
+
+def _named_files(settings: Any) -> Iterator[Path]:
+    """Every file and folder here that a text in the settings names. Raises UsageError for one elsewhere."""
+    seen = set()
+    for text in _texts(settings):
+        path = Path(text)
+        if len(text) > 1000 or text in ("", ".", "/") or text in seen or not path.exists():
+            continue
+        seen.add(text)
+        if path.is_absolute() or ".." in path.parts:
+            raise UsageError(
+                f"The configuration names {text}, which is outside of the folder that travels. Put it into "
+                "the project's folder and name it relative to that."
+            )
+        yield path
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if key != "output_dir":
+                yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def gib(gigabytes: int) -> int:
+    """Gigabytes (10^9 bytes) in GiB, rounded up."""
+    return math.ceil(gigabytes * 1e9 / 2**30)

@@ -1,0 +1,46 @@
+"""A task file for SkyPilot, which finds machines at many clouds and starts again when one is taken away."""
+
+from __future__ import annotations
+
+from buckeye.remote.export.job import Job, indented, install_script, start_script
+
+_ACCELERATORS = {
+    "A100_80GB": "A100-80GB",
+    "V100_32GB": "V100-32GB",
+    "RTX6000Ada_48GB": "RTX6000-Ada",
+    "RTX5000Ada_32GB": "RTX5000-Ada",
+    "RTX4000Ada_20GB": "RTX4000-Ada",
+    "RTX2000Ada_16GB": "RTX2000-Ada",
+}
+"""Where SkyPilot's name is not ours without the memory."""
+
+_ANY = ("H100", "H200", "A100-80GB")  # where no type is asked for
+
+
+def sky_task(job: Job) -> str:
+    """The file's text: `sky launch FILE`, or `sky jobs launch FILE` for machines that may be taken away."""
+    if job.gpus.type:
+        names = [_ACCELERATORS.get(job.gpus.type, job.gpus.type.rpartition("_")[0])]
+    else:
+        names = list(_ANY)
+    accelerators = ", ".join(f"{name}: {job.gpus.count}" for name in names)
+    secrets = "".join(f"  {name}: ''\n" for name in job.secrets)
+    return (
+        "# Written by `buckeye rl export sky`. Start it in this folder, which is copied to the machine:\n"
+        "#   sky launch FILE              then: sky down\n"
+        "#   sky jobs launch FILE         goes on elsewhere when a machine is taken away; mount a bucket at\n"
+        f"#                                {job.output_dir} (file_mounts), so that the checkpoints stay\n"
+        "# Keys: --secret HF_TOKEN takes one from your environment.\n"
+        f"name: {job.name}\n"
+        "workdir: .\n"
+        "resources:\n"
+        f"  accelerators: {{{accelerators}}}\n"
+        f"  disk_size: {job.disk_gb}\n"
+        "secrets:\n"
+        f"{secrets}"
+        "setup: |\n"
+        f"{indented(install_script(job), 2)}"
+        "run: |\n"
+        "  set -eu\n"
+        f"{indented(start_script(job), 2)}"
+    )

@@ -1,0 +1,125 @@
+"""A job on another machine: put there, started once, and asked how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from buckeye.errors import RemoteError
+from buckeye.remote.connection import Link, LostConnectionError
+
+_ANSWER_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Where a job is. `folder` is absolute; `python` knows this version of Buckeye."""
+
+    run_id: str
+    folder: str
+    python: str
+
+    @property
+    def project(self) -> str:
+        """The folder that it is run in."""
+        return f"{self.folder}/project"
+
+    @property
+    def tmux_socket(self) -> str:
+        """The name under which people find its terminal (`tmux -L`)."""
+        return f"buckeye-{self.run_id}"
+
+
+async def home_of(link: Link) -> str:
+    """The home directory there."""
+    found = await link.run(["sh", "-c", 'printf %s "$HOME"'])
+    home = found.stdout.decode(errors="replace")
+    if found.code != 0 or not home.startswith("/"):
+        raise RemoteError(f"{link.target} does not say where its home directory is: {found.text()}")
+    return home
+
+
+async def prepare(link: Link, job: Job, settings: Mapping[str, Any]) -> None:
+    """Make the folder of a job, which nobody else may read, and write down what it is."""
+    script = 'umask 077; mkdir -p "$1" && cat > "$1/.job.json.new" && mv "$1/.job.json.new" "$1/job.json"'
+    await _must(link, ["sh", "-c", script, "sh", job.folder], json.dumps(settings).encode())
+
+
+async def start(link: Link, job: Job, secrets: Mapping[str, str]) -> None:
+    """Start a job, or do nothing if it was started. The keys go through standard input into a file that only
+    we may read, and that is deleted as it is read."""
+    keys = 'umask 077; [ -e "$1/pid" ] && { cat >/dev/null; exit 0; }; cat > "$1/env"; touch "$1/heartbeat"'
+    await _must(link, ["sh", "-c", keys, "sh", job.folder], json.dumps(secrets).encode())
+    wrapper = [job.python, "-m", "buckeye.remote.pod.wrapper", job.folder]
+    shown = shlex.join(["tail", "-n", "+1", "-F", f"{job.folder}/log"])
+    terminal = (
+        f'{shlex.join(wrapper)} & wrapper=$!; touch "{job.folder}/log"; '
+        f"{shown} --pid=$wrapper 2>/dev/null & wait $wrapper"
+    )
+    script = (
+        'cd "$1"; if command -v tmux >/dev/null; then '
+        'tmux -L "$2" new-session -d -s run sh -c "$3" >/dev/null 2>&1 && exit 0; fi; '
+        f"setsid nohup {shlex.join(wrapper)} </dev/null >>wrapper.log 2>&1 &"
+    )
+    await _must(link, ["sh", "-c", script, "sh", job.folder, job.tmux_socket, terminal])
+
+
+async def forget_secrets(link: Link, job: Job) -> None:
+    """Delete the keys, if the job has not done so."""
+    await _must(link, ["rm", "-f", f"{job.folder}/env"])
+
+
+async def _must(link: Link, argv: list[str], data: bytes = b"") -> None:
+    done = await link.run(argv, data=data)
+    if done.code != 0:
+        raise RemoteError(f"{link.target}: {done.text()}")
+
+
+class Questions:
+    """An agent on the other machine, which answers one question at a time."""
+
+    def __init__(self, link: Link, process: Any) -> None:
+        self._link, self._process = link, process
+
+    async def ask(self, question: str, **words: Any) -> tuple[dict[str, Any], bytes]:
+        """What it says, and the bytes it sends.
+
+        Raises LostConnectionError if no answer comes, FileNotFoundError for a file that is gone, RemoteError
+        for what it cannot do.
+        """
+        process = self._process
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                process.stdin.write(json.dumps({"ask": question, **words}).encode() + b"\n")
+                lengths = await process.stdout.readexactly(16)
+                said: dict[str, Any] = json.loads(await process.stdout.readexactly(int(lengths[:8], 16)))
+                content = await process.stdout.readexactly(int(lengths[8:], 16))
+        except TimeoutError:
+            self._link.cut()
+            raise LostConnectionError(f"{self._link.target} does not answer.") from None
+        except (asyncio.IncompleteReadError, ConnectionError, EOFError) as error:
+            raise await self._ended(error) from None
+        if "error" in said:
+            if said["error"].startswith("FileNotFoundError"):
+                raise FileNotFoundError(said["error"])
+            raise RemoteError(f"{self._link.target}: {said['error']}")
+        return said, content
+
+    async def _ended(self, error: BaseException) -> RemoteError:
+        """What is to be raised when the agent is not there any more."""
+        if self._process.exit_status is None:
+            return LostConnectionError(f"The connection to {self._link.target} was cut.")
+        words = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
+        return RemoteError(f"{self._link.target}: {words[-1] if words else str(error)}")
+
+
+@asynccontextmanager
+async def questions(link: Link, job: Job) -> AsyncIterator[Questions]:
+    """Ask about a job, while there is a connection."""
+    async with link.program([job.python, "-m", "buckeye.remote.pod.agent", job.folder]) as process:
+        yield Questions(link, process)

@@ -1,0 +1,1 @@
+"""What runs on the other machine. These modules need the standard library only: they are there first."""

@@ -1,0 +1,199 @@
+"""Bringing home what a run writes: what grows is continued where it ended here, the rest is replaced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from buckeye.checkpoint import CheckpointInfo, verify_checkpoint
+from buckeye.checkpoint.find import COMMITTED, read_commit
+from buckeye.errors import CheckpointError, RemoteError
+from buckeye.storage import remove_directory, write_directory, write_file
+
+PIECE = 4 * 2**20
+_GROWING = (".jsonl", ".log", ".stdout", ".stderr")
+_SMALL = 16 * 2**20  # what is rewritten, and larger than this, comes at the end
+_STEPS = ("checkpoints", "weights")
+
+
+class Ask(Protocol):
+    """How the other machine is asked; see `Questions.ask`."""
+
+    def __call__(self, question: str, **words: Any) -> Awaitable[tuple[dict[str, Any], bytes]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """A file there: its path in the run, bytes, time of change in ns, and where a link leads (None: no
+    link)."""
+
+    path: str
+    size: int
+    changed: int
+    link: str | None = None
+
+
+def listing(files: Iterable[Sequence[Any]]) -> list[There]:
+    """What an agent lists. Raises RemoteError for a path that leads out of the run."""
+    found = [There(str(p), int(size), int(changed), link) for p, size, changed, link in files]
+    for one in found:
+        for path in (one.path, one.link or ""):
+            if path.startswith("/") or ".." in path.split("/"):
+                raise RemoteError(f"The other machine lists {path!r}, which leads out of the run.")
+    return found
+
+
+@dataclass(slots=True)
+class Mirror:
+    """The run here, at `folder`. What is in `own` was sent from here and is not fetched. `tell` gets a line
+    for every checkpoint that has arrived."""
+
+    folder: Path
+    own: Collection[str]
+    tell: Callable[[str], None]
+    _whole: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _steps: dict[str, int] = field(default_factory=dict)
+
+    async def update(self, files: Sequence[There], ask: Ask, *, final: bool = False) -> None:
+        """Make the run here what it is there: the newest checkpoint with all of its files, records and logs;
+        `final` also older checkpoints, the newest weights, and what is large."""
+        plain = [one for one in files if one.path.split("/")[0] not in _STEPS]
+        for one in plain:
+            try:
+                await self._fetch(one, ask, final=final)
+            except FileNotFoundError:
+                continue  # deleted there meanwhile
+        for folder in self._wanted_steps(files, final=final):
+            try:
+                await self._fetch_step(folder, [f for f in files if f.path.startswith(f"{folder}/")], ask)
+            except FileNotFoundError:
+                continue
+        self._prune(files)
+
+    async def _fetch(self, one: There, ask: Ask, *, final: bool) -> None:
+        target = self.folder / one.path
+        if one.path in self.own:
+            return
+        if one.link is not None:
+            _link(target, one.link)
+        elif one.path.endswith(_GROWING):
+            await continue_file(target, one.path, one.size, ask)
+        elif self._whole.get(one.path) != (one.size, one.changed) and (final or one.size <= _SMALL):
+            await _fetch_whole(target, one, ask)
+            self._whole[one.path] = (one.size, one.changed)
+
+    def _wanted_steps(self, files: Sequence[There], *, final: bool) -> list[str]:
+        """`checkpoints/step_N` that are committed there and not here, and at the end the last weights; the
+        newest first."""
+        committed = {
+            one.path.rpartition("/")[0]: one.changed
+            for one in files
+            if one.path.startswith("checkpoints/step_") and one.path.endswith(f"/{COMMITTED}")
+        }
+        new = [name for name, changed in committed.items() if self._steps.get(name) != changed]
+        wanted = sorted(new, key=_step_of, reverse=True)
+        if not final:
+            newest = max(committed, key=lambda name: committed[name], default=None)
+            return [name for name in wanted if name == newest]
+        weights = {"/".join(one.path.split("/")[:2]) for one in files if one.path.startswith("weights/step_")}
+        return [*wanted, *sorted(weights, key=_step_of)[-1:]]
+
+    async def _fetch_step(self, name: str, files: Sequence[There], ask: Ask) -> None:
+        """Fetch a folder under another name, look whether it is whole, and give it its name."""
+        target = self.folder / name
+        commit = next((one for one in files if one.path == f"{name}/{COMMITTED}"), None)
+        if commit is not None and await _is_here(target, commit, ask):
+            self._steps[name] = commit.changed
+            return
+        incoming = target.with_name(f".{target.name}-incoming.tmp-{os.getpid()}")
+        shutil.rmtree(incoming, ignore_errors=True)
+        try:
+            for one in files:
+                await _fetch_whole(incoming / one.path.removeprefix(f"{name}/"), one, ask)
+            if commit is not None:
+                try:
+                    attempt = int(read_commit(incoming)["attempt"])
+                    verify_checkpoint(CheckpointInfo(_step_of(name), attempt, incoming))
+                except CheckpointError as error:
+                    self.tell(f"{name} did not arrive whole, and is fetched again later: {error}")
+                    return
+            write_directory(target, lambda folder: _move(incoming, folder), replace=True)
+        finally:
+            shutil.rmtree(incoming, ignore_errors=True)
+        if commit is not None:
+            self._steps[name] = commit.changed
+            self.tell(f"{target} is here")
+
+    def _prune(self, files: Sequence[There]) -> None:
+        """Delete the checkpoints that this mirror has fetched and the run has deleted, but for the last."""
+        there = {"/".join(one.path.split("/")[:2]) for one in files}
+        gone = [name for name in self._steps if name not in there]
+        if len(gone) < len(self._steps):
+            for name in gone:
+                remove_directory(self.folder / name)
+                del self._steps[name]
+
+
+async def continue_file(target: Path, path: str, size: int, ask: Ask) -> None:
+    """Append what a file has there and not here. One that became shorter there is fetched again."""
+    here = target.stat().st_size if target.exists() else 0
+    if here == size and target.exists():
+        return
+    if here > size:
+        await _fetch_whole(target, There(path, size, 0), ask)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("ab") as file:
+        while here < size:
+            _, content = await ask("read", path=path, offset=here, length=min(PIECE, size - here))
+            if not content:
+                return  # it became shorter meanwhile
+            file.write(content)
+            file.flush()
+            here += len(content)
+
+
+async def _fetch_whole(target: Path, one: There, ask: Ask) -> None:
+    """Fetch a file under another name and give it its name; small ones in one piece."""
+    if one.size <= PIECE:
+        _, content = await ask("read", path=one.path, offset=0, length=PIECE)
+        write_file(target, content)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    part.unlink(missing_ok=True)
+    await continue_file(part, one.path, one.size, ask)
+    part.replace(target)
+
+
+async def _is_here(target: Path, commit: There, ask: Ask) -> bool:
+    """Whether this very checkpoint arrived before."""
+    try:
+        _, content = await ask("read", path=commit.path, offset=0, length=PIECE)
+        return (target / COMMITTED).read_bytes() == content
+    except FileNotFoundError:
+        return False
+
+
+def _move(source: Path, target: Path) -> None:
+    for entry in source.iterdir():
+        entry.replace(target / entry.name)
+
+
+def _link(path: Path, target: str) -> None:
+    if path.is_symlink() and os.readlink(path) == target:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(path)
+
+
+def _step_of(name: str) -> int:
+    number = name.rpartition("step_")[2]
+    return int(number) if number.isdigit() else -1
