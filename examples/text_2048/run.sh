@@ -3,12 +3,30 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-outputs/text-2048}
-env="--arg taskset=$out/tasks.json --arg config_path=$here/2048.yaml"
+if [ -z "${BUCKEYE_API_KEY:-}" ]; then
+  BUCKEYE_API_KEY=$(python -c "import secrets; print(secrets.token_urlsafe(24))")
+  export BUCKEYE_API_KEY
+fi
+args="{\"taskset\": \"$out/tasks.json\", \"config_path\": \"$here/2048.yaml\"}"
+
 python "$here/prepare.py" "$out"
-buckeye model tiny "$out/base" --corpus "$out/corpus.txt" --vocab-size 512 --layers 3 --hidden 192 --max-length 2048
+buckeye model tiny "$out/base" --corpus "$out/corpus.txt" --vocab-size 512 --layers 3 --hidden 192 --max-length 512
 sft @ "$here/sft.toml" --model.name "$out/base" --data.path "$out/chats.jsonl" --output-dir "$out/sft"
-buckeye eval buckeye-vf-gym $env --model "$out/sft/weights/step_150" --max-tokens 20 --output-dir "$out/before"
+
+# every rollout gets a server of its own from the gateway; `--image text-2048:latest` would run the image instead
+buckeye gateway --command text-2048 --sessions 256 >"$out/gateway.log" 2>&1 &
+gateway=$!
+trap 'kill $gateway' EXIT
+until python -c "import urllib.request as web; web.urlopen('http://localhost:8765/health')" 2>"$out/health.log"; do
+  kill -0 $gateway # it is not there any more: its log says why
+  sleep 0.2
+done
+
+evaluate() {
+  buckeye eval buckeye-vf-gym --args "$args" --model "$1" --max-tokens 20 --max-concurrent 64 --output-dir "$out/$2"
+}
+evaluate "$out/sft/weights/step_40" before
 rl --trainer @ "$here/train.toml" --orchestrator @ "$here/orch.toml" --inference @ "$here/infer.toml" \
-  --model.name "$out/sft/weights/step_150" --output-dir "$out/rl" \
-  --orchestrator.env.0.args "{\"taskset\": \"$out/tasks.json\", \"config_path\": \"$here/2048.yaml\"}"
-buckeye eval buckeye-vf-gym $env --model "$out/rl/weights/step_40" --max-tokens 20 --output-dir "$out/after"
+  --model.name "$out/sft/weights/step_40" --output-dir "$out/rl" --orchestrator.env.0.args "$args"
+evaluate "$out/rl/weights/step_30" after
+python "$here/report.py" "$out" before after

@@ -8,11 +8,15 @@ from typing import Annotated
 import typer
 
 from buckeye import __version__
+from buckeye.cli.auth import auth_app
 from buckeye.cli.env import env_app
+from buckeye.cli.env_image import env_build, env_push
+from buckeye.cli.env_install import env_info, env_install, env_list, env_remove, env_shell
 from buckeye.cli.env_report import env_report
 from buckeye.cli.evaluate import evaluate
 from buckeye.cli.export import export
 from buckeye.cli.gateway import gateway
+from buckeye.cli.help import GroupedHelp, LaunchCommand
 from buckeye.cli.hf import hf
 from buckeye.cli.launch import COMMANDS
 from buckeye.cli.vllm import vllm_app
@@ -21,14 +25,22 @@ app = typer.Typer(
     name="buckeye",
     help="Reinforcement learning for language-model agents that works the first time.",
     no_args_is_help=True,
-    add_completion=False,
+    cls=GroupedHelp,
     pretty_exceptions_enable=False,
 )
-model_app = typer.Typer(help="Make and inspect models.", no_args_is_help=True)
+model_app = typer.Typer(cls=GroupedHelp, help="Make and inspect models.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
 app.add_typer(env_app, name="env")
+app.add_typer(auth_app, name="auth")
 app.add_typer(vllm_app, name="vllm")
 env_app.command("report")(env_report)
+env_app.command("install")(env_install)
+env_app.command("list")(env_list)
+env_app.command("info")(env_info)
+env_app.command("shell")(env_shell)
+env_app.command("remove")(env_remove)
+env_app.command("build")(env_build)
+env_app.command("push")(env_push)
 app.command()(export)
 app.command("eval")(evaluate)
 app.command()(gateway)
@@ -56,7 +68,8 @@ def _listed(name: str) -> None:
     def command() -> None:
         COMMANDS[name]()
 
-    app.command(name=name, help=COMMANDS[name].__doc__, rich_help_panel="Train and serve")(command)
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}  # they are configuration keys
+    app.command(name=name, cls=LaunchCommand, help=COMMANDS[name].__doc__, context_settings=settings)(command)
 
 
 for _name in COMMANDS:

@@ -6,11 +6,11 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from buckeye.cli.waiting import status_line
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run_doctor(words: Sequence[str], load: Callable[[list[str]], RLConfig]) -> i
         raise UsageError("rl doctor --sample plays with the model of a configuration; give one, as to `rl`")
     from buckeye.run.preflight.doctor import examine
 
-    with _progress() as progress:
+    with status_line("looking") as progress:
         checks = examine(config, sample=sample, progress=progress)
     if as_json:
         print(json.dumps([asdict(check) for check in checks], ensure_ascii=False))
@@ -120,15 +120,3 @@ def _own_flags(words: Sequence[str]) -> tuple[list[str], bool, int]:
 
 def _width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PAPER_WIDTH
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Shows one changing line on stderr, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("looking") as status:
-        yield status.update

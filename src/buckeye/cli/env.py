@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buckeye.cli.env_args import environment_args
+from buckeye.cli.help import GroupedHelp
+from buckeye.cli.waiting import status_line
 
 if TYPE_CHECKING:
     from buckeye.envs.check import CheckOptions, Report
 
-env_app = typer.Typer(help="Check environments, and report on them.", no_args_is_help=True)
+env_app = typer.Typer(
+    cls=GroupedHelp,
+    help="Environments: write one, see what its rewards are worth, share it, use those of others.",
+    no_args_is_help=True,
+)
 
 
 @env_app.command("check")
@@ -46,10 +51,18 @@ def env_check(
     """Play probes and policies without content, and check tasks, splits and grades; 1 if a check fails."""
     import asyncio
 
+    from buckeye.config.environments import EnvConfig
     from buckeye.envs.check import CheckOptions
+    from buckeye.envs.gateway.settings import DEFAULT_SESSIONS
+    from buckeye.run.gateway import gateway_here
 
     given = environment_args(arg or [], args)
-    with _progress() as progress:
+    played = EnvConfig(id=env_id, args=given)
+    with (
+        tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,
+        status_line("loading") as progress,
+        gateway_here([played], Path(folder, "gateway.log"), rollouts=DEFAULT_SESSIONS),
+    ):
         options = CheckOptions(sample=sample, seed=seed, limit=max_content_free, progress=progress)
         report = asyncio.run(_check(env_id, given, options, model, groups, max_tokens))
     if as_json:
@@ -97,15 +110,3 @@ async def _check(
         )
         spread = check_spread(played, model)
     return replace(report, checks=[*report.checks, spread])
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Shows one changing line on stderr, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("loading") as status:
-        yield status.update

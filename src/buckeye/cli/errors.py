@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from buckeye import beat
-from buckeye.errors import BuckeyeError
+from buckeye.errors import BuckeyeError, UsageError
 from buckeye.process import raise_open_files_limit
+
+if TYPE_CHECKING:
+    from typer import Typer
 
 DEBUG_VARIABLE = "BUCKEYE_DEBUG"
 
@@ -36,11 +40,32 @@ def run_command(command: Callable[[], int | None]) -> None:
     sys.exit(code)
 
 
+def run_typer(app: Typer, argv: Sequence[str] | None, program: str) -> int:
+    """Carry out a command of a typer application; returns its exit code. What is wrong with the words is a
+    UsageError with the help to look at; an answer refused with Ctrl-C or Ctrl-D is a KeyboardInterrupt."""
+    from typer import Abort, TyperException
+
+    try:
+        return app(argv if argv is None else list(argv), standalone_mode=False, prog_name=program) or 0
+    except Abort:
+        raise KeyboardInterrupt from None
+    except TyperException as error:
+        said = error.format_message() if hasattr(error, "format_message") else str(error)
+        if type(error).__name__ == "NoArgsIsHelpError":  # what it says is the help
+            print(said, file=sys.stderr)
+            return 2
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context is not None else program
+        sentence = f"{said.rstrip('.')}." if not said.rstrip(".").endswith("?") else said.rstrip(".")
+        raise UsageError(f"{sentence} Look at: {where} --help") from None
+
+
 def take_debug_flag(argv: list[str]) -> list[str]:
-    """Remove `--debug` and remember it for this process and its children."""
-    if "--debug" in argv:
+    """Remove `--debug` and remember it for this process and its children. What follows `--` is not ours."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    if "--debug" in argv[:end]:
         os.environ[DEBUG_VARIABLE] = "1"
-    return [word for word in argv if word != "--debug"]
+    return [word for word in argv[:end] if word != "--debug"] + argv[end:]
 
 
 def _unforeseen(error: Exception) -> str:

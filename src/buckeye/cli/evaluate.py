@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from buckeye.cli.env_args import environment_args
+from buckeye.cli.waiting import status_line
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +67,7 @@ def evaluate(
         max_tokens=max_tokens,
         seed=seed if base_url is None else None,  # not every server knows the field
     )
-    with _progress() as progress:
+    with status_line("loading") as show:
         request = EvalRequest(
             env_id=env_id,
             args=environment_args(arg or [], args),
@@ -87,7 +85,7 @@ def evaluate(
             pass_reward=pass_reward,
             output_dir=directory,
             resume=resume,
-            progress=progress,
+            progress=lambda done, total: show(f"{done} of {total} rollouts"),
         )
         try:
             report = run_eval(request)
@@ -119,15 +117,3 @@ def _text(report: EvalReport) -> str:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "eval"
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Shows one changing line on stderr, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("loading") as status:
-        yield lambda done, total: status.update(f"{done} of {total} rollouts")

@@ -52,18 +52,23 @@ def gateway(
         str | None, typer.Option(metavar="SIZE", help="Most memory of an environment, as 2g.")
     ] = None,
     cpus: Annotated[float | None, typer.Option(min=0.01, help="Processors of a container.")] = None,
+    preload: Annotated[
+        bool, typer.Option(help="Import the libraries of a Python server once, and fork its sessions.")
+    ] = True,
     network: Annotated[bool, typer.Option(help="Whether environments reach the network.")] = True,
 ) -> None:
     """Serve MCP environments on one address; every session gets an environment of its own."""
+    from buckeye import beat
     from buckeye.envs.gateway.serve import run_gateway
     from buckeye.envs.gateway.settings import API_KEY_VARIABLE, GatewaySettings
     from buckeye.envs.runtimes.base import Limits
     from buckeye.envs.runtimes.choose import FOR_IMAGES
     from buckeye.monitor.log import setup_logging
     from buckeye.process import die_with_parent
-    from buckeye.tasks.dotenv import variables
+    from buckeye.tasks.keys import variables
 
     die_with_parent()
+    beat.start_beating()
     given = [name for name, value in (("--image", image), ("--command", command), ("--dir", folder)) if value]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: choose one of them.")
@@ -81,6 +86,7 @@ def gateway(
         left_seconds=left_seconds,
         session_seconds=session_seconds,
         warm=warm,
+        preload=preload,
     )
     setup_logging("info", "gateway", None)
     run_gateway(

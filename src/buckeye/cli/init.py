@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from buckeye.errors import UsageError
 if TYPE_CHECKING:
     from buckeye.envs.mcp.generate import Generated
     from buckeye.envs.mcp.source import Source
+    from buckeye.tasks.lock import ToolEntry
     from buckeye.tasks.models import McpTask
 
 init_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -23,7 +25,9 @@ init_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 def run_init(argv: Sequence[str]) -> int:
     """Carry out `rl init ...`."""
-    return init_app(list(argv), standalone_mode=True, prog_name="buckeye rl init") or 0
+    from buckeye.cli.errors import run_typer
+
+    return run_typer(init_app, argv, "buckeye rl init")
 
 
 @init_app.command()
@@ -40,7 +44,9 @@ def init(
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file if it exists.")] = False,
     build: Annotated[
         bool,
-        typer.Option("--build", "-b", help="Build the image of the folder first, with docker or podman."),
+        typer.Option(
+            "--build", "-b", help="Build the image of the folder first, with docker, podman or buildah."
+        ),
     ] = False,
     command: Annotated[
         str | None, typer.Option(help="The environment is this program, an MCP server on stdio.")
@@ -59,22 +65,61 @@ def init(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write the configuration of an MCP environment from its tools, and play a scripted rollout with it."""
-    from buckeye.envs.mcp.source import find_source
-    from buckeye.envs.runtimes.build import build_image
     from buckeye.process import die_with_parent
 
     die_with_parent()
-    source = find_source(env, command=command, headers=_headers(header or []), build=build)
-    path = _free_path(output, source, force=force or dry_run)
+    prepared = prepare(
+        env,
+        command=command,
+        headers=_headers(header or []),
+        build=build,
+        output=output,
+        force=force or dry_run,
+        tasks=tasks,
+    )
+    if dry_run:
+        _print_dry_run(prepared, as_json=as_json)
+        return
+    raise typer.Exit(write_and_prove(prepared, as_json=as_json))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A configuration that is made and not yet written: what to write where, and what it was made from."""
+
+    generated: Generated
+    listed: Sequence[ToolEntry]
+    source: Source
+    path: Path
+    tasks: Sequence[McpTask]
+    task_file: Path | None
+
+
+def prepare(
+    env: str | None,
+    *,
+    command: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    build: bool = False,
+    output: Path | None = None,
+    force: bool = False,
+    tasks: Path | None = None,
+) -> Prepared:
+    """Look at an environment and make its configuration; nothing is written. Raises UsageError, for one whose
+    file is there already too, before anything is started."""
+    from buckeye.envs.mcp.source import find_source
+    from buckeye.envs.runtimes.build import build_image
+
+    source = find_source(env, command=command, headers=headers or {}, build=build)
+    path = _free_path(output, source, force=force)
     if source.to_build is not None:
         build_image(source.to_build, source.environment.image)
     file = tasks or source.tasks
     known_tasks = _tasks(file) if file is not None else []
     generated, listed = _generated(source, known_tasks)
-    if dry_run:
-        _print_dry_run(generated, path, as_json=as_json)
-        return
-    raise typer.Exit(_write_and_prove(generated, listed, source, path, known_tasks, as_json=as_json))
+    return Prepared(
+        generated=generated, listed=listed, source=source, path=path, tasks=known_tasks, task_file=file
+    )
 
 
 def _tasks(file: Path) -> list[McpTask]:
@@ -119,21 +164,15 @@ def _constants(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str | int]:
     return {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
 
 
-def _write_and_prove(
-    generated: Generated,
-    listed: list[Any],
-    source: Source,
-    path: Path,
-    tasks: Sequence[McpTask],
-    *,
-    as_json: bool,
-) -> int:
+def write_and_prove(prepared: Prepared, *, as_json: bool) -> int:
+    """Write the configuration, play a scripted rollout with it, print what came of it; the exit code."""
     from buckeye.cli.init_texts import as_object, summary, trials_text
     from buckeye.envs.mcp.config import load_gym_config
     from buckeye.envs.mcp.proof import Proof, prove
     from buckeye.errors import BuckeyeError
     from buckeye.storage import write_file
 
+    generated, path = prepared.generated, prepared.path
     try:
         write_file(path, generated.text)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
@@ -141,17 +180,19 @@ def _write_and_prove(
     if not as_json:
         typer.echo(summary(generated, path))
     try:
-        proof = asyncio.run(prove(load_gym_config(path), listed, source, tasks[0] if tasks else None))
+        first = prepared.tasks[0] if prepared.tasks else None
+        proof = asyncio.run(prove(load_gym_config(path), list(prepared.listed), prepared.source, first))
     except BuckeyeError as error:
         proof = Proof((), problem=str(error))
     if as_json:
         typer.echo(json.dumps(as_object(generated, path, proof), ensure_ascii=False))
     else:
-        typer.echo(trials_text(proof, source.shown, path))
+        typer.echo(trials_text(proof, prepared.source.shown, path, prepared.task_file))
     return 0 if proof.passed else 1
 
 
-def _print_dry_run(generated: Generated, path: Path, *, as_json: bool) -> None:
+def _print_dry_run(prepared: Prepared, *, as_json: bool) -> None:
+    generated, path = prepared.generated, prepared.path
     if as_json:
         from buckeye.cli.init_texts import as_object
 

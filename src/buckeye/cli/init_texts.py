@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ def summary(generated: Generated, path: Path) -> str:
     return "\n".join(lines)
 
 
-def trials_text(proof: Proof, shown: str, path: Path) -> str:
-    """What came of the scripted rollout, and what to do next."""
+def trials_text(proof: Proof, shown: str, path: Path, tasks: Path | None) -> str:
+    """What came of the scripted rollout, and what to do next, with `tasks` where they are known."""
     lines = [f"Scripted rollout on {shown}"]
     width = max((len(trial.action) for trial in proof.trials), default=0)
     for trial in proof.trials:
@@ -39,9 +39,8 @@ def trials_text(proof: Proof, shown: str, path: Path) -> str:
     if proof.passed:
         lines += [
             "The rollout went through the configuration to the tools, and ended with done().",
-            "Next: make a dataset of its tasks, and name both where you train.",
-            "  buckeye hf tasks.json --name my-org/my-tasks --no-push",
-            f'  args = {{ taskset = "my-org/my-tasks", config_path = {json.dumps(str(path))} }}',
+            "Next: train on its tasks, which may be a JSON file or a dataset (`buckeye hf`).",
+            f"  {shlex.join(['buckeye', 'rl', '--config', str(path), '--dataset', str(tasks or 'tasks.json')])}",
         ]
     else:
         lines.append(f"not proven: {_why(proof)}")

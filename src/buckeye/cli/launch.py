@@ -16,6 +16,7 @@ from buckeye.process import INTERRUPTED
 
 if TYPE_CHECKING:
     from buckeye.config.base import BaseConfig
+    from buckeye.config.rl import RLConfig
 
     T = TypeVar("T", bound=BaseConfig)
 
@@ -63,6 +64,9 @@ COMMANDS: dict[str, Callable[[], None]] = {
 RUN_COMMANDS = ("list", "status", "logs", "events", "stop", "resume", "clean", "fork")
 """`rl COMMAND`: on runs that were started before."""
 
+RL_COMMANDS = ("init", "doctor", "schema", "pods", "export", *RUN_COMMANDS)
+"""All words that may follow `rl`."""
+
 
 def _rl(argv: list[str]) -> int:
     from buckeye.config.rl import RLConfig
@@ -77,12 +81,37 @@ def _rl(argv: list[str]) -> int:
         from buckeye.cli.init import run_init
 
         return run_init(argv[1:])
+    if argv[:1] == ["pods"]:
+        from buckeye.cli.pods import run_pods
+
+        return run_pods(argv[1:])
+    if argv[:1] == ["export"]:
+        from buckeye.cli.export_run import run_export_run
+
+        return run_export_run(argv[1:])
     if argv and argv[0] in RUN_COMMANDS:
         from buckeye.cli.runs import run_command_on_runs
 
         return run_command_on_runs(argv)
-    config = _load(RLConfig, argv, "rl")
-    command = [Path(sys.argv[0]).name, *argv] if sys.argv[0].endswith("rl") else ["buckeye", "rl", *argv]
+    if _asks_for_help(argv):
+        return _rl_help()
+    from buckeye.cli.rl_flags import read_words
+
+    words = read_words(argv)
+    if words.is_of_parts:
+        from buckeye.cli.rl import run_of_parts
+
+        _quiet_threads()
+        return run_of_parts(words, _start_run)
+    settings = words.plain_settings()
+    config = _load(RLConfig, settings, "rl")
+    if words.flags.remote:
+        from buckeye.cli.rl_remote import start_remote
+
+        return start_remote(words.only_file(), words.flags, resume=words.resumes)
+    command = (
+        [Path(sys.argv[0]).name, *settings] if sys.argv[0].endswith("rl") else ["buckeye", "rl", *settings]
+    )
     if config.dry_run:
         from buckeye.run.dry_run import describe
 
@@ -91,11 +120,37 @@ def _rl(argv: list[str]) -> int:
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
         return 0
+    return _start_run(config, command)
+
+
+def _start_run(config: RLConfig, command: list[str]) -> int:
+    """Look whether it can work, and start it. `command` is what starts it again."""
     from buckeye.cli.doctor import tell_before_start
     from buckeye.run.rl import run_rl
 
     tell_before_start(config)
     return run_rl(config, command)
+
+
+def _rl_help() -> int:
+    from buckeye.cli.rl_flags import flags_help
+    from buckeye.config.load import help_text
+    from buckeye.config.rl import RLConfig
+
+    print(
+        "usage: buckeye rl [--config FILE.yaml] [--dataset TASKS] [--model NAME] ...\n"
+        "   or: buckeye rl @ FILE.toml ...\n\n"
+        "Trains a model on an environment. The first form finds what is not named, makes what is missing,\n"
+        "and writes the file of the second. Settings of the run (below) may be added to both.\n\n"
+        f"{flags_help()}\n\n"
+        f"On runs there are, `rl COMMAND --help`: {', '.join(RUN_COMMANDS)}\n"
+        "To write the configuration of an MCP environment: `rl init --help`\n"
+        "To look at machine and configuration before a run: `rl doctor --help`\n"
+        "To see and end rented machines: `rl pods --help`\n"
+        "To have it run by SkyPilot or Kubernetes: `rl export --help`\n"
+    )
+    print(help_text(RLConfig, "rl"))
+    return 0
 
 
 def _trainer(argv: list[str]) -> int:
@@ -161,17 +216,11 @@ def _evals(argv: list[str]) -> int:
 
 
 def _load(model: type[T], argv: list[str], program: str) -> T:
-    # Idle OpenMP threads must sleep, not spin: spinning costs other processes of the run their core. The
-    # library reads this when torch is imported, which no command has done yet.
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
-    if "--help" in argv or "-h" in argv:
+    _quiet_threads()
+    if _asks_for_help(argv):
         from buckeye.config.load import help_text
 
         print(help_text(model, program))
-        if program == "rl":
-            print("\nTo write the configuration of an MCP environment: `rl init --help`")
-            print("To look at machine and configuration before a run: `rl doctor --help`")
-            print(f"On runs there are, `rl COMMAND --help`: {', '.join(RUN_COMMANDS)}")
         sys.exit(0)
     from buckeye.config.load import load_with_warnings
 
@@ -179,6 +228,16 @@ def _load(model: type[T], argv: list[str], program: str) -> T:
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return config
+
+
+def _quiet_threads() -> None:
+    """Idle OpenMP threads must sleep, not spin: spinning costs other processes of the run their core. The
+    library reads this when torch is imported, which no command has done yet."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+
+def _asks_for_help(argv: list[str]) -> bool:
+    return "--help" in argv or "-h" in argv
 
 
 def _with_local_model(config: T) -> T:

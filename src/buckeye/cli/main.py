@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from buckeye.cli.errors import run_command, take_debug_flag
+from buckeye.cli.errors import run_command, run_typer, take_debug_flag
 from buckeye.cli.launch import COMMANDS
 
 
@@ -21,4 +21,4 @@ def main() -> None:
 def _typer_main() -> int:
     from buckeye.cli.app import app
 
-    return app(standalone_mode=True, prog_name="buckeye") or 0
+    return run_typer(app, None, "buckeye")

@@ -6,17 +6,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from buckeye.cli.tables import aligned
 from buckeye.run.cleaning import KINDS, WHAT_THEY_ARE, Deletable
 from buckeye.run.progress import human_duration
 from buckeye.run.status import ProcessStatus, RunStatus
 from buckeye.run.waits import sentence
 from buckeye.space import human_bytes
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns, two spaces apart."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def run_list(runs: Iterable[RunStatus]) -> str:
@@ -26,7 +21,7 @@ def run_list(runs: Iterable[RunStatus]) -> str:
         rows.append(
             (run.name, run.run_id, run.state, _step(run), _reward(run), _date(run.started), run.directory)
         )
-    return table(rows)
+    return aligned(rows)
 
 
 def status_text(run: RunStatus, now: float) -> str:
@@ -45,7 +40,7 @@ def status_text(run: RunStatus, now: float) -> str:
         ("last error", run.last_error or ""),
         ("directory", run.directory),
     ]
-    lines = [table([row for row in rows if row[1]])]
+    lines = [aligned([row for row in rows if row[1]])]
     if run.waits:
         lines.append("\n" + "\n".join(sentence(wait, now) for wait in run.waits))
     if run.processes:
@@ -69,7 +64,7 @@ def cleaning_table(items: Sequence[Deletable]) -> str:
             size = human_bytes(sum(item.size for item in chosen))
             rows.append((kind, str(len(chosen)), size, WHAT_THEY_ARE[kind]))
     rows.append(("all", str(len(items)), human_bytes(sum(item.size for item in items)), ""))
-    return table(rows)
+    return aligned(rows)
 
 
 def _date(seconds: float) -> str:
@@ -121,4 +116,4 @@ def _process_table(processes: Sequence[ProcessStatus]) -> str:
     for process in processes:
         port = str(process.port) if process.port is not None else "-"
         rows.append((process.title, str(process.pid), port, str(process.restarts), process.state))
-    return table(rows)
+    return aligned(rows)

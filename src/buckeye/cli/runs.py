@@ -275,4 +275,6 @@ def _show_deletable(items: Sequence[Deletable], as_json: bool, deleted: bool) ->
 
 def run_command_on_runs(argv: Sequence[str]) -> int:
     """Carry out `rl COMMAND ...`."""
-    return runs_app(list(argv), standalone_mode=True, prog_name="rl") or 0
+    from buckeye.cli.errors import run_typer
+
+    return run_typer(runs_app, argv, "rl")

@@ -1,0 +1,244 @@
+"""`buckeye rl --config ... --dataset ...`: from the parts of a run to its configuration, and on."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.cli.rl_ask import can_ask, confirm
+from buckeye.cli.rl_flags import TrainFlags, Words
+from buckeye.cli.rl_missing import (
+    Search,
+    StarterWrittenError,
+    ask_place,
+    find_config,
+    find_dataset,
+    find_model,
+)
+from buckeye.cli.rl_remote import push_if_needed, refuse_remote_if_absent, remote_is_there, start_remote
+from buckeye.cli.rl_texts import Plan, plan_object, plan_text
+from buckeye.config.load import load_with_warnings
+from buckeye.config.rl import RLConfig
+from buckeye.envs.mcp.config import GymConfig, load_gym_config
+from buckeye.envs.mcp.environment import McpEnvironment
+from buckeye.errors import BuckeyeError, ConfigError, UsageError
+from buckeye.run.directory import RUN_FILE, files_of_a_run
+from buckeye.run.disk import estimate_disk
+from buckeye.run.gpu_layout import parse_gpus
+from buckeye.run.recipe.compose import RUN_CONFIG, Recipe, run_text
+from buckeye.run.recipe.estimate import estimate_time
+from buckeye.run.recipe.found import look_around
+from buckeye.run.recipe.hosted import refuse_hosted
+from buckeye.run.recipe.model import model_facts
+from buckeye.run.recipe.sizes import choose_sizes
+from buckeye.run.recipe.where import Place, devices_text, remote_place, this_place
+from buckeye.space import free_bytes
+from buckeye.storage import write_file
+from buckeye.tasks.dataset import find_taskset, images_of, read_splits
+
+_COMPOSED = "of the run put together here"
+
+Start = Callable[[RLConfig, list[str]], int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parts:
+    config: Path
+    gym: GymConfig
+    dataset: str
+    model: str
+
+
+def run_of_parts(words: Words, start: Start) -> int:
+    """Find or make the parts, show the plan, write the configuration, and `start` it; the exit code."""
+    words.check_for_parts()
+    flags = words.flags
+    found = look_around()
+    if flags.model is not None:
+        dataset = flags.dataset or next(iter(found.datasets), "tasks.json")
+        config = flags.config or next(iter(found.configs), Path("configs/my-env.yaml"))
+        refuse_hosted(flags.model, dataset=dataset, config=str(config))
+    place = _place(flags)  # what cannot be is said before anything is asked or looked at
+    search = Search(flags=flags, found=found, asks=can_ask(yes=flags.yes, as_json=flags.as_json))
+    try:
+        flags, place, parts = _find_parts(search, place)
+    except StarterWrittenError as written:
+        print(written)
+        return 0
+    plan = _plan(words, flags, place, parts)
+    _show(plan, flags)
+    if flags.dry_run:
+        return _dry(plan, place, flags)
+    if search.asks and not confirm("\nStart?"):
+        print(f"Nothing was started, and {plan.recipe.file} was not written.")
+        return 0
+    return _begin(plan, place, flags, start, asks=search.asks)
+
+
+def _find_parts(search: Search, place: Place) -> tuple[TrainFlags, Place, _Parts]:
+    """In the order in which each needs the one before."""
+    flags = search.flags
+    config = find_config(search)
+    gym = load_gym_config(config)
+    dataset = find_dataset(search, config)
+    if search.asks and flags.provider is None and place.gpus is None:
+        flags = ask_place(flags, f"{place.cores} cores, no GPU", elsewhere=remote_is_there())
+        place = _place(flags)
+    model = find_model(search, on_gpu=place.gpus is not None)
+    return flags, place, _Parts(config=config, gym=gym, dataset=dataset, model=model)
+
+
+def _place(flags: TrainFlags) -> Place:
+    asked = parse_gpus(flags.gpus) if flags.gpus is not None else None
+    if flags.provider is not None and flags.provider != "local":
+        place = remote_place(flags.provider, asked, flags.host)
+        if not flags.dry_run:
+            refuse_remote_if_absent()
+        return place
+    place = this_place(asked)
+    if place.problem is not None and not flags.dry_run:
+        raise UsageError(place.problem)
+    return place
+
+
+def _plan(words: Words, flags: TrainFlags, place: Place, parts: _Parts) -> Plan:
+    gym = parts.gym
+    tasks, held_out = read_splits(find_taskset(parts.dataset))
+    if not tasks:
+        raise UsageError(f"{parts.dataset} has no tasks to train on: all {len(held_out)} are held out")
+    McpEnvironment(gym, {"train": tasks, "eval": held_out})  # refuses what no rollout could be played with
+    model = model_facts(parts.model)
+    sizes = choose_sizes(tasks, held_out, gym, model, on_gpu=place.gpus is not None)
+    layout = place.layout(model.parameters)
+    recipe = Recipe(
+        config=parts.config,
+        dataset=parts.dataset,
+        model=model,
+        sizes=sizes,
+        layout=layout,
+        output_dir=_output(flags.output, parts.config.stem),
+    )
+    text = run_text(recipe, words.settings)
+    config = _loaded(text)
+    environment = gym.job.metadata.get("environment") or gym.job.name or parts.config.stem
+    return Plan(
+        recipe=recipe,
+        config=config,
+        environment=str(environment),
+        actions=tuple(gym.actions),
+        images=images_of(tasks + held_out),
+        tasks=len(tasks),
+        held_out=len(held_out),
+        where=place.name,
+        devices=devices_text(place, layout, model.parameters),
+        disk=estimate_disk(config, model.path),
+        free=free_bytes(config.output_dir),
+        time=estimate_time(config, model, cores=place.cores, layout=layout),
+        price=_price(place, flags),
+        text=text,
+    )
+
+
+def _output(asked: Path | None, name: str) -> Path:
+    """Where the run goes: a folder that no run is in. Raises UsageError for one that was asked for and is
+    taken."""
+    if asked is not None:
+        _refuse_taken(asked)
+        return asked
+    folders = [Path("outputs", name if number == 1 else f"{name}-{number}") for number in range(1, 10_000)]
+    return next(folder for folder in folders if not _taken(folder))
+
+
+def _taken(folder: Path) -> bool:
+    return bool(files_of_a_run(folder)) or (folder / RUN_CONFIG).exists()
+
+
+def _refuse_taken(folder: Path) -> None:
+    where = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not where.is_dir():
+        raise UsageError(f"--output {folder}: {where} is a file. Name a folder")
+    if not _taken(folder):
+        return
+    quoted, file = shlex.quote(str(folder)), folder / RUN_CONFIG
+    if (folder / RUN_FILE).exists():
+        there, instead = "a run", f"or go on with that run\n  buckeye rl resume {quoted}"
+    elif file.exists():
+        there, instead = file, f"or start what is there\n  buckeye rl @ {shlex.quote(str(file))}"
+    else:
+        there, instead = files_of_a_run(folder)[0], "a run needs one of its own"
+    raise UsageError(
+        f"--output {folder}: {there} is there, and nothing is overwritten. Name another folder; {instead}"
+    )
+
+
+def _loaded(text: str) -> RLConfig:
+    with tempfile.TemporaryDirectory(prefix="buckeye-rl-") as folder:
+        file = Path(folder, RUN_CONFIG)
+        file.write_text(text, encoding="utf-8")
+        in_it = re.compile(re.escape(str(file)) + r"(:\d+)?")  # a file that nobody will find
+        try:
+            config, warnings = load_with_warnings(RLConfig, ["@", str(file)])
+        except ConfigError as error:
+            raise ConfigError(in_it.sub(_COMPOSED, str(error))) from None
+    for warning in warnings:
+        print(f"warning: {in_it.sub(_COMPOSED, warning)}", file=sys.stderr)
+    return config
+
+
+def _price(place: Place, flags: TrainFlags) -> str:
+    if not place.remote:
+        return "nothing"
+    if flags.provider == "ssh":
+        return "what your host costs you"
+    limit = f"; at most {flags.max_price:g} $ an hour" if flags.max_price is not None else ""
+    return f"shown before anything is rented{limit}"
+
+
+def _show(plan: Plan, flags: TrainFlags) -> None:
+    if flags.as_json:
+        print(json.dumps(plan_object(plan), ensure_ascii=False))
+    elif not flags.quiet:
+        print(plan_text(plan))
+
+
+def _dry(plan: Plan, place: Place, flags: TrainFlags) -> int:
+    if not flags.as_json and not flags.quiet:
+        print(f"\n{plan.recipe.file} would be:\n\n{plan.text}")
+    if place.problem is not None:
+        print(f"warning: {place.problem}", file=sys.stderr)
+    print("Nothing was written or started.", file=sys.stderr)
+    return 0
+
+
+def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: bool) -> int:
+    file = plan.recipe.file
+    if place.remote:
+        push_if_needed(plan.images, asks=asks, yes=flags.yes)
+    write_file(file, plan.text)
+    if not flags.quiet:
+        print(f"{file}: written; it starts this run again: buckeye rl @ {file}", file=sys.stderr)
+    if place.remote:
+        return start_remote(file, flags)
+    try:
+        return start(plan.config, ["buckeye", "rl", "@", str(file)])
+    except (BuckeyeError, KeyboardInterrupt):
+        _take_back(file)
+        raise
+
+
+def _take_back(file: Path) -> None:
+    """Remove the file that was written for a run of which nothing came to be, lest the next try finds its
+    folder taken."""
+    if files_of_a_run(file.parent):
+        return
+    file.unlink(missing_ok=True)
+    with suppress(OSError):  # there is something else in it
+        file.parent.rmdir()
+    print(f"{file}: removed again, as the run did not begin", file=sys.stderr)

@@ -1,0 +1,67 @@
+"""Questions to a person at a terminal. Without one, nothing is asked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_MOST_LINES = 200
+
+
+def can_ask(*, yes: bool, as_json: bool) -> bool:
+    """Whether there is a person who wants to be asked."""
+    return not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def choose(title: str, options: Sequence[tuple[str, str]]) -> str:
+    """Show numbered options, (value, what to say of it), and return the value of the chosen one; the first if
+    the answer is empty."""
+    print(f"\n{title}")
+    for number, (value, note) in enumerate(options, 1):
+        print(f"  {number}  {value}{f'  ({note})' if note else ''}")
+    while True:
+        answer = _answer("Number or name [1]: ")
+        if not answer:
+            return options[0][0]
+        if answer.isdigit() and 1 <= int(answer) <= len(options):
+            return options[int(answer) - 1][0]
+        if answer in [value for value, _ in options]:
+            return answer
+        print(f"There is no {answer}: write a number from 1 to {len(options)}.")
+
+
+def ask_text(title: str) -> str:
+    """A line of text; "" for nothing."""
+    return _answer(f"\n{title}: ")
+
+
+def confirm(question: str) -> bool:
+    """Yes or no; yes if the answer is empty."""
+    while True:
+        answer = _answer(f"{question} [Y/n]: ").lower()
+        if answer in ("", "y", "yes"):
+            return True
+        if answer in ("n", "no"):
+            return False
+        print("Write y or n.")
+
+
+def show_file(path: Path, text: str) -> None:
+    """Show what would be written."""
+    lines = text.splitlines()
+    print(f"\n--- {path} ---")
+    for line in lines[:_MOST_LINES]:
+        print(f"  {line}")
+    if len(lines) > _MOST_LINES:
+        print(f"  ... and {len(lines) - _MOST_LINES} more lines")
+    print("---")
+
+
+def _answer(prompt: str) -> str:
+    """What is typed. The end of the input is a Ctrl-C: nobody is there any more."""
+    try:
+        return input(prompt).strip()
+    except EOFError:
+        print()
+        raise KeyboardInterrupt from None

@@ -1,0 +1,248 @@
+"""The flags of `buckeye rl` beside the settings of a run, and which words of a command line are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from buckeye.config.base import BaseConfig
+from buckeye.config.flags import apply, parse_flags
+from buckeye.config.help import help_text
+from buckeye.config.names import resolve
+from buckeye.config.problems import closest, did_you_mean, report
+from buckeye.config.rl import RLConfig
+from buckeye.config.settings import Settings
+from buckeye.config.structure import fields_of
+from buckeye.config.validation import validate
+from buckeye.config.values import parse_bool
+from buckeye.errors import ConfigError, UsageError
+
+_WITH_FILES = {"dry_run", "provider", "yes"}
+_RESUME = "--resume"
+_ELSEWHERE = {"host", "region", "max_price", "max_hours", "keep", "disk_gb", "identity_file"}
+_REMOTE = {"gpus"} | _ELSEWHERE
+_WHOLE = ("--trainer", "--orchestrator")  # sections without which no configuration is a whole one
+_FLAG_OF_A_FILE = {".toml": "@", ".yaml": "--config", ".yml": "--config"} | dict.fromkeys(
+    (".json", ".jsonl", ".parquet"), "--dataset"
+)
+_INSTEAD = {
+    ("clean",): "a new run has a folder of its own, so that there is nothing to delete. Leave it out",
+    ("resume",): "this makes a new run. To go on with one that is there, type\n  buckeye rl resume RUN",
+    ("output_dir",): "where a run is put together here, this flag is called --output",
+}
+
+
+class TrainFlags(BaseConfig):
+    """What `buckeye rl` makes a run of, and where that is."""
+
+    aliases: ClassVar[Mapping[str, str]] = {"json": "as_json"}
+
+    model: str | None = None
+    """A model folder, or a name on the Hugging Face hub."""
+    dataset: str | None = None
+    """Its tasks: a JSON file, a folder that `buckeye hf` has made, or ORG/NAME on the hub."""
+    config: Path | None = None
+    """The environment's configuration, as `buckeye rl init` writes it."""
+    gpus: str | None = None
+    """Number and type of GPUs, as 4xH100; None takes those that are here."""
+    provider: Literal["local", "prime", "ssh"] | None = None
+    """Where: on this machine, on one that is rented, or on a host of yours."""
+    output: Path | None = None
+    """Where everything is written; None is a new folder in outputs/."""
+    max_price: PositiveFloat | None = None
+    """The most that a rented machine may cost, in US dollars an hour."""
+    max_hours: PositiveFloat | None = None
+    """A rented machine is given back after so long, however far the run is."""
+    keep: bool = False
+    """Leave a rented machine as it is at the end; it goes on to cost."""
+    host: list[str] = Field(default_factory=list)
+    """For the provider ssh: [USER@]HOST[:PORT]."""
+    region: list[str] = Field(default_factory=list)
+    """Rent in these regions only."""
+    disk_gb: PositiveInt | None = None
+    """Disk of a rented machine; None is what the run is estimated to need."""
+    identity_file: Path | None = None
+    """The private key for ssh."""
+    dry_run: bool = False
+    """Show the plan; write and start nothing."""
+    yes: bool = False
+    """Ask nothing: decide, or say which flag is missing."""
+    quiet: bool = False
+    """Print no plan."""
+    as_json: bool = False
+    """Print the plan as one JSON object."""
+
+    @property
+    def names_parts(self) -> list[str]:
+        """The flags given that say what a run is made of, which a whole configuration says itself."""
+        return [
+            f"--{name}"
+            for name in ("model", "dataset", "config", "output")
+            if getattr(self, name) is not None
+        ]
+
+    @property
+    def remote(self) -> bool:
+        """Whether the run is not on this machine."""
+        return self.provider not in (None, "local")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A command line: the flags of the command, and the words that are `settings` of the run."""
+
+    flags: TrainFlags
+    settings: tuple[str, ...]
+
+    @property
+    def has_files(self) -> bool:
+        """Whether the settings come with files, which then say what is trained on what."""
+        return any(word.startswith("@") for word in self.settings)
+
+    @property
+    def is_of_parts(self) -> bool:
+        """Whether the run is to be made of its parts."""
+        given = self.flags.model_fields_set - {"dry_run"}
+        whole = any(word.startswith(_WHOLE) for word in self.settings)
+        return not self.has_files and (bool(given) or not whole)
+
+    def check_for_parts(self) -> None:
+        """Look at what needs no look at the parts. Raises ConfigError for words that are no settings, and
+        UsageError for those that make no sense in a run put together here."""
+        parsed = parse_flags(RLConfig, self.settings)
+        if parsed.problems:
+            raise ConfigError(report(parsed.problems))
+        for one in parsed.assignments:
+            if one.path in _INSTEAD:
+                raise UsageError(f"{one.place.text}: {_INSTEAD[one.path]}")
+        given = sorted(self.flags.model_fields_set & _ELSEWHERE)
+        if given and not self.flags.remote:
+            raise UsageError(
+                f"--{given[0].replace('_', '-')} is for a run on another machine: add --provider prime or ssh, "
+                "or leave it out"
+            )
+
+    def plain_settings(self) -> list[str]:
+        """The settings, where they are the whole run. Raises UsageError for flags that go with its parts
+        only."""
+        given = self.flags.model_fields_set - _WITH_FILES
+        given -= _REMOTE if self.flags.remote else set()
+        if given:
+            first = sorted(given)[0].replace("as_json", "json").replace("_", "-")
+            where = "; for another machine add --provider" if sorted(given)[0] in _REMOTE else ""
+            raise UsageError(
+                f"--{first} is for a run that is put together here, and @ FILE is a whole one: leave out one "
+                f"of them, or change what the file says by a setting, as --model.name or --output-dir{where}"
+            )
+        return [*self.settings, *(["--dry-run"] if self.flags.dry_run else [])]
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a run goes on that was begun before."""
+        return _RESUME in self.settings
+
+    def only_file(self) -> Path:
+        """The one file of a run that is carried out elsewhere. Raises UsageError if it says not all."""
+        words = [word for word in self.settings if word != _RESUME]
+        name = words[1] if words[:1] == ["@"] and len(words) == 2 else words[0][1:] if len(words) == 1 else ""
+        if not name:
+            raise UsageError(
+                "--provider: put all settings into one file, and name it: `buckeye rl @ run.toml ...`; only "
+                "--resume may stand beside it"
+            )
+        return Path(name)
+
+
+def read_words(argv: Sequence[str]) -> Words:
+    """Tell the flags of the command from the settings of the run. Raises ConfigError for wrong ones."""
+    if argv and not argv[0].startswith(("-", "@")):
+        raise UsageError(_no_command(argv[0]))
+    own, settings = _split(list(argv))
+    parsed = parse_flags(TrainFlags, own)
+    for one in parsed.assignments:
+        if one.value == "":
+            raise UsageError(f"{one.place.text} is empty")
+    values = Settings()
+    problems = [*parsed.problems, *apply(parsed.assignments, values)]
+    flags, wrong = validate(TrainFlags, values)
+    problems += wrong
+    if flags is None or problems:
+        raise ConfigError(report(problems))
+    return Words(flags, tuple(settings))
+
+
+def flags_help() -> str:
+    """The flags of the command, a line each."""
+    lines = help_text(TrainFlags, "buckeye rl").splitlines()
+    return "\n".join(
+        line.replace("--as-json", "--json   ") for line in lines[lines.index("buckeye rl:") + 1 :]
+    )
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    own: list[str] = []
+    settings: list[str] = []
+    while words:
+        word = words.pop(0)
+        name = _own_name(word)
+        if name is None or (name == "model" and _is_section(word, words)):
+            _refuse_misspelt(word)
+            settings.append(word)
+            continue
+        own.append(word)
+        if "=" in word:
+            continue
+        shape = fields_of(TrainFlags)[name]
+        if shape.is_flag:
+            own += [words.pop(0)] if words and parse_bool(words[0]) is not None else []
+        else:
+            several = shape.element is not None
+            while words and not words[0].startswith(("--", "@")):
+                own.append(words.pop(0))
+                if not several:
+                    break
+    return own, settings
+
+
+def _no_command(word: str) -> str:
+    """What to say of a first word that is neither a flag nor a command on runs."""
+    from buckeye.cli.launch import RL_COMMANDS
+
+    ending = Path(word).suffix
+    flag = _FLAG_OF_A_FILE.get(ending)
+    if flag is not None:
+        return f"rl {word}: files are named with what they are. Did you mean\n  buckeye rl {flag} {word}"
+    hint = did_you_mean(closest(word, RL_COMMANDS))
+    return f"rl {word}: no such command.{hint or f' There are {', '.join(RL_COMMANDS)}.'} `buckeye rl --help`"
+
+
+def _own_name(word: str) -> str | None:
+    """The field that a flag of the command sets; None for other words."""
+    if not word.startswith("--"):
+        return None
+    name = word[2:].partition("=")[0].replace("-", "_")
+    name = TrainFlags.aliases.get(name, name)
+    return name if name in fields_of(TrainFlags) else None
+
+
+def _is_section(word: str, following: Sequence[str]) -> bool:
+    """Whether `--model` is the section of that name: with a file, with JSON, or alone."""
+    value = word.partition("=")[2] if "=" in word else (following[0] if following else "--")
+    return value.startswith(("@", "{", "--"))
+
+
+def _refuse_misspelt(word: str) -> None:
+    """A flag that is no setting may be one of the command's."""
+    if not word.startswith("--") or len(word) == 2 or "." in word:
+        return
+    name = word[2:].partition("=")[0]
+    known = [flag.replace("as_json", "json") for flag in fields_of(TrainFlags)]
+    near = closest(name, known)
+    bare = name.removeprefix("no-").removeprefix("no_")
+    if near and resolve(RLConfig, [bare]).shape is None and resolve(RLConfig, [name]).shape is None:
+        meant = near[0].replace("_", "-")
+        raise UsageError(f"--{name}: no such flag. Did you mean --{meant}? `buckeye rl --help` lists all.")

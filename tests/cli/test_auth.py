@@ -1,0 +1,55 @@
+"""`buckeye auth` as a person calls it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def auth(tmp_path):
+    """Run the command in an empty folder with a home of its own."""
+    (tmp_path / "project").mkdir()
+
+    def run(*words, text=None, **variables):
+        env = {name: value for name, value in os.environ.items() if not name.endswith(("_KEY", "_TOKEN"))}
+        env |= {"HOME": str(tmp_path), "BUCKEYE_HOME": str(tmp_path / ".buckeye"), **variables}
+        return subprocess.run(
+            [sys.executable, "-m", "buckeye", "auth", *words],
+            cwd=tmp_path / "project",
+            env=env,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def test_a_key_is_set_from_a_pipe_and_seen_masked(auth, tmp_path):
+    done = auth("set", "HF_TOKEN", text="hf_plantedplantedplanted\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "planted" not in done.stdout
+    assert (tmp_path / ".buckeye" / ".env").read_text() == "HF_TOKEN=hf_plantedplantedplanted\n"
+
+    status = auth("status", "--json", PRIME_API_KEY="prime-planted-key", WANDB_API_KEY="w")
+    keys = {one["name"]: one for one in json.loads(status.stdout)["keys"]}
+    assert keys["HF_TOKEN"]["where"] == str(tmp_path / ".buckeye" / ".env")
+    assert keys["HF_TOKEN"]["masked"] == "hf_…ed"
+    assert (keys["PRIME_API_KEY"]["where"], keys["OPENAI_API_KEY"]["where"]) == ("environment", None)
+    text = auth("status", PRIME_API_KEY="prime-planted-key").stdout
+    assert "planted" not in status.stdout + text
+    assert "OPENAI_API_KEY" in text
+
+
+def test_a_value_in_the_command_is_refused_and_not_repeated(auth, tmp_path):
+    for words in (("set", "HF_TOKEN", "hf_planted"), ("set", "HF_TOKEN=hf_planted")):
+        done = auth(*words)
+        assert done.returncode == 2
+        assert "buckeye auth set HF_TOKEN" in done.stderr
+        assert "planted" not in done.stdout + done.stderr
+    assert not (tmp_path / ".buckeye").exists()

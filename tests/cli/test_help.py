@@ -1,0 +1,133 @@
+"""What the command looks like: help that fits a screen, completion, colours, narrow and wide terminals."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+
+import pytest
+
+from buckeye.cli import help as help_page
+from buckeye.cli.app import app
+from buckeye.cli.tables import aligned
+
+BUCKEYE = [sys.executable, "-m", "buckeye"]
+
+
+def run(*words, **variables):
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **variables}
+    return subprocess.run(
+        [*BUCKEYE, *words], capture_output=True, text=True, timeout=120, check=False, env=env
+    )
+
+
+def on_a_terminal(*words, columns, **variables):
+    """What a command writes to a terminal of this width."""
+    master, slave = pty.openpty()
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "TERM": "xterm", "COLUMNS": str(columns)}
+    process = subprocess.Popen([*BUCKEYE, *words], stdout=slave, stderr=slave, env=env | variables)
+    os.close(slave)
+    written = b""
+    while select.select([master], [], [], 60)[0]:
+        try:
+            piece = os.read(master, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        written += piece
+    os.close(master)
+    process.wait(timeout=60)
+    return written.decode().replace("\r\n", "\n")
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text)
+
+
+@pytest.mark.parametrize("words", [("--help",), ("env", "--help")])
+def test_help_fits_a_screen(words):
+    lines = run(*words, COLUMNS="80").stdout.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert "..." not in "\n".join(lines[3:]).replace("stop, ...", "")  # nothing is cut off
+
+
+def test_every_command_has_a_place():
+    from typer.main import get_command
+
+    root = get_command(app)
+    for name, group in (("buckeye", root), ("env", root.commands["env"])):
+        placed = {one for commands in help_page.GROUPS[name].values() for one in commands}
+        shown = {one for one, command in group.commands.items() if not command.hidden}
+        assert shown <= placed, name
+        assert placed - shown == set(), name
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(columns):
+    shown = plain(on_a_terminal("--help", columns=columns))
+    assert max(map(len, shown.splitlines())) <= columns
+    assert "orchestrator" in shown
+
+
+def test_no_color():
+    assert "\x1b[" in on_a_terminal("--help", columns=80)
+    assert not re.search(r"\x1b\[3\d", on_a_terminal("--help", columns=80, NO_COLOR="1"))
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("buckeye gat", ["gateway"]),
+        ("buckeye env pu", ["push"]),
+        ("buckeye env push --im", ["--image"]),
+        ("buckeye rl res", ["resume"]),
+        ("buckeye rl --gp", ["--gpus"]),
+        ("buckeye rl --trainer.optim.max", ["--trainer.optim.max-norm"]),
+        ("buckeye sft --data.val-p", ["--data.val-path"]),
+    ],
+)
+def test_completion(line, completed):
+    position = str(len(line.split()) - 1)
+    asked = {"_BUCKEYE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": position}
+    assert run(**asked).stdout.split() == completed
+
+
+def test_the_completion_script_is_shown():
+    assert "_BUCKEYE_COMPLETE" in run("--show-completion", "bash").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("nope",), "error: No such command 'nope'. Look at: buckeye --help\n"),
+        (("env", "nope"), "error: No such command 'nope'. Look at: buckeye env --help\n"),
+        (
+            ("env", "pusch"),
+            "error: No such command 'pusch'. Did you mean 'push'? Look at: buckeye env --help\n",
+        ),
+        (("rl", "init", "--nope"), "error: No such option: --nope"),
+        (("env", "push", "/nowhere"), "error: there is no /nowhere/buckeye.lock.yaml"),
+    ],
+)
+def test_errors_look_the_same_and_say_what_to_type(words, says):
+    done = run(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(says)
+    assert "--help" in done.stderr or "`buckeye " in done.stderr
+
+
+def test_columns_are_folded_in_a_terminal_only(monkeypatch):
+    rows = [("name", "what"), ("a", "one two three four five"), ("bb", "short")]
+    assert aligned(rows).splitlines() == ["name  what", "a     one two three four five", "bb    short"]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    assert aligned(rows).splitlines() == [
+        "name  what",
+        "a     one two three",
+        "      four five",
+        "bb    short",
+    ]
