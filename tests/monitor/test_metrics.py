@@ -1,8 +1,9 @@
 """Which records of a run count."""
 
+import msgspec
 import pytest
 
-from buckeye.monitor.metrics import MetricsLog, latest_by_step
+from buckeye.monitor.metrics import MetricsLog, latest_by_step, read_metrics
 
 
 @pytest.fixture
@@ -54,3 +55,10 @@ def test_a_line_that_is_no_record_is_left_out(write, tmp_path):
         file.write('7\n[]\n"torn\nnull\n')  # what a torn line may end with can be JSON by itself
     write(1, [2])
     assert counted(tmp_path) == {0: 1, 1: 1, 2: 1}
+
+
+def test_a_text_may_hold_any_line_separator(tmp_path):
+    texts = ["next\x85line", "line\u2028separator", "form\x0cfeed"]
+    path = tmp_path / "step_0.jsonl"
+    path.write_bytes(b"".join(msgspec.json.encode({"text": [text]}) + b"\n" for text in texts))
+    assert [record["text"] for record in read_metrics(path)] == [[text] for text in texts]

@@ -73,13 +73,21 @@ def sshd(folder: Path, *, port: int | None = None, key: Path | None = None) -> I
     authorized = folder / "authorized_keys"
     shutil.copy(f"{user_key}.pub", authorized)
     port = port or free_port()
-    path = f"{bin_folder}:/usr/local/bin:/usr/bin:/bin"
+    variables = {
+        **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},  # packages, as here
+        "HOME": home,
+        "PATH": f"{bin_folder}:/usr/local/bin:/usr/bin:/bin",
+        "BUCKEYE_HOME": SOFTWARE,
+        "HF_HUB_OFFLINE": "1",
+        "POD_OF": folder,
+    }
+    settings = " ".join(f"{name}={value}" for name, value in variables.items())
     config = folder / "sshd_config"
     config.write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\nPidFile {folder}/pid\n"
         f"AuthorizedKeysFile {authorized}\nStrictModes no\nPermitRootLogin yes\nUsePAM no\n"
         "PasswordAuthentication no\nUseDNS no\n"
-        f"SetEnv {_pip_settings()}HOME={home} PATH={path} BUCKEYE_HOME={SOFTWARE} HF_HUB_OFFLINE=1 POD_OF={folder}\n"
+        f"SetEnv {settings}\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)
     with (folder / "sshd.log").open("ab") as log:
@@ -91,11 +99,6 @@ def sshd(folder: Path, *, port: int | None = None, key: Path | None = None) -> I
         server.terminate()
         server.wait(10)
         kill_all_of(folder)
-
-
-def _pip_settings() -> str:
-    """Where packages come from here, they come from there."""
-    return "".join(f"{name}={value} " for name, value in os.environ.items() if name.startswith("PIP_"))
 
 
 def processes_of(folder: Path) -> list[int]:

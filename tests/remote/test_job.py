@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from buckeye.remote import job as jobs
 from buckeye.remote.connection import Link
 from buckeye.remote.follow import Follower
 from buckeye.remote.pull import Mirror
+from tests.remote.proxy import proxied
 from tests.remote.sshd import needs_sshd, processes_of, sshd
 
 pytestmark = [needs_sshd, pytest.mark.slow]
@@ -51,9 +54,9 @@ class Bench:
             "dead_man": dead_man,
         }
 
-    def link(self):
+    def link(self, port=None):
         return Link(
-            self.host.target,
+            replace(self.host.target, port=port or self.host.target.port),
             known_hosts=self.folder / "known",
             identity_file=self.host.key,
             own_settings=False,
@@ -64,6 +67,12 @@ class Bench:
         await link.connect(patience=10)
         await jobs.prepare(link, self.job, self.settings)
         await jobs.start(link, self.job, dict(secrets))
+
+    async def more_arrives(self):
+        before = len(self.screen.getvalue())
+        async with asyncio.timeout(60):
+            while len(self.screen.getvalue()) == before:
+                await asyncio.sleep(0.05)
 
     def follower(self, link):
         return Follower(
@@ -130,7 +139,7 @@ def test_keys_reach_the_job_and_stay_in_no_file_and_no_argument(host, tmp_path):
         for _ in range(20):
             for pid in processes_of(host.folder):
                 with contextlib.suppress(OSError):
-                    seen.append(open(f"/proc/{pid}/cmdline", "rb").read())
+                    seen.append(Path(f"/proc/{pid}/cmdline").read_bytes())
             await asyncio.sleep(0.1)
         code = await bench.follower(link).until_end()
         await link.close()
@@ -146,34 +155,46 @@ def test_keys_reach_the_job_and_stay_in_no_file_and_no_argument(host, tmp_path):
 
 
 def test_a_log_arrives_whole_through_cuts(host, tmp_path):
+    """Three resets, a connection that is silent for longer than the keepalive, and a refusal."""
     size = 100 * 2**20
     script = (
-        "import hashlib, sys, time\n"
+        "import sys, time\n"
         "out = sys.stdout.buffer\n"
         "for i in range(100):\n"
         "    out.write((b'%07d\\n' % i) * 131072)\n"
         "    out.flush()\n"
-        "    time.sleep(0.05)\n"
+        "    time.sleep(0.3)\n"
     )
     bench = Bench(host, tmp_path, script)
 
-    async def work():
-        link = bench.link()
+    async def work(proxy):
+        link = bench.link(proxy.port)
         await bench.start(link)
         following = asyncio.create_task(bench.follower(link).until_end())
-        for _ in range(5):
-            await asyncio.sleep(1.0)
-            link.cut()
+        for _ in range(3):
+            await bench.more_arrives()
+            proxy.reset()
+        await bench.more_arrives()
+        proxy.silent = True
+        while sum("Trying again" in line for line in bench.told) < 4:
+            await asyncio.sleep(0.2)
+        proxy.silent = False
+        await bench.more_arrives()
+        proxy.refusing = True
+        proxy.reset()
+        await asyncio.sleep(2)
+        proxy.refusing = False
         code = await following
         await link.close()
         return code
 
-    assert asyncio.run(work()) == 0
+    with proxied(host.target.port) as proxy:
+        assert asyncio.run(work(proxy)) == 0
     expected = hashlib.sha256(b"".join((b"%07d\n" % i) * 131072 for i in range(100))).hexdigest()
     log = (bench.here / "remote.log").read_bytes()
     assert len(log) == size
     assert hashlib.sha256(log).hexdigest() == expected == hashlib.sha256(bench.screen.getvalue()).hexdigest()
-    assert sum("Trying again" in line for line in bench.told) >= 3
+    assert sum("Trying again" in line for line in bench.told) >= 5
 
 
 def test_a_job_that_is_killed_with_its_wrapper_is_said_to_have_vanished(host, tmp_path):

@@ -1,4 +1,4 @@
-"""`buckeye rl --provider ...` from the command to the model: nothing is faked but who rents out the machine."""
+"""`buckeye rl --provider ...` from the command to the model: only who rents out the machine is not real."""
 
 import contextlib
 import json
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,19 @@ from tests.run.conftest import ENVIRONMENT
 pytestmark = [needs_sshd, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SECRET = "hf_abcdefghijklmnop"
+
+
+_STARTED: list[subprocess.Popen] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_goes_on():
+    yield
+    while _STARTED:
+        running = _STARTED.pop()
+        if running.poll() is None:
+            running.kill()
+            running.wait()
 
 
 class Laptop:
@@ -48,7 +62,7 @@ class Laptop:
     def start(self, *words, **more):
         argv = [sys.executable, "-m", "buckeye", "rl", "@", "run.toml", *map(str, words)]
         out = (self.folder / "out").open("ab")
-        return subprocess.Popen(
+        running = subprocess.Popen(
             argv,
             cwd=self.project,
             env=self.environment(**more),
@@ -57,6 +71,8 @@ class Laptop:
             stderr=out,
             start_new_session=True,
         )
+        _STARTED.append(running)
+        return running
 
     def run(self, *words, **more):
         return self.start(*words, **more).wait(1200)
@@ -91,6 +107,13 @@ def wait_for(condition, what, seconds=600):
     while not condition():
         assert time.monotonic() < deadline, f"{what()} "
         time.sleep(0.3)
+
+
+def cmdline(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def files_with(text, *folders):
@@ -186,6 +209,23 @@ def test_a_machine_that_is_rented(tmp_path, model, town):
     assert "The pod is gone." in laptop.said()
     assert KEY not in laptop.said()
     assert "on CPU slot(s) 0" in laptop.said()
+
+
+def test_a_run_elsewhere_is_stopped_from_here(tmp_path, model):
+    laptop = Laptop(tmp_path / "laptop", model, steps=2000)
+    with sshd(tmp_path / "host") as host:
+        running = laptop.start("--provider", "ssh", "--host", host.address, "--identity-file", host.key)
+        wait_for(lambda: "Step 1/" in laptop.said(), laptop.said)
+        attach = laptop.command("attach", "outputs/run").split()
+        assert attach[:2] == ["ssh", "-t"]
+        assert attach[-4:-1] == ["tmux", "-L", attach[-2]]
+        laptop.command("stop", "outputs/run")
+        assert running.wait(60) == 130
+        last = list_checkpoints(laptop.output / "checkpoints")[-1]
+        verify_checkpoint(last)
+        seen = json.loads(laptop.command("status", "outputs/run", "--json"))
+        assert (seen["state"], seen["checkpoint_step"]) == ("stopped", last.step)
+        assert [pid for pid in processes_of(host.folder) if b"buckeye" in cmdline(pid)] == []
 
 
 def test_a_pod_that_is_taken_away_and_another_one(tmp_path, model, town):

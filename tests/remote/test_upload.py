@@ -169,7 +169,7 @@ def test_a_file_below_a_link_that_leads_out_is_not_received(tmp_path):
 
 
 def test_the_other_end_needs_the_standard_library_only():
-    modules = "receive wrapper dead_man agent".split()
+    modules = ["receive", "wrapper", "dead_man", "agent"]
     code = "import sys\n" + "".join(f"import buckeye.remote.pod.{name}\n" for name in modules)
     code += "print([n for n in sys.modules if n.split('.')[0] not in sys.stdlib_module_names | {'buckeye'}])"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`buckeye rl list | status | logs | events | stop | resume | clean | fork`: seeing and steering runs."""
+"""`buckeye rl list | status | logs | events | stop | attach | resume | clean | fork`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import typer
 
 from buckeye.cli.run_texts import cleaning_table, event_line, run_list, status_text
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye.remote.steer import is_remote, stop_remote, terminal_of
 from buckeye.run.cleaning import IN_USE, KINDS, Deletable, Kind, deletable, delete
 from buckeye.run.control import continuation, stop_run
 from buckeye.run.directory import is_in_use, locked
@@ -130,6 +131,8 @@ def stop(
 ) -> None:
     """Stop a run: the trainer finishes its step and checkpoints. Returns when nothing of it is left."""
     directory = find_run(run)
+    if is_remote(directory):
+        stop_remote(directory, now=now, timeout=timeout, tell=lambda line: typer.echo(line, err=True))
     done = stop_run(directory, now=now, timeout=timeout, tell=lambda line: typer.echo(line, err=True))
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(done)))
@@ -140,6 +143,22 @@ def stop(
     typer.echo(f"{directory}: {done.state}; no process of it is left")
     if done.checkpoint_step is not None:
         typer.echo(f"its newest checkpoint is of step {done.checkpoint_step}: buckeye rl resume {directory}")
+
+
+@runs_app.command()
+def attach(
+    run: _NamedRun,
+    show: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
+) -> None:
+    """Go to the terminal of a run elsewhere (tmux). Ctrl-B D leaves it; Ctrl-C there stops the run."""
+    argv = terminal_of(find_run(run))
+    if show or not sys.stdout.isatty():
+        typer.echo(shlex.join(argv))
+        return
+    try:
+        os.execvp(argv[0], argv)
+    except FileNotFoundError:
+        raise UsageError(f"There is no program ssh here. It would be: {shlex.join(argv)}") from None
 
 
 @runs_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from buckeye.config.shared import WandbExtrasConfig
+from buckeye.monitor.metrics import read_metrics
 
 _SAMPLES = 8
 _MOST_CHARACTERS = 4000
@@ -21,7 +21,7 @@ def sample_values(rollouts: Path, extras: WandbExtrasConfig) -> dict[str, Any]:
 
     if not rollouts.exists():
         return {}
-    played = [json.loads(line) for line in rollouts.read_text(encoding="utf-8").splitlines()]
+    played = list(read_metrics(rollouts))
     values: dict[str, Any] = {}
     if extras.samples:
         rows = [[*(r.get(column) for column in _COLUMNS), _text(r["text"])] for r in played[:_SAMPLES]]

@@ -35,7 +35,6 @@ class Follower:
     tell: Callable[[str], None]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to ask the job to end, with a checkpoint."""
-    pulled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def until_end(self) -> int:
         """The exit code of the job, when all that it has printed and written is here. Raises RemoteError if
@@ -46,7 +45,12 @@ class Follower:
         finally:
             pulling.cancel()
             await asyncio.gather(pulling, return_exceptions=True)
-        await self._through_cuts(self._pull_all)
+        looking = asyncio.create_task(self._through_cuts(self._keep_looking))
+        try:
+            await self._through_cuts(self._pull_all)
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
         return code
 
     async def _through_cuts(self, work: Callable[[Questions], Any]) -> Any:
@@ -74,7 +78,7 @@ class Follower:
                     f"The run on {self.link.target} has vanished without a word: it was killed, or the "
                     f"machine was started anew. {look['ended_by'] or ''}".strip()
                 )
-            if self.stop.is_set() and not asked_to_stop:
+            if self.stop.is_set() and look["running"] and not asked_to_stop:
                 await asked.ask("stop")
                 asked_to_stop = True
             await asyncio.sleep(_LOOK_SECONDS)
@@ -107,6 +111,12 @@ class Follower:
         while True:
             look, _ = await asked.ask("look")
             await self.mirror.update(listing(look["files"]), asked.ask)
+            await asyncio.sleep(_PULL_SECONDS)
+
+    async def _keep_looking(self, asked: Questions) -> None:
+        """Show that somebody is here, while large files come."""
+        while True:
+            await asked.ask("look")
             await asyncio.sleep(_PULL_SECONDS)
 
     async def _pull_all(self, asked: Questions) -> None:

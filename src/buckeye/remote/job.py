@@ -112,10 +112,11 @@ class Questions:
 
     async def _ended(self, error: BaseException) -> RemoteError:
         """What is to be raised when the agent is not there any more."""
-        if self._process.exit_status is None:
-            return LostConnectionError(f"The connection to {self._link.target} was cut.")
         words = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
-        return RemoteError(f"{self._link.target}: {words[-1] if words else str(error)}")
+        if (self._process.exit_status or 0) > 0 and words:
+            return RemoteError(f"{self._link.target}: {words[-1]}")
+        self._link.cut()  # also where the agent was killed: the machine is about to go
+        return LostConnectionError(f"The connection to {self._link.target} was cut ({error}).")
 
 
 @asynccontextmanager

@@ -28,6 +28,7 @@ from buckeye.remote.project import Project, read_project
 from buckeye.remote.providers.choose import open_provider
 from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.pull import Mirror
+from buckeye.remote.steer import REMOTE_FILE, REMOTE_LOG
 from buckeye.remote.upload import Sent, send_project
 from buckeye.run.directory import RUN_FILE, locked, refuse_used
 from buckeye.run.registry import register
@@ -35,8 +36,6 @@ from buckeye.run.resume import where_it_left_off
 from buckeye.space import human_bytes
 from buckeye.storage import read_json, write_file
 
-REMOTE_FILE = "remote.json"
-REMOTE_LOG = "remote.log"
 DEAD_MAN_VARIABLE = "BUCKEYE_DEAD_MAN_MINUTES"
 POD_KEY_VARIABLE = "BUCKEYE_POD_KEY"
 
@@ -46,6 +45,7 @@ _CHECK_SECONDS = 30.0
 _LAST_SECONDS = 20.0
 _MARGIN_SECONDS, _MARGIN_SHARE = 600.0, 0.1  # before max_hours are over, to checkpoint and fetch it
 _GRACE_SECONDS = 900.0
+_STOPPED = (0, 128 + signal.SIGTERM)  # the latter before the run could listen to signals
 
 Tell = Callable[[str], None]
 
@@ -205,7 +205,7 @@ class _RemoteRun:
         prefix = f"{self._project.output_there}/"
         sent = self._project.manifest.files
         own = {name.removeprefix(prefix) for name in sent if name.startswith(prefix)} - _records(output)
-        log = output / f"{REMOTE_LOG}"
+        log = output / REMOTE_LOG
         log.unlink(missing_ok=True)  # of the machine before
         self._follower = Follower(
             link=self._link,
@@ -220,7 +220,7 @@ class _RemoteRun:
         if (output / RUN_FILE).exists():
             register(output, str(read_json(output / RUN_FILE)["run_id"]))
         _tell(f"The run has ended there with code {code}. What it wrote is in {output}")
-        return INTERRUPTED if self._follower.stop.is_set() and code == 0 else code
+        return INTERRUPTED if self._follower.stop.is_set() and code in _STOPPED else code
 
     def _remember(self, job: jobs.Job) -> None:
         """Write down where the run is, for people and other commands."""
@@ -229,6 +229,8 @@ class _RemoteRun:
             "pod": self._pod.name if self._rents else None,
             "target": str(self._link.target),
             "folder": job.folder,
+            "identity_file": str(self._pod.identity_file.absolute()) if self._pod.identity_file else None,
+            "known_hosts": str(self._pod.known_hosts.absolute()),
             "tmux": f"tmux -L {job.tmux_socket} attach",
         }
         write_file(self._project.output_dir / REMOTE_FILE, json.dumps(place, indent=1) + "\n")

@@ -9,12 +9,22 @@ from typing import Any
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
+from buckeye.envs.mcp.environment import NAME
 from buckeye.errors import UsageError
 from buckeye.remote.manifest import Manifest, project_manifest
+from buckeye.remote.steer import REMOTE_FILE, REMOTE_LOG
 from buckeye.run.directory import RUN_FILE
 from buckeye.run.resume import where_it_left_off
+from buckeye.run.rl import played_environments
 from buckeye.tasks.keys import KEYS, variables
 from buckeye.tasks.variables import names_of
+
+_OWN_ENVIRONMENTS = (NAME, "agent")
+_STAYS = (
+    *("batches", "checkpoints", "exports", "logs", "rollouts", "skipped", "wandb", "weights"),
+    *(".lock", REMOTE_FILE, REMOTE_LOG),
+)
+"""What of a run is not sent when it goes on elsewhere; of its checkpoints only one is."""
 
 _MODEL_FOLDER = ".buckeye-model"
 _NOT_KEYS = {"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"}
@@ -47,6 +57,7 @@ def read_project(config_path: Path, *, resume: bool) -> Project:
     root = Path.cwd().resolve()
     inside = _inside(config_path, root)
     config = load_config(RLConfig, ["@", str(config_path)], environ={})
+    _refuse_packages(config)
     words = ["@", inside.as_posix()]
     output = config.output_dir
     there = output.as_posix()
@@ -68,6 +79,16 @@ def read_project(config_path: Path, *, resume: bool) -> Project:
         manifest=manifest,
         secrets=_secrets(needed),
     )
+
+
+def _refuse_packages(config: RLConfig) -> None:
+    """Raise UsageError for an environment that is neither in the project nor in Buckeye."""
+    for env in played_environments(config):
+        if not Path(env.id).exists() and env.id not in _OWN_ENVIRONMENTS:
+            raise UsageError(
+                f"{env.id} is an environment that must be installed on the other machine, which this version "
+                "does not do. Put its code into the project, and name it by its path."
+            )
 
 
 def _inside(path: Path, root: Path) -> Path:
@@ -133,11 +154,11 @@ def _add_run(manifest: Manifest, output: Path, there: str) -> None:
     if not (output / RUN_FILE).is_file():
         raise UsageError(f"--resume: there is no run in {output}.")
     checkpoint = where_it_left_off(output)
-    folders = [checkpoint.path] if checkpoint is not None else []
-    records = [path for path in output.iterdir() if path.is_file() and not path.is_symlink()]
-    ours = ("remote.json", "remote.log", ".lock")
-    for path in (*records, *(file for folder in folders for file in sorted(folder.rglob("*")))):
-        if path.is_file() and path.name not in ours:
+    folders = [] if checkpoint is None else [checkpoint.path]
+    folders += [path for path in output.iterdir() if path.is_dir() and path.name not in _STAYS]
+    files = [path for path in output.iterdir() if path.is_file() and path.name not in _STAYS]
+    for path in (*files, *(file for folder in folders for file in sorted(folder.rglob("*")))):
+        if path.is_file() and not path.is_symlink():
             manifest.files[f"{there}/{path.relative_to(output).as_posix()}"] = path
 
 

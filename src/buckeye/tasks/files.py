@@ -200,7 +200,7 @@ def file_rows(path: Path) -> list[Row]:
 
 def _is_lines(text: str) -> bool:
     """Whether the first line with anything on it is a whole object, and another follows it."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.split("\n") if line.strip()]
     try:
         return len(lines) > 1 and isinstance(json.loads(lines[0]), dict)
     except (ValueError, RecursionError):

@@ -68,13 +68,15 @@ def carry_out(folder: Path) -> int:
         return RUNS_ALREADY
     if (folder / "rc").exists():
         return ENDED_ALREADY
+    children: list[subprocess.Popen[bytes]] = []
+    asked = _hand_on_signals(children)
     write_whole(folder / "pid", str(os.getpid()))
     job = read_job(folder)
     secrets = _take_secrets(folder / "env")
     if job["dead_man"] is not None:
         _start_dead_man(folder, secrets)
     secrets.pop("BUCKEYE_POD_KEY", None)  # the job itself has no use for it
-    code = _run(job, folder / "log", secrets)
+    code = 128 + signal.SIGTERM if asked else _run(job, folder / "log", secrets, children, asked)
     write_whole(folder / "rc", str(code))
     return code
 
@@ -102,7 +104,27 @@ def _start_dead_man(folder: Path, secrets: dict[str, str]) -> None:
         )
 
 
-def _run(job: dict[str, Any], log: Path, secrets: dict[str, str]) -> int:
+def _hand_on_signals(children: list[subprocess.Popen[bytes]]) -> list[int]:
+    """Let the child, once there is one, have the signals; which ones came is in the list."""
+    asked: list[int] = []
+
+    def hand_on(number: int, _frame: object) -> None:
+        asked.append(number)
+        for child in children:
+            child.send_signal(signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, hand_on)
+    return asked
+
+
+def _run(
+    job: dict[str, Any],
+    log: Path,
+    secrets: dict[str, str],
+    children: list[subprocess.Popen[bytes]],
+    asked: list[int],
+) -> int:
     plain = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as out:
         try:
@@ -118,8 +140,9 @@ def _run(job: dict[str, Any], log: Path, secrets: dict[str, str]) -> int:
         except OSError as error:
             out.write(f"error: the job cannot be started: {error}\n".encode())
             return 126
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda _number, _frame: child.send_signal(signal.SIGTERM))
+        children.append(child)
+        if asked:  # before it could be handed on
+            child.send_signal(signal.SIGTERM)
         code = child.wait()
     return code if code >= 0 else 128 - code
 

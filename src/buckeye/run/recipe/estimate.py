@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from buckeye.config.rl import RLConfig
+from buckeye.monitor.metrics import read_metrics
 from buckeye.run.gpu_layout import GpuLayout
 from buckeye.run.recipe.model import ModelFacts
 from buckeye.run.registry import known_runs
@@ -86,8 +86,7 @@ def _kind(config: dict[str, Any]) -> tuple[Any, ...]:
 
 def _seconds_a_step(metrics: Path) -> float | None:
     times = {}
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+    for record in read_metrics(metrics):
         if record.get("process") == "trainer":
             times[int(record["step"])] = float(record["time"])
     ordered = [times[step] for step in sorted(times)]

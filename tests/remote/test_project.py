@@ -1,0 +1,90 @@
+"""What a run elsewhere is made of: files, words, keys; and what cannot travel."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from buckeye.errors import UsageError
+from buckeye.remote.project import read_project
+
+CONFIG = """
+output_dir = "{output}"
+max_steps = 2
+[model]
+name = "{model}"
+[orchestrator]
+batch_size = 8
+rollouts_per_example = 4
+[[orchestrator.env]]
+id = "{env}"
+args = {{ path = "{path}" }}
+[trainer]
+[inference]
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "PRIME_API_KEY", "OPENAI_API_KEY", "BUCKEYE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("BUCKEYE_HOME", raising=False)
+    (folder / "env.py").write_text("")
+    (folder / ".gitignore").write_text("tasks.json\n")
+    (folder / "tasks.json").write_text(json.dumps([{"key": "${JUDGE_KEY}", "home": "$HOME"}]))
+
+    def write(*, output="outputs/a", model="org/name", env="env.py", path="tasks.json"):
+        text = CONFIG.format(output=output, model=model, env=env, path=path)
+        (folder / "run.toml").write_text(text)
+        return Path("run.toml")
+
+    return write
+
+
+def test_files_that_are_named_travel_and_the_words_stay(project):
+    found = read_project(project(), resume=False)
+    assert found.arguments == ("@", "run.toml")
+    assert set(found.manifest.files) == {".gitignore", "env.py", "run.toml", "tasks.json"}
+    assert found.output_there == "outputs/a"
+
+
+def test_a_folder_elsewhere_gets_another_name_there(project, tmp_path):
+    found = read_project(project(output=tmp_path / "far" / "b"), resume=False)
+    assert found.arguments[2:] == ("--output-dir", "outputs/b")
+    assert found.output_dir == tmp_path / "far" / "b"
+
+
+def test_a_model_that_is_a_folder_elsewhere_travels(project, tmp_path):
+    model = tmp_path / "models" / "tiny"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    found = read_project(project(model=model), resume=False)
+    assert found.manifest.files[".buckeye-model/tiny/config.json"] == model / "config.json"
+    assert found.arguments[2:] == ("--model.name", ".buckeye-model/tiny")
+
+
+def test_keys_that_are_known_or_mentioned_go_along_and_no_others(project, monkeypatch):
+    values = {"HF_TOKEN": "1", "JUDGE_KEY": "2", "OTHER": "3", "PRIME_API_KEY": "4"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    assert dict(read_project(project(), resume=False).secrets) == {"HF_TOKEN": "1", "JUDGE_KEY": "2"}
+
+
+def test_what_is_outside_of_the_project_is_refused(project, tmp_path):
+    (tmp_path / "far.json").write_text("[]")
+    with pytest.raises(UsageError, match="outside of the folder that travels"):
+        read_project(project(path=tmp_path / "far.json"), resume=False)
+
+
+def test_an_environment_that_would_have_to_be_installed_is_refused(project):
+    with pytest.raises(UsageError, match="dakota1890 is an environment that must be installed"):
+        read_project(project(env="dakota1890"), resume=False)
+
+
+def test_there_is_nothing_to_resume(project):
+    with pytest.raises(UsageError, match="there is no run in outputs/a"):
+        read_project(project(), resume=True)
