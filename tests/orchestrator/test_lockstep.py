@@ -127,3 +127,23 @@ def test_a_failed_wave_fails_its_replies_only():
     assert len(good.token_ids) == 100
     with pytest.raises(InferenceError, match="gone"):
         raise bad
+
+
+def test_what_one_call_asks_for_is_in_one_wave_whoever_comes_last():
+    async def play(last):
+        client = Counting()
+        lockstep = Lockstep(client)
+        lockstep.begin(1)
+        seats = [lockstep.seat(0), lockstep.seat(1)]
+        prompts = {0: [[1], [1], [1]], 1: [[2]]}
+        asking = []
+        for seat in (1 - last, last):
+            params = SamplingParams(max_tokens=2)
+            asking += [asyncio.create_task(seats[seat].generate(prompt, params)) for prompt in prompts[seat]]
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*asking)
+        return [prompts for prompts, _ in client.waves]
+
+    for last in (0, 1):
+        assert asyncio.run(play(last)) == [[[1], [1], [1], [2]]]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.envs.base import Task
-from buckeye.errors import InferenceError
+from buckeye.envs.base import CallOptions, Task
+from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.client import SamplingParams
 from buckeye.orchestrator.batch import batch_metrics
 from buckeye.orchestrator.environments import NamedEnvironment
@@ -214,3 +214,13 @@ def test_a_reply_with_little_room_may_be_shorter_than_min_tokens():
     asyncio.run(p.chat([{"role": "user", "content": "a"}]))
     ((_, params),) = engine.calls
     assert (params.max_tokens, params.min_tokens) == (3, 3)
+
+
+def test_a_callers_stop_tokens_end_a_reply_beside_those_of_the_model():
+    engine = FakeEngine()
+    asked = policy(engine)
+    options = CallOptions(stop_token_ids=(ord("d"), ord("$")))
+    asyncio.run(asked.ask([{"role": "user", "content": "a"}], options=options))
+    assert engine.calls[0][1].stop_token_ids == (ord("$"), ord("d"))
+    with pytest.raises(UsageError, match="outside the vocabulary"):
+        asyncio.run(asked.complete("a", options=CallOptions(stop_token_ids=(2**40,))))

@@ -79,8 +79,8 @@ class CallOptions:
     """At most so many tokens; never more than the policy's own limit."""
     stop: tuple[str, ...] = ()
     """The reply ends before the first of these texts."""
-    stop_token_ids: tuple[int, ...] | None = None
-    """The reply ends with the first of these tokens; None for those of the model."""
+    stop_token_ids: tuple[int, ...] = ()
+    """The reply ends with the first of these tokens too, beside those of the model."""
     must_call: bool = False
     """Whether the reply has to be a call of a tool."""
     tool: str | None = None

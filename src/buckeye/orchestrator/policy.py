@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from buckeye.envs.base import NO_OPTIONS, CallOptions, FinishReason, Message, Reply, ReplyTokens, Tool
-from buckeye.errors import InferenceError, PromptTooLongError
+from buckeye.errors import InferenceError, PromptTooLongError, UsageError
 from buckeye.inference.client import Generation, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.forcing import NO_OPENING, Opening, call_opening
@@ -140,13 +140,15 @@ class RecordingPolicy:
 
     def _params_of(self, options: CallOptions, ids: Sequence[int], room: int) -> SamplingParams:
         most = min(self._params.max_tokens, room, options.max_tokens or room)
-        stop_ids = self._renderer.stop_token_ids
+        if any(token >= self._renderer.vocab_size for token in options.stop_token_ids):
+            raise UsageError(f"There is a stop token outside the vocabulary of {self._renderer.vocab_size}.")
+        stop_ids = dict.fromkeys((*self._renderer.stop_token_ids, *options.stop_token_ids))
         return replace(
             self._params,
             max_tokens=most,
             min_tokens=min(self._params.min_tokens, most),
             seed=self._seed_of(ids),
-            stop_token_ids=stop_ids if options.stop_token_ids is None else options.stop_token_ids,
+            stop_token_ids=tuple(stop_ids),
         )
 
     def _seed_of(self, ids: Sequence[int]) -> int:

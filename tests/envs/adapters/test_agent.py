@@ -240,3 +240,29 @@ def test_the_example_plays_its_own_tasks(monkeypatch):
     outcomes, speaker = rollouts(args, lambda _, __, turn: replies[turn], tasks=3)
     assert [outcome["reward"] for outcome in outcomes] == [1.0, 0.2, 0.0]
     assert [len(heard) for heard in speaker.heard] == [1, 3, 1, 1, 3]
+
+
+def test_what_a_program_leaves_behind_does_not_keep_its_rollout(folder):
+    (folder / "leaves.py").write_text(
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '100'], start_new_session=True)\n"
+        "open('pid', 'w').write(str(child.pid))\n"
+        "print('{\"reward\": 0.5}')\n"
+    )
+    try:
+        (outcome,), _ = rollouts({"command": ["python", "leaves.py"]}, tasks=1)
+    finally:
+        psutil.Process(int((folder / "pid").read_text())).kill()
+    assert (outcome["reward"], outcome["error"]) == (0.5, None)
+
+
+def test_a_function_has_as_long_as_a_program(folder):
+    (folder / "slow.py").write_text(
+        "import asyncio\nasync def slow(task, endpoint):\n    await asyncio.sleep(100)\n"
+    )
+    (outcome,), _ = rollouts({"callable": "slow:slow", "timeout": 0.1}, tasks=1)
+    assert outcome["error"] == {
+        "boundary": "agent",
+        "type": "Timeout",
+        "message": "the function was ended after 0.1 s",
+    }

@@ -71,9 +71,10 @@ def test_a_folder_without_a_name_is_refused(tmp_path):
         parse_source(str(tmp_path))
 
 
-def test_a_password_in_an_index_is_refused():
+@pytest.mark.parametrize("who", ["me:hunter2", "hunter2", ":hunter2"])
+def test_a_password_in_an_index_is_refused(who):
     with pytest.raises(UsageError, match=r"~/\.netrc") as refused:
-        parse_source("a/b", "https://me:hunter2@packages.example/simple/")
+        parse_source("a/b", f"https://{who}@packages.example/simple/")
     assert "hunter2" not in str(refused.value)
 
 

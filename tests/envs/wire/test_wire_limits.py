@@ -1,6 +1,7 @@
 """How a rollout ends at the wire: by its limits, by a failure, by its end."""
 
 import asyncio
+import json
 
 import anthropic as anthropic_sdk
 import httpx
@@ -217,3 +218,27 @@ def test_every_rollout_has_its_own_key_and_nobody_elses_opens_it():
                 return [(await client.get(url, headers=headers)).status_code for url, headers in urls]
 
     assert asyncio.run(play()) == [401, 401, 200, 404, 404, 405]
+
+
+def test_a_request_that_is_still_being_read_when_the_rollout_ends_is_not_answered():
+    policy = letters()
+
+    async def play():
+        async with serve(policy) as endpoint:
+            address = endpoint.base_url.removeprefix("http://").partition("/")
+            host, port = address[0].split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            body = json.dumps({"messages": ASK}).encode()
+            head = f"POST /{address[2]}/chat/completions HTTP/1.1\r\nHost: x\r\n"
+            head += f"x-api-key: {endpoint.api_key}\r\n"
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
+            async with httpx.AsyncClient() as client:  # the server has begun to read by then
+                models = f"{endpoint.base_url}/models"
+                await client.get(models, headers={"x-api-key": endpoint.api_key})
+        writer.write(body[5:])
+        status = await reader.readline()
+        writer.close()
+        return status
+
+    assert b" 410 " in asyncio.run(play())
+    assert (policy.turns, policy.segments) == (0, [])

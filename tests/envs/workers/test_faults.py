@@ -13,7 +13,7 @@ import pytest
 from buckeye.envs.workers.environment import open_worker_environment
 from buckeye.envs.workers.settings import WorkerSettings
 from buckeye.errors import UsageError
-from tests.envs.workers.conftest import ADAPTER, is_gone, play, rogue, until
+from tests.envs.workers.conftest import ADAPTER, Says, is_gone, play, rogue, until
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +165,21 @@ def test_an_environment_that_nobody_holds_any_more_ends():
     del environment
     gc.collect()
     until(lambda: is_gone(pid))
+
+
+def test_a_rollout_that_is_cancelled_before_it_began_costs_no_worker(opened):
+    environment = opened(cancel_timeout=1.0)
+    assert play(environment, "good")[0].reward == 1.0
+
+    async def leave():
+        first = asyncio.create_task(environment.rollout(rogue("blocks_a_little"), Says()))
+        await asyncio.sleep(0.1)  # the worker's loop stands still by now
+        second = asyncio.create_task(environment.rollout(rogue("good"), Says()))
+        await asyncio.sleep(0.1)
+        second.cancel()
+        await first
+        await asyncio.sleep(1.5)  # longer than cancel_timeout
+
+    before = environment.workers()
+    asyncio.run(leave())
+    assert (environment.workers(), environment.ended_workers()) == (before, {})

@@ -144,3 +144,26 @@ def test_a_wrong_scoring_is_an_error_and_never_a_reward(message):
     assert group.rewards == []
     assert all(message in error for error in group.errors)
     assert len(group.errors) == 2
+
+
+def test_what_has_failed_is_never_scored_and_a_scoring_that_cancels_itself_is_an_error():
+    task = rogue("good")
+    failed = Outcome(reward=None, error="step: E: no", boundary="step")
+    waiting = Outcome(reward=None, pending="1/a")
+
+    class Group:
+        name = "group"
+        tasks = rollout = rollout_in_group = print  # never called
+
+        def __init__(self, scored):
+            self.scored = scored
+
+        async def finish_group(self, task, outcomes):
+            if self.scored is None:
+                raise asyncio.CancelledError
+            return [Outcome(reward=self.scored) for _ in outcomes]
+
+    kept, scored = finish(Group(0.5), task, [failed, waiting])
+    assert (kept, scored.reward) == (failed, 0.5)
+    kept, cancelled = finish(Group(None), task, [failed, waiting])
+    assert (kept, cancelled.reward, cancelled.boundary) == (failed, None, "score")

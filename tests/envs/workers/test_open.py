@@ -32,7 +32,7 @@ class Echo:
     async def rollout(self, task, policy):
         if task.id == "two":
             raise RuntimeError("two is too much")
-        rewards = [float((await policy.chat(task.messages)).text) for _ in range(self.times)]
+        rewards = [float((await policy.chat(task.messages)).text or 0) for _ in range(self.times)]
         return Outcome(reward=sum(rewards), turn_rewards=rewards, components={"times": self.times})
 
 def load_environment(times=2):
@@ -72,6 +72,14 @@ def test_an_environment_written_for_buckeye_is_played_here_unless_it_shall_be_is
     failed = asyncio.run(isolated.rollout(here.tasks("train")[1], Says()))
     assert (failed.reward, failed.boundary) == (None, "step")
     assert "two is too much" in failed.error
+
+
+def test_what_a_call_beyond_the_limit_was_paid_belongs_to_the_last_turn(echo):
+    environment = open_environment(echo, {"times": 4}, WorkerSettings(isolation="process", max_turns=3))
+    outcome = asyncio.run(environment.rollout(environment.tasks("train")[0], Says("0.5")))
+    asyncio.run(environment.close())
+    assert (outcome.reward, outcome.turn_rewards) == (1.5, [0.5, 0.5, 0.5])
+    assert outcome.stop_reason == "max_turns"
 
 
 def test_an_installed_environment_runs_in_its_own_interpreter(monkeypatch):

@@ -158,6 +158,6 @@ def _check_index(index: str | None) -> None:
         raise UsageError(f"--index {index}: write the URL of a package index, as https://host/simple/")
     if "@" in parts.netloc:
         raise UsageError(
-            "--index: a password or token on a command line is seen by everybody on this machine. Put it into "
-            "~/.netrc and leave it out of the URL."
+            "--index: a password or a token on a command line is seen by everybody on this machine. Put it "
+            "into ~/.netrc and leave it out of the URL."
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import shutil
 import time
 import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -226,7 +227,9 @@ def _is_path(env: str) -> bool:
 
 def _nothing(env: str, image: ImageName | None) -> str:
     hint = ""
-    if image is not None and not _is_path(env):
+    if "/" not in env and shutil.which(env) is not None:
+        hint = f" There is a program of that name: --command {env}"
+    elif image is not None and not _is_path(env):
         hint = f" For an image, write its tag: {env}:latest."
     elif not _is_path(env) and "/" not in env:
         hint = ' An image is written as my-env:latest, a program as --command "...".'

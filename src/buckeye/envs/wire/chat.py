@@ -32,7 +32,7 @@ def read(rollout: Rollout, fields: Any) -> Exchange:
         options=CallOptions(
             max_tokens=body.max_completion_tokens or body.max_tokens,
             stop=body.stop_strings(),
-            stop_token_ids=None if body.stop_token_ids is None else tuple(body.stop_token_ids),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
             must_call=body.forces_a_call,
             tool=body.forced_tool() if body.forces_a_call else None,
         ),

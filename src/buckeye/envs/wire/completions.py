@@ -33,7 +33,7 @@ def read(rollout: Rollout, fields: Any) -> Exchange:
         options=CallOptions(
             max_tokens=body.max_tokens or 16,  # OpenAI's default of this route
             stop=body.stop_strings(),
-            stop_token_ids=None if body.stop_token_ids is None else tuple(body.stop_token_ids),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
         ),
         n=body.n or 1,
         dropped=dropped,
@@ -65,7 +65,7 @@ def read_generate(rollout: Rollout, fields: Any) -> Exchange:
         dropped += not_followed
     body = convert(kept, GenerateRequest)
     sampling = body.sampling_params
-    stop_ids = None if sampling.stop_token_ids is None else tuple(sampling.stop_token_ids)
+    stop_ids = tuple(sampling.stop_token_ids or ())
     call = Call(
         prompt=body.token_ids,
         options=CallOptions(max_tokens=sampling.max_tokens, stop_token_ids=stop_ids),

@@ -71,8 +71,8 @@ class Rollout:
 
     def start(self, call: Call) -> asyncio.Task[list[Reply]]:
         """Ask for the replies to a call. One that comes to a limit gets empty replies with finish reason
-        "length"; the task of one after it, or of one that the policy cannot answer, raises `WireError`. So does
-        this once it is closed, which it may have been while the request was read."""
+        "length"; the task of one after it, or of one that the policy cannot answer, raises `WireError`. So
+        does this once it is closed, which may have been while the request was read."""
         if self._closed:
             raise WireError(410, ENDED)
         self.usage.calls += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 import zlib
@@ -247,4 +248,11 @@ def _with_usage(outcome: Outcome, usage: Usage) -> Outcome:
     if usage.failure is not None:
         error = f"model: {usage.failure}"
         return Outcome(reward=None, stop_reason="error", error=error, boundary="model")
-    return outcome if usage.stop_reason is None else replace(outcome, stop_reason=usage.stop_reason)
+    if usage.stop_reason is None:
+        return outcome
+    turn_rewards = outcome.turn_rewards
+    if turn_rewards is not None and 0 < usage.turns < len(turn_rewards):
+        # calls that came to a limit were no turns: what they were paid belongs to the last that was one
+        last = math.fsum(turn_rewards[usage.turns - 1 :])
+        turn_rewards = [*turn_rewards[: usage.turns - 1], last]
+    return replace(outcome, stop_reason=usage.stop_reason, turn_rewards=turn_rewards)

@@ -145,7 +145,7 @@ def _option_fields(options: CallOptions, max_tokens: int | None) -> dict[str, An
         fields["max_tokens"] = min(options.max_tokens, max_tokens or options.max_tokens)
     if options.stop:
         fields["stop"] = list(options.stop)
-    if options.stop_token_ids is not None:
+    if options.stop_token_ids:
         fields["stop_token_ids"] = list(options.stop_token_ids)
     if options.must_call:
         named = {"type": "function", "function": {"name": options.tool}}

@@ -88,7 +88,7 @@ class Agent:
         if self._function is not None:
             try:
                 result = await asyncio.wait_for(self._call(self._function, task, endpoint), timeout)
-            except asyncio.TimeoutError as error:  # ours says nothing
+            except asyncio.TimeoutError as error:  # noqa: UP041  another class in Python 3.10; ours says nothing
                 said = str(error) or f"the function was ended after {timeout:g} s"
                 return failed("agent", "Timeout", said)
             except Exception as error:

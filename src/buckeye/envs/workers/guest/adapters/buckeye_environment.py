@@ -10,7 +10,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from .base import Json, failed, raised, scored, single_group_only
+from .base import AdapterError, Json, failed, raised, scored, single_group_only
 from .model import ModelError, chat
 
 GROUP = "buckeye.environments"
@@ -43,6 +43,11 @@ class BuckeyeEnvironment:
         settings = importlib.import_module("buckeye.envs.workers.settings")
         here = settings.WorkerSettings(isolation="none")
         self._env = registry.open_environment(env_id, args, here)
+        if isinstance(self._env, self._base.GroupEnvironment):
+            raise AdapterError(
+                f"{env_id} scores the rollouts of a task together, which it can only do in the process that "
+                'plays: set isolation = "none", and no limits that workers keep'
+            )
 
     def info(self) -> Json:
         return {

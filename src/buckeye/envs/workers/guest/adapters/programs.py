@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 _TAIL_BYTES = 256 * 1024
 _END_TIMEOUT = 5.0
+_OUTPUT_TIMEOUT = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -55,7 +56,7 @@ async def run_program(
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        _, late = await asyncio.wait(outputs, timeout=_END_TIMEOUT)
+        _, late = await asyncio.wait(outputs, timeout=_OUTPUT_TIMEOUT)
         for output in late:
             output.cancel()  # a process that it left behind, in another group, holds it open
         await _status_within(process, _END_TIMEOUT)
@@ -65,8 +66,8 @@ async def run_program(
 
 
 async def _status_within(process: asyncio.subprocess.Process, seconds: float) -> int | None:
-    """The exit status, None if it has not ended by then. `Process.wait` would also wait for the outputs, which
-    a process that was left behind may hold open."""
+    """The exit status, None if it has not ended by then. `Process.wait` would also wait for the outputs,
+    which a process that was left behind may hold open."""
     deadline, pause = time.monotonic() + seconds, 0.002
     while process.returncode is None and time.monotonic() < deadline:
         await asyncio.sleep(pause)
