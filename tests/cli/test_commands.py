@@ -1,6 +1,7 @@
 """The command line as a whole: help, versions, schemas, and what is not imported for them."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -55,6 +56,16 @@ def test_debug_shows_the_traceback(tmp_path):
     done = run(sys.executable, "-m", "buckeye", "rl", "@", "nope.toml", "--debug", cwd=tmp_path)
     assert done.returncode == 2
     assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "0<&- 1>&- 2>&-"])
+def test_a_command_that_is_started_with_closed_streams_runs_as_ever(closed, tmp_path):
+    command = f"{sys.executable} -m buckeye auth set HF_TOKEN {closed}"
+    variables = os.environ | {"BUCKEYE_HOME": str(tmp_path)}
+    done = run("sh", "-c", command, input="hf_value\n", env=variables)
+    said = done.stdout + done.stderr
+    assert (done.returncode, "unexpected" in said) == (2 if "0<" in closed else 0, False)
+    assert (tmp_path / ".env").exists() is ("0<" not in closed)
 
 
 def test_a_closed_pipe_is_not_an_error():

@@ -385,6 +385,7 @@ def test_a_folder_that_is_not_there_is_no_image(init, env):
 def test_wrong_usage(init, tmp_path):
     for words, said in [
         ((), "say which environment"),
+        (("sh",), "There is a program of that name: --command sh"),
         (("a:b", "--command", "x"), "say which environment"),
         (("a:b", "--header", "A=b"), "--header is for an address"),
         (("http://x/mcp", "--header", "Authorization=Bearer planted"), "other users can see flags"),

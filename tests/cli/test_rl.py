@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from buckeye.cli import launch
+from buckeye.errors import UsageError
 from buckeye.run import machine
 from buckeye.tasks.dataset import write_dataset
 from buckeye.tasks.models import McpTask
@@ -99,6 +100,49 @@ def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch
     assert started[2][0].trainer == started[0][0].trainer.model_copy(update={"output_dir": Path("elsewhere")})
 
 
+def test_a_run_that_cannot_begin_leaves_its_folder_free(rl, project, monkeypatch):
+    def fail(*_):
+        raise UsageError("there is no such model")
+
+    before = files(project)
+    monkeypatch.setattr(launch, "_start_run", fail)
+    code, _, err = rl("--yes")
+    assert (code, "run.toml: removed again" in err, "there is no such model" in err) == (2, True, True)
+    assert (files(project), (project / "outputs" / "my-env").exists()) == (before, False)
+
+
+def test_a_folder_that_was_taken_while_the_plan_was_read_is_not_written_to(rl, project, monkeypatch):
+    def take(*_):
+        (project / "outputs" / "my-env").mkdir(parents=True)
+        (project / "outputs" / "my-env" / "run.toml").write_text("of another run")
+
+    monkeypatch.setattr("buckeye.cli.rl._show", take)
+    code, _, err = rl("--yes")
+    assert (code, "nothing is overwritten" in err) == (2, True)
+    assert (project / "outputs" / "my-env" / "run.toml").read_text() == "of another run"
+
+
+def test_a_folder_with_a_configuration_and_no_run_is_started_and_not_resumed(rl, project):
+    (project / "kept").mkdir()
+    (project / "kept" / "run.toml").write_text("max_steps = 1\n")
+    code, _, err = rl("--output", "kept")
+    assert (code, err.endswith("or start what is there\n  buckeye rl @ kept/run.toml\n")) == (2, True)
+    (project / "kept" / "run.json").write_text("{}")
+    assert rl("--output", "kept")[2].endswith("or go on with that run\n  buckeye rl resume kept\n")
+
+
+def test_a_setting_that_does_not_fit_is_named_without_a_file_that_nobody_can_find(rl):
+    code, _, err = rl("--orchestrator.batch-size", "3", "--dry-run")
+    assert (code, "batch_size = 3 is not a multiple" in err) == (2, True)
+    assert "/tmp" not in err
+    assert "orchestrator.batch_size: of the run put together here" in err
+
+
+def test_settings_alone_are_added_to_a_run_put_together_here(rl):
+    plan = json.loads(rl("--max-steps", "3", "--trainer.optim.lr", "1e-5", "--json", "--dry-run")[1])
+    assert (plan["max_steps"], tomllib.loads(plan["text"])["trainer"]["optim"]["lr"]) == (3, 1e-5)
+
+
 def test_a_hosted_model_is_refused_with_the_command_that_evaluates_it(rl):
     code, out, err = rl("--model", "gpt-4o-mini", "--dataset", "my-org/my-tasks")
     assert (code, out) == (2, "")
@@ -141,6 +185,20 @@ def test_a_rented_machine_is_planned_with_its_price_to_come(rl):
         (("--model", "./none"), "--model ./none: this is no folder with a model"),
         (("--max-price", "free"), "--max-price"),
         (("--gpus", "4xH100", "@", "run.toml"), "--gpus is for a run that is put together here"),
+        (("--gpus", "2", "--provider", "prime"), "2 GPUs of which type? Write both, as --gpus 2xA100"),
+        (("--max-price", "3"), "--max-price is for a run on another machine"),
+        (("--yes", "--host", "me@there"), "--host is for a run on another machine"),
+        (("--yes", "--clean"), "--clean: a new run has a folder of its own"),
+        (("--yes", "--resume"), "buckeye rl resume RUN"),
+        (("--yes", "--output-dir", "there"), "this flag is called --output"),
+        (("--output", "tasks.json/run"), "tasks.json is a file. Name a folder"),
+        (("--output", "."), "configs is there, and nothing is overwritten"),
+        (("--dataset", ""), "--dataset is empty"),
+        (("--model",), "--model: needs a value"),
+        (("--yes", "what"), "unexpected argument 'what'"),
+        (("statsu",), "Did you mean status?"),
+        (("tasks.json",), "buckeye rl --dataset tasks.json"),
+        (("run.toml",), "buckeye rl @ run.toml"),
         (("--dataset", "t.json", "@run.toml"), "--dataset is for a run that is put together here"),
     ],
 )
@@ -247,7 +305,7 @@ def remote(monkeypatch):
     handed = []
     module = types.ModuleType("buckeye.remote.launch")
     module.__spec__ = importlib.machinery.ModuleSpec("buckeye.remote.launch", None)
-    module.run_remote = lambda path, request: handed.append((path, request)) or 0
+    module.run_remote = lambda path, request, **_: handed.append((path, request)) or 0
     monkeypatch.setitem(sys.modules, "buckeye.remote.launch", module)
     return handed
 

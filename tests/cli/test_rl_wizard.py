@@ -158,11 +158,15 @@ def test_a_missing_configuration_is_made_of_what_is_named(wizard, project):
 def test_whoever_does_not_want_the_file_keeps_the_folder_as_it_is(wizard, project):
     shutil.rmtree(project / "configs")
     (project / "tools.json").write_text(json.dumps(TOOLS))
+    program = project / "bin" / "my-tools"  # one word, as tutorial and README have them
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} {SERVER} tools.json\n")
+    program.chmod(0o755)
     before = files(project)
-    child = wizard("--model", "tiny")
+    child = wizard("--model", "tiny", PATH=f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     child.expect("a command line: ")
-    child.sendline(f"{sys.executable} {SERVER} tools.json")
-    child.expect(r"Write configs/tool_server.yaml\? ")
+    child.sendline("my-tools")
+    child.expect(r"Write configs/my-tools.yaml\? ")
     child.sendline("n")
     code, said = end(child)
     assert (code, "was not written" in said) == (2, True)

@@ -27,7 +27,7 @@ def test_every_command_is_understood(words):
 def test_every_flag_of_the_command_is_there_and_no_other():
     ours = set(re.findall(r"^  (--[a-z-]+)", flags_help(), re.M))
     assert {flag for flag in ours if flag in PAGE} == ours
-    settings = {"--no-push", "--max-steps", "--output-dir"}
+    settings = {"--no-push", "--max-steps", "--output-dir", "--clean", "--resume"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE)) <= ours | settings
 
 

@@ -69,6 +69,17 @@ def test_files_of_folders_that_anybody_may_write_to_are_not_read(home):
     assert key_files()[0] == home / "work" / "project" / "deep" / ".env"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_file_that_somebody_else_has_put_where_we_are_is_refused(home):
+    folder = home / "work" / "project" / "deep"
+    (folder / ".env").write_text("HF_TOKEN=ours\n")
+    folder.chmod(0o1777)
+    assert key("HF_TOKEN") == "ours"
+    os.chown(folder / ".env", 12345, 12345)
+    with pytest.raises(UsageError, match="is of another user"):
+        key("HF_TOKEN")
+
+
 def test_a_key_is_stored_for_the_user_alone_and_other_lines_stay(home):
     path = home / ".buckeye" / ".env"
     path.write_text("# mine\nOTHER=1 # why\nHF_TOKEN=old\nexport HF_TOKEN=older\n")

@@ -22,6 +22,7 @@ def run_command(command: Callable[[], int | None]) -> None:
     """Run a command and exit: 0, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C. `--debug` (or
     BUCKEYE_DEBUG=1) adds the traceback."""
     raise_open_files_limit()
+    _open_closed_streams()
     try:
         code = command() or 0
         sys.stdout.flush()
@@ -66,6 +67,18 @@ def take_debug_flag(argv: list[str]) -> list[str]:
     if "--debug" in argv[:end]:
         os.environ[DEBUG_VARIABLE] = "1"
     return [word for word in argv[:end] if word != "--debug"] + argv[end:]
+
+
+def _open_closed_streams() -> None:
+    """Give this process the standard streams that it was started without. Else the next file that is opened
+    takes the number of one of them, and what a child prints goes into that file."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.dup2(opened, number)
+            if opened != number:
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def _unforeseen(error: Exception) -> str:

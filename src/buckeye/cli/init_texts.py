@@ -27,6 +27,7 @@ def summary(generated: Generated, path: Path) -> str:
 def trials_text(proof: Proof, shown: str, path: Path, tasks: Path | None) -> str:
     """What came of the scripted rollout, and what to do next, with `tasks` where they are known."""
     lines = [f"Scripted rollout on {shown}"]
+    train = ["buckeye", "rl", "--config", str(path), "--dataset", str(tasks or "tasks.json")]
     width = max((len(trial.action) for trial in proof.trials), default=0)
     for trial in proof.trials:
         what = trial.call if trial.ending in ("worked", "refused", "failed") else ""
@@ -40,7 +41,7 @@ def trials_text(proof: Proof, shown: str, path: Path, tasks: Path | None) -> str
         lines += [
             "The rollout went through the configuration to the tools, and ended with done().",
             "Next: train on its tasks, which may be a JSON file or a dataset (`buckeye hf`).",
-            f"  {shlex.join(['buckeye', 'rl', '--config', str(path), '--dataset', str(tasks or 'tasks.json')])}",
+            f"  {shlex.join(train)}",
         ]
     else:
         lines.append(f"not proven: {_why(proof)}")

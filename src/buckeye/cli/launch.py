@@ -61,7 +61,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
     "evals": evals,
 }
 
-RUN_COMMANDS = ("list", "status", "logs", "events", "stop", "resume", "clean", "fork")
+RUN_COMMANDS = ("list", "status", "logs", "events", "stop", "attach", "resume", "clean", "fork")
 """`rl COMMAND`: on runs that were started before."""
 
 RL_COMMANDS = ("init", "doctor", "schema", "pods", "export", *RUN_COMMANDS)

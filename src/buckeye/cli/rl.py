@@ -170,9 +170,9 @@ def _refuse_taken(folder: Path) -> None:
     if (folder / RUN_FILE).exists():
         there, instead = "a run", f"or go on with that run\n  buckeye rl resume {quoted}"
     elif file.exists():
-        there, instead = file, f"or start what is there\n  buckeye rl @ {shlex.quote(str(file))}"
+        there, instead = str(file), f"or start what is there\n  buckeye rl @ {shlex.quote(str(file))}"
     else:
-        there, instead = files_of_a_run(folder)[0], "a run needs one of its own"
+        there, instead = str(files_of_a_run(folder)[0]), "a run needs one of its own"
     raise UsageError(
         f"--output {folder}: {there} is there, and nothing is overwritten. Name another folder; {instead}"
     )
@@ -219,6 +219,7 @@ def _dry(plan: Plan, place: Place, flags: TrainFlags) -> int:
 
 def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: bool) -> int:
     file = plan.recipe.file
+    _refuse_taken(file.parent)  # once more: somebody may have thought about the plan for long
     if place.remote:
         push_if_needed(plan.images, asks=asks, yes=flags.yes)
     write_file(file, plan.text)

@@ -107,7 +107,7 @@ class Words:
     def is_of_parts(self) -> bool:
         """Whether the run is to be made of its parts."""
         given = self.flags.model_fields_set - {"dry_run"}
-        whole = any(word.startswith(_WHOLE) for word in self.settings)
+        whole = all(any(word.startswith(name) for word in self.settings) for name in _WHOLE)
         return not self.has_files and (bool(given) or not whole)
 
     def check_for_parts(self) -> None:
@@ -117,13 +117,15 @@ class Words:
         if parsed.problems:
             raise ConfigError(report(parsed.problems))
         for one in parsed.assignments:
+            if one.path == ("model",) and not one.value:
+                raise UsageError("--model: needs a value: a folder, or a name on the Hugging Face hub")
             if one.path in _INSTEAD:
                 raise UsageError(f"{one.place.text}: {_INSTEAD[one.path]}")
         given = sorted(self.flags.model_fields_set & _ELSEWHERE)
         if given and not self.flags.remote:
             raise UsageError(
-                f"--{given[0].replace('_', '-')} is for a run on another machine: add --provider prime or ssh, "
-                "or leave it out"
+                f"--{given[0].replace('_', '-')} is for a run on another machine: add --provider prime or "
+                "ssh, or leave it out"
             )
 
     def plain_settings(self) -> list[str]:
@@ -216,8 +218,8 @@ def _no_command(word: str) -> str:
     flag = _FLAG_OF_A_FILE.get(ending)
     if flag is not None:
         return f"rl {word}: files are named with what they are. Did you mean\n  buckeye rl {flag} {word}"
-    hint = did_you_mean(closest(word, RL_COMMANDS))
-    return f"rl {word}: no such command.{hint or f' There are {', '.join(RL_COMMANDS)}.'} `buckeye rl --help`"
+    hint = did_you_mean(closest(word, RL_COMMANDS)) or f" There are {', '.join(RL_COMMANDS)}."
+    return f"rl {word}: no such command.{hint} `buckeye rl --help` explains them."
 
 
 def _own_name(word: str) -> str | None:

@@ -43,8 +43,8 @@ def find_config(search: Search) -> Path:
     if flags.config is not None:
         if flags.config.suffix in (".toml", ".json"):
             raise UsageError(
-                f"--config {flags.config}: an environment's configuration is a YAML file. If this is that of a "
-                "run, start it with\n"
+                f"--config {flags.config}: an environment's configuration is a YAML file. If this is that "
+                "of a run, start it with\n"
                 f"  buckeye rl @ {flags.config}"
             )
         return flags.config

@@ -91,7 +91,7 @@ class _Builder:
     def settings(self, node: yaml.Node | None) -> Settings:
         """The whole file."""
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{self.shown}:1: expected keys and values, as `system_prompt: ...`.")
+            raise ConfigError(f"{self.shown}:1: expected keys and values, as `name: value`.")
         values = self.value(node, ())
         return Settings(values, self.places)
 

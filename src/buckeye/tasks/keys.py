@@ -53,9 +53,15 @@ def home_folder() -> Path:
 
 def key_files(folder: Path | None = None) -> list[Path]:
     """The files that may hold keys, the one that wins first: the nearest `.env` from `folder` (default: where
-    we are) upward to the root of the project, then that of the user. None of them need be there."""
+    we are) upward to the root of the project, then that of the user. None of them need be there. Raises
+    UsageError for one that somebody else has put where we are."""
     here = (folder or Path()).absolute()
     project = next((path for path in _upward(here) if path.is_file()), here / ENV_FILE)
+    if _is_planted(project):
+        raise UsageError(
+            f"{project} is of another user, in a folder that everybody may write to, and is not read. Go to "
+            "a folder of your own"
+        )
     return [project, home_folder() / ENV_FILE]
 
 
@@ -133,6 +139,12 @@ def _is_ours(folder: Path) -> bool:
     except OSError:
         return False
     return status.st_uid == os.geteuid() and not status.st_mode & 0o002
+
+
+def _is_planted(file: Path) -> bool:
+    if not file.is_file() or not file.parent.stat().st_mode & 0o002:
+        return False
+    return file.stat().st_uid != os.geteuid()
 
 
 def _state(name: str, files: Mapping[Path, Mapping[str, str]]) -> KeyState:
