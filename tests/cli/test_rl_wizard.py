@@ -270,9 +270,8 @@ def test_a_terminal_of_forty_columns_shows_all_of_the_plan(wizard, project):
     write_model(project / "models" / "with-a-name-that-takes-a-whole-line")
     child = wizard("--yes", "--dry-run", "--quiet", "--model", "tiny")
     assert end(child)[0] == 0
-    child = wizard(
-        "--dry-run", "--model", "models/with-a-name-that-takes-a-whole-line", COLUMNS="40", NO_COLOR="1"
-    )
+    words = ("--dry-run", "--provider", "local", "--model", "models/with-a-name-that-takes-a-whole-line")
+    child = wizard(*words, COLUMNS="40", NO_COLOR="1")
     child.expect("would be:")
     plan = child.before.replace("\r", "").split("\n\n")[0]
     assert "needs at least 4 tasks" in " ".join(plan.split())
