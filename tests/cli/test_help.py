@@ -97,7 +97,15 @@ def test_completion(line, completed):
 
 
 def test_the_completion_script_is_shown():
-    assert "_BUCKEYE_COMPLETE" in run("--show-completion", "bash").stdout
+    shown = subprocess.run(  # the shell is the one that the command is typed in
+        ["bash", "-c", '"$0" -m buckeye --show-completion; exit $?', sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "_BUCKEYE_COMPLETE" in shown.stdout
 
 
 @pytest.mark.parametrize(
