@@ -163,7 +163,8 @@ def test_after_the_end_of_the_parent_every_session_starts_by_itself(installed, c
 
     for after in asyncio.run(run()):
         assert after["imports"] == after["pid"]
-    said = [record.message for record in caplog.records if "by itself" in record.message]
+    # a parent of the test before, which was asked to end, may say so only now
+    said = [message for message in caplog.messages if "by itself" in message and "code 0" not in message]
     assert len(said) == 1
 
 
