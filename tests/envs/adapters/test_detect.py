@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +38,16 @@ def test_a_module_without_an_environment(tmp_path):
     (project / "src" / "some_env" / "__init__.py").write_text("answer = 42")
     said = refusal(project)
     assert "no load_environment (verifiers v0) and names no Taskset in __all__ (verifiers v1)" in said
+
+
+def test_a_misspelt_dataset_gets_the_likely_one(monkeypatch):
+    factory = SimpleNamespace(DATASETS={"chain_sum": (None, None), "gcd": (None, None)})
+    utils = SimpleNamespace(extract_answer=None)
+    monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(factory=factory, utils=utils))
+    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
+    monkeypatch.setitem(sys.modules, "reasoning_gym.utils", utils)
+    said = refusal("reasoning-gym/chain_summ")
+    assert "has no dataset 'chain_summ'. Did you mean 'chain_sum'? It has: chain_sum, gcd." in said
 
 
 def test_what_is_not_there(tmp_path):

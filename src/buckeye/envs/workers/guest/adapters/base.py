@@ -97,11 +97,16 @@ def check_arguments(env_id: str, args: Mapping[str, Any], accepted: Iterable[str
     known = sorted(accepted)
     for name in args:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            meant = f" Did you mean {close[0]!r}?" if close else ""
+            taken = ", ".join(known) or "none"
             raise AdapterError(
-                f"{env_id} takes no argument {name!r}.{meant} It takes: {', '.join(known) or 'none'}."
+                f"{env_id} takes no argument {name!r}.{likely(name, known)} It takes: {taken}."
             )
+
+
+def likely(name: str, known: Iterable[str]) -> str:
+    """The name that was probably meant, as a sentence with a space before it; "" if none is near."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def existing_file(path: Any, argument: str) -> Path:

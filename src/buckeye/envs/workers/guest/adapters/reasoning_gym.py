@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
-from .base import AdapterError, Json, check_arguments, raised, scored, single_group_only
+from .base import AdapterError, Json, check_arguments, likely, raised, scored, single_group_only
 from .model import ModelError, chat
 
 PREFIX = "reasoning-gym/"
@@ -51,7 +51,8 @@ class ReasoningGym:
         known = self._factory.DATASETS
         if self._name not in known:
             raise AdapterError(
-                f"reasoning-gym has no dataset {self._name!r}. It has: {', '.join(sorted(known))}."
+                f"reasoning-gym has no dataset {self._name!r}.{likely(self._name, known)} "
+                f"It has: {', '.join(sorted(known))}."
             )
         fields = {field.name for field in dataclasses.fields(known[self._name][1])}
         check_arguments(env_id, args, fields | set(OWN_ARGUMENTS))

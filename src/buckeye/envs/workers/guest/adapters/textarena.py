@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any, TypeVar
 
-from .base import AdapterError, Json, check_arguments, failed, raised, scored, single_group_only
+from .base import AdapterError, Json, check_arguments, failed, likely, raised, scored, single_group_only
 from .model import ModelError, chat
 
 PREFIX = "textarena/"
@@ -37,7 +37,8 @@ class TextArena:
         registry = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
         if self._game not in registry:
             raise AdapterError(
-                f"textarena has no game {self._game!r}. Its ids end in -v0 (or -v0-SIZE): "
+                f"textarena has no game {self._game!r}.{likely(self._game, registry)} Its ids end in -v0 "
+                "(or -v0-SIZE): "
                 f"{', '.join(name for name in sorted(registry) if name.endswith('-v0'))}."
             )
         defaults = registry[self._game].kwargs
