@@ -35,7 +35,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.delenv("BUCKEYE_HOME", raising=False)
     (folder / "env.py").write_text("")
     (folder / ".gitignore").write_text("tasks.json\n")
-    (folder / "tasks.json").write_text(json.dumps([{"key": "${JUDGE_KEY}", "home": "$HOME"}]))
+    (folder / "tasks.json").write_text("[]")
 
     def write(*, output="outputs/a", model="org/name", env="env.py", path="tasks.json"):
         text = CONFIG.format(output=output, model=model, env=env, path=path)
@@ -67,17 +67,31 @@ def test_a_model_that_is_a_folder_elsewhere_travels(project, tmp_path):
     assert found.arguments[2:] == ("--model.name", ".buckeye-model/tiny")
 
 
-def test_keys_that_are_known_or_mentioned_go_along_and_no_others(project, monkeypatch):
+def test_keys_that_are_known_or_given_to_servers_go_along_and_no_others(project, monkeypatch):
     values = {"HF_TOKEN": "1", "JUDGE_KEY": "2", "OTHER": "3", "PRIME_API_KEY": "4"}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    assert dict(read_project(project(), resume=False).secrets) == {"HF_TOKEN": "1", "JUDGE_KEY": "2"}
+    server = {"command": "judge", "env": {"KEY": "${JUDGE_KEY}", "PLACE": "$HOME", "RENT": "$PRIME_API_KEY"}}
+    task = {
+        "id": "a",
+        "prompt": "Say $OTHER.",
+        "mcp_config": {"judge": server},
+        "evaluate_tool": {"name": "end"},
+    }
+    Path("tasks.json").write_text(json.dumps([task]))
+    config = project(env="buckeye-vf-gym")
+    config.write_text(config.read_text().replace("path =", "taskset ="))
+    assert dict(read_project(config, resume=False).secrets) == {"HF_TOKEN": "1", "JUDGE_KEY": "2"}
+    assert dict(read_project(project(), resume=False).secrets) == {"HF_TOKEN": "1"}
 
 
 def test_what_is_outside_of_the_project_is_refused(project, tmp_path):
     (tmp_path / "far.json").write_text("[]")
-    with pytest.raises(UsageError, match="outside of the folder that travels"):
-        read_project(project(path=tmp_path / "far.json"), resume=False)
+    for path in (tmp_path / "far.json", "../far.json", Path("tasks.json").resolve()):
+        with pytest.raises(
+            UsageError, match="outside of the folder that travels, or named so that only this"
+        ):
+            read_project(project(path=path), resume=False)
 
 
 def test_an_environment_that_would_have_to_be_installed_is_refused(project):

@@ -15,7 +15,7 @@ from buckeye.tasks.keys import child_environment, key, key_files, key_states, ma
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A home with a project in it: ~/work/project/deep, where we are."""
+    """A home with a project in it: ~/project/deep, where we are."""
     folder = tmp_path / "home"
     (folder / "work" / "project" / "deep").mkdir(parents=True)
     (folder / ".buckeye").mkdir()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
@@ -13,11 +12,13 @@ from buckeye.envs.mcp.environment import NAME
 from buckeye.errors import UsageError
 from buckeye.remote.manifest import Manifest, project_manifest
 from buckeye.remote.steer import REMOTE_FILE, REMOTE_LOG
+from buckeye.remote.travel import inside, named_here
 from buckeye.run.directory import RUN_FILE
+from buckeye.run.gateway import mcp_tasks
 from buckeye.run.resume import where_it_left_off
 from buckeye.run.rl import played_environments
 from buckeye.tasks.keys import KEYS, variables
-from buckeye.tasks.variables import names_of
+from buckeye.tasks.variables import names_in_servers
 
 _OWN_ENVIRONMENTS = (NAME, "agent")
 _STAYS = (
@@ -29,8 +30,6 @@ _STAYS = (
 _MODEL_FOLDER = ".buckeye-model"
 _NOT_KEYS = {"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"}
 _RENTING = "PRIME_API_KEY"  # never leaves: it could rent and end everything
-_TEXTS = (".yaml", ".yml", ".json", ".jsonl", ".toml")
-_MOST_TEXT = 32 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,17 +54,20 @@ def read_project(config_path: Path, *, resume: bool) -> Project:
     """Read a run's file, and find what it needs. With `resume` the run here goes along, as far as a resume
     needs it. Raises ConfigError for a wrong file, UsageError for what cannot travel."""
     root = Path.cwd().resolve()
-    inside = _inside(config_path, root)
+    relative = inside(config_path, root)
     config = load_config(RLConfig, ["@", str(config_path)], environ={})
     _refuse_packages(config)
-    words = ["@", inside.as_posix()]
+    words = ["@", relative.as_posix()]
     output = config.output_dir
     there = output.as_posix()
     if output.is_absolute() or ".." in output.parts:
         there = f"outputs/{output.name}"
         words += ["--output-dir", there]
     model = Path(config.trainer.model.name)
-    needed = [config_path.absolute(), *_named(config, root, model)]
+    settings = config.model_dump(mode="json")
+    for section in (settings, *(settings[name] or {} for name in ("trainer", "orchestrator", "inference"))):
+        section.pop("model", None)  # which has a way of its own
+    needed = [config_path.absolute(), *(path.absolute() for path in named_here(settings, root))]
     manifest = project_manifest(root, needed=needed, skipped=[output])
     words += _add_model(manifest, config, model, root)
     if resume:
@@ -77,7 +79,7 @@ def read_project(config_path: Path, *, resume: bool) -> Project:
         arguments=tuple(words),
         output_there=there,
         manifest=manifest,
-        secrets=_secrets(needed),
+        secrets=_secrets(config),
     )
 
 
@@ -91,54 +93,17 @@ def _refuse_packages(config: RLConfig) -> None:
             )
 
 
-def _inside(path: Path, root: Path) -> Path:
-    try:
-        return path.resolve().relative_to(root)
-    except ValueError:
-        raise UsageError(
-            f"{path} is not in the folder where we are, which is what travels. Go to the project's folder."
-        ) from None
-
-
-def _named(config: RLConfig, root: Path, model: Path) -> Iterator[Path]:
-    """Every file and folder here that a text in the settings names. Raises UsageError for one elsewhere."""
-    for text in dict.fromkeys(_texts(config.model_dump(mode="json"))):
-        if not text or len(text) > 1000 or "\0" in text or text in (".", "/") or Path(text) == model:
-            continue
-        path = Path(text)
-        if not path.exists() or path.resolve() == root:
-            continue
-        if not path.resolve().is_relative_to(root):
-            raise UsageError(
-                f"The configuration names {text}, which is outside of the folder that travels. Put it into "
-                "the project's folder and name it relative to that."
-            )
-        yield path.absolute()
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if key != "output_dir":
-                yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
-
-
 def _add_model(manifest: Manifest, config: RLConfig, model: Path, root: Path) -> list[str]:
     """Let a model that is a folder here travel; the words that name it there."""
     if not model.is_dir():
         return []
     place = model.resolve()
-    inside = place.is_relative_to(root) and not model.is_absolute()
-    folder = model.as_posix() if inside else f"{_MODEL_FOLDER}/{place.name}"
+    travels = place.is_relative_to(root) and not model.is_absolute()
+    folder = model.as_posix() if travels else f"{_MODEL_FOLDER}/{place.name}"
     for path in sorted(place.rglob("*")):
         if path.is_file():
             manifest.files[f"{folder}/{path.relative_to(place).as_posix()}"] = path
-    if inside:
+    if travels:
         return []
     sections = [
         name
@@ -162,16 +127,10 @@ def _add_run(manifest: Manifest, output: Path, there: str) -> None:
             manifest.files[f"{there}/{path.relative_to(output).as_posix()}"] = path
 
 
-def _secrets(needed: list[Path]) -> dict[str, str]:
-    """The keys that Buckeye knows, and what files of the run mention as variables."""
+def _secrets(config: RLConfig) -> dict[str, str]:
+    """The keys that Buckeye knows, and the variables that the servers of the tasks are given. What a prompt
+    mentions is no reason to send it."""
     known = variables()
-    names = [name for name in KEYS if name != _RENTING]
-    for path in needed:
-        if path.is_file() and path.suffix in _TEXTS and path.stat().st_size <= _MOST_TEXT:
-            names += names_of(path.read_text(encoding="utf-8", errors="replace"))
+    names = [*KEYS, *names_in_servers(mcp_tasks(played_environments(config)))]
     asked = [name if name in known else name.upper() for name in names]
-    return {
-        name: known[name]
-        for name in asked
-        if known.get(name) and name not in _NOT_KEYS and name != _RENTING and not name.startswith("SSH_")
-    }
+    return {name: known[name] for name in asked if known.get(name) and name not in (*_NOT_KEYS, _RENTING)}

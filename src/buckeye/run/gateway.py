@@ -108,7 +108,7 @@ def _needs(
     environments: Iterable[EnvConfig], known: Mapping[str, str], rollouts: int
 ) -> tuple[dict[str, HttpServer], tuple[str, ...]]:
     """The servers of the tasks on this machine by address, and the flags of a gateway with room for all."""
-    near = [_near_servers(task, known) for task in _tasks(environments)]
+    near = [_near_servers(task, known) for task in mcp_tasks(environments)]
     most = max(map(len, near), default=1)
     servers = {url: server for servers in near for url, server in servers.items()}
     return servers, ("--sessions", str(max(DEFAULT_SESSIONS, rollouts * most)))
@@ -121,8 +121,8 @@ def _check_keys(servers: Mapping[str, HttpServer], started: Sequence[int], known
             _check_key(url, server, known)
 
 
-def _tasks(environments: Iterable[EnvConfig]) -> list[McpTask]:
-    """The tasks of MCP environments."""
+def mcp_tasks(environments: Iterable[EnvConfig]) -> list[McpTask]:
+    """The tasks of those environments that are MCP servers."""
     paths = {
         find_taskset(str(env.args[name]))
         for env in environments

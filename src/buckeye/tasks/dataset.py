@@ -15,6 +15,7 @@ from buckeye.tasks.files import read_rows, read_tasks
 from buckeye.tasks.keys import key
 from buckeye.tasks.models import HttpServer, McpTask
 from buckeye.tasks.rows import COLUMNS, NESTED, TEST, TRAIN, as_row
+from buckeye.tasks.variables import names_in_servers
 
 CARD = "README.md"
 _FOLDER = "data"
@@ -128,7 +129,7 @@ def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]]) -> str:
         f"| environments | {_listed(_environments(tasks))} |",
         f"| prepared by | {_listed(call.name for task in tasks for call in task.setup_tool)} |",
         f"| graded by | {_listed(call.name for task in tasks for call in task.evaluate_tool)} |",
-        f"| variables | {_listed(_variables(tasks))} |",
+        f"| variables | {_listed(names_in_servers(tasks))} |",
         f"| longest prompt | {max(len(task.prompt) for task in tasks)} characters |",
         "",
         f"The columns {', '.join(f'`{column}`' for column in NESTED)} hold JSON texts; null",
@@ -158,17 +159,6 @@ def _environments(tasks: Sequence[McpTask]) -> list[str]:
             else:
                 found.append(server.command)
     return found
-
-
-def _variables(tasks: Sequence[McpTask]) -> list[str]:
-    from buckeye.tasks.variables import names_of
-
-    return [
-        name
-        for task in tasks
-        for server in task.mcp_config.values()
-        for name in names_of(server.model_dump())
-    ]
 
 
 def _listed(names: Any) -> str:

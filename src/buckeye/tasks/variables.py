@@ -6,10 +6,13 @@ They are resolved when a session is opened and not before: what is stored and lo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from buckeye.errors import UsageError
+
+if TYPE_CHECKING:
+    from buckeye.tasks.models import McpTask
 
 _VARIABLE = re.compile(
     r"\$(?:(?P<dollar>\$)|\{(?P<braced>[^{}]*)\}|(?P<bare>[A-Za-z_][A-Za-z0-9_]*)|(?P<open>\{))"
@@ -92,3 +95,13 @@ def names_of(value: Any) -> list[str]:
     if isinstance(value, str):
         found += [name for match in _VARIABLE.finditer(value) if (name := _parts(match)[0]) is not None]
     return list(dict.fromkeys(found))
+
+
+def names_in_servers(tasks: Iterable[McpTask]) -> list[str]:
+    """The names of the variables that the servers of tasks are given, once for each server."""
+    return [
+        name
+        for task in tasks
+        for server in task.mcp_config.values()
+        for name in names_of(server.model_dump())
+    ]

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from buckeye import __version__
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.remote.disk import disk_gb
+from buckeye.remote.travel import inside, named_here
 from buckeye.run.gpu_layout import Gpus, parse_gpus
 from buckeye.tasks.keys import KEYS
 
@@ -45,7 +44,8 @@ class Job:
 def read_job(config: Path, gpus: str | None) -> Job:
     """Read a run's file. Without `gpus` there are as many as its device ids say, of any type. Raises
     ConfigError for a wrong file, UsageError for one that needs what cannot travel."""
-    inside = _inside(config)
+    root = Path.cwd().resolve()
+    relative = inside(config, root)
     settings = load_config(RLConfig, ["@", str(config)], environ={})
     asked = parse_gpus(gpus) if gpus is not None else Gpus(_devices(settings))
     if asked.count < _devices(settings):
@@ -56,15 +56,15 @@ def read_job(config: Path, gpus: str | None) -> Job:
     if settings.orchestrator.eval is not None:
         envs += [env.id for env in settings.orchestrator.eval.env]
     return Job(
-        name="buckeye-" + (_WORD.sub("-", inside.stem.lower()).strip("-")[:40] or "run"),
-        config=inside,
+        name="buckeye-" + (_WORD.sub("-", relative.stem.lower()).strip("-")[:40] or "run"),
+        config=relative,
         gpus=asked,
         disk_gb=disk_gb(settings),
         output_dir=settings.output_dir.as_posix(),
         environments=tuple(
             dict.fromkeys(env for env in envs if _HUB_ID.fullmatch(env) and not Path(env).exists())
         ),
-        files=tuple(_named_files(settings.model_dump(mode="json"))),
+        files=tuple(named_here(settings.model_dump(mode="json"), root)),
     )
 
 
@@ -99,46 +99,9 @@ def indented(text: str, spaces: int) -> str:
     return "".join(f"{' ' * spaces}{line}\n" for line in text.splitlines())
 
 
-def _inside(config: Path) -> Path:
-    try:
-        return config.resolve().relative_to(Path.cwd().resolve())
-    except ValueError:
-        raise UsageError(
-            f"{config} is not in the folder where we are, which is what travels. Go to the project's folder."
-        ) from None
-
-
 def _devices(config: RLConfig) -> int:
     ids = [*config.trainer_gpu_ids, *(config.inference_gpu_ids if config.inference is not None else [])]
     return max(ids) + 1
-
-
-def _named_files(settings: Any) -> Iterator[Path]:
-    """Every file and folder here that a text in the settings names. Raises UsageError for one elsewhere."""
-    seen = set()
-    for text in _texts(settings):
-        path = Path(text)
-        if len(text) > 1000 or text in ("", ".", "/") or text in seen or not path.exists():
-            continue
-        seen.add(text)
-        if path.is_absolute() or ".." in path.parts:
-            raise UsageError(
-                f"The configuration names {text}, which is outside of the folder that travels. Put it into "
-                "the project's folder and name it relative to that."
-            )
-        yield path
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if key != "output_dir":
-                yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
 
 
 def gib(gigabytes: int) -> int:
