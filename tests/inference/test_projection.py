@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from buckeye.inference.architecture import read_spec
-from buckeye.inference.projection import Projection
+from buckeye.inference.projection import Projection, padded_rows
 from buckeye.inference.weights import Checkpoint, Weights
 
 
@@ -18,14 +18,31 @@ def test_a_projection_is_the_product_with_the_transposed_weight(dtype, error, sh
     weight = (torch.randn(shape, generator=generator) * shape[1] ** -0.5).to(dtype)
     bias = torch.randn(shape[0], generator=generator).to(dtype) if biased else None
     projection = Projection(weight.clone(), bias)
-    for rows in (1, 2, 16, 129):
+    for rows in (1, 2, 16, 17, 129):
         x = torch.randn(rows, shape[1], generator=generator).to(dtype)
         exact = x.double() @ weight.double().T
         if bias is not None:
             exact += bias.double()
         made = projection(x)
         assert made.dtype is dtype
+        assert made.shape == exact.shape
         assert made.double() == pytest.approx(exact, abs=error, rel=error)
+
+
+def test_products_have_few_numbers_of_rows():
+    assert [padded_rows(rows) for rows in (1, 15, 16, 17, 18, 33, 128, 129)] == [
+        1,
+        15,
+        16,
+        18,
+        18,
+        36,
+        128,
+        144,
+    ]
+    sizes = {rows: padded_rows(rows) for rows in range(1, 8193)}
+    assert all(rows <= padded <= 1.125 * rows for rows, padded in sizes.items())
+    assert len(set(sizes.values())) == 16 + 8 * 9
 
 
 def test_by_hand():

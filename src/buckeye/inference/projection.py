@@ -9,6 +9,9 @@ import torch.nn.functional as F
 _PACKED_FOR_ROWS = 128
 # One row times a float32 matrix with fewer elements is over before oneDNN has begun.
 _LARGE = 2**19
+# oneDNN prepares a product for every number of rows anew. That takes as long as the product of a small
+# matrix, and half a megabyte or more that it does not give back.
+_SIZES_IN_AN_OCTAVE = 8
 
 
 class Projection:
@@ -30,7 +33,18 @@ class Projection:
         """[N, in] -> [N, out], in the dtype of x."""
         if self._plain is not None and (self._packed is None or x.shape[0] == 1):
             return F.linear(x, self._plain, self._bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        rows = x.shape[0]
+        padding = padded_rows(rows) - rows
+        if padding:
+            x = F.pad(x, (0, 0, 0, padding))
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")[:rows]
+
+
+def padded_rows(rows: int) -> int:
+    """So many rows or up to an eighth more, so that there are few sizes: eight from a power of two to the
+    next."""
+    step = 2 ** max(0, (rows - 1).bit_length() - 1) // _SIZES_IN_AN_OCTAVE or 1
+    return -(-rows // step) * step
 
 
 def _packs(weight: torch.Tensor) -> bool:

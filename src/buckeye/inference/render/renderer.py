@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.envs.base import Message, Tool
-from buckeye.errors import InferenceError
 from buckeye.inference.render.calls import (
     Parsed,
     bare_call,
@@ -21,6 +20,7 @@ from buckeye.inference.render.calls import (
 )
 from buckeye.inference.render.families import FamilyParser, find_family
 from buckeye.inference.render.template import ChatTemplate, opens_thinking
+from buckeye.inference.render.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class ChatRenderer:
 
     def __init__(self, model_path: str | Path) -> None:
         self.model_path = str(model_path)
-        self.tokenizer = _load_tokenizer(self.model_path)
+        self.tokenizer = load_tokenizer(self.model_path)
         self.template = ChatTemplate(self.tokenizer, self.model_path)
         self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
         self.stop_token_ids = self._find_stop_token_ids()
@@ -163,16 +163,6 @@ class ChatRenderer:
             end[1] if end else None,
         ]
         return tuple(dict.fromkeys(token for token in found if token is not None))
-
-
-def _load_tokenizer(model_path: str) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(model_path)
-    except Exception as error:  # transformers raises many classes for a directory without a usable tokenizer
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InferenceError(f"No tokenizer could be loaded from {model_path}: {reason}") from error
 
 
 def _generation_eos(directory: Path) -> list[int]:
