@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +83,29 @@ def run_program(
         env=env,
         check=False,
     )
+
+
+class ChildProcess(Protocol):
+    """A child process as asyncio starts it."""
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+
+
+async def ends_within(process: ChildProcess, seconds: float) -> bool:
+    """Whether a child process ends within `seconds`. Unlike `wait()`, does not wait for its pipes, which a
+    grandchild may keep open."""
+    import asyncio
+
+    pause, waited = 0.002, 0.0
+    while process.returncode is None:
+        if waited >= seconds:
+            return False
+        await asyncio.sleep(pause)
+        waited += pause
+        pause = min(0.05, pause * 1.5)
+    return True
 
 
 class StopFlag:

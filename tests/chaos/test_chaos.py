@@ -8,7 +8,7 @@ import pytest
 
 from .harness import EPOCH, WORKER, ChaosRun, strikes
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 FAULTS = ",".join(
     (
@@ -48,7 +48,6 @@ def test_everything_is_killed_in_a_checkpoint_and_the_guide_resumes(tmp_path, ti
     run.check()
 
 
-@pytest.mark.slow
 def test_everything_is_killed_anywhere_and_the_guide_resumes(tmp_path, tiny_model):
     run = ChaosRun(tmp_path / "run", tiny_model, steps=3 * EPOCH, level=1)
     run.start()
@@ -62,7 +61,6 @@ def test_everything_is_killed_anywhere_and_the_guide_resumes(tmp_path, tiny_mode
     run.check()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0])
 def test_sixty_strikes(tmp_path, tiny_model, seed):
     run = ChaosRun(tmp_path / "run", tiny_model, steps=30 * EPOCH, level=1, faults=FAULTS)
@@ -74,7 +72,6 @@ def test_sixty_strikes(tmp_path, tiny_model, seed):
     assert run.faults() == len(FAULTS.split(","))
 
 
-@pytest.mark.slow
 def test_workers_of_the_environment_are_killed_beside_those_who_play_with_them(tmp_path, tiny_model):
     run = ChaosRun(tmp_path / "run", tiny_model, steps=5 * EPOCH, level=1, workers=2)
     victims, deeds = (WORKER, WORKER, "orchestrator", "supervisor"), (signal.SIGKILL,)
@@ -83,7 +80,6 @@ def test_workers_of_the_environment_are_killed_beside_those_who_play_with_them(t
     assert run.struck[f"{WORKER} SIGKILL"] >= 3
 
 
-@pytest.mark.slow
 def test_ten_kills_leave_the_weights_as_they_would_have_been(tmp_path, tiny_model):
     straight = ChaosRun(tmp_path / "straight", tiny_model, steps=5 * EPOCH, level=0)
     straight.finish(limit=600)

@@ -1,20 +1,20 @@
 """A server that notes everything that is sent to it, and answers chats."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.local_server import LocalServer, QuietHandler
 
 
-class Recorder:
+class Recorder(LocalServer):
     """`sent` are the requests: their lines, headers and bodies, as text."""
 
     def __init__(self, reply="<think>I guess.</think><tool>done()</tool>"):
         self.sent = []
         recorder = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_POST(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode(errors="replace")
+                body = self.body().decode(errors="replace")
                 recorder.sent.append(f"{self.requestline}\n{self.headers}\n{body}")
                 message = {"role": "assistant", "content": reply}
                 choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -27,23 +27,6 @@ class Recorder:
                 self._answer({"object": "list", "data": [{"id": "m", "object": "model"}]})
 
             def _answer(self, content):
-                raw = json.dumps(content).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
+                self.answer(200, json.dumps(content).encode(), Content_Type="application/json")
 
-            def log_message(self, *_):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)

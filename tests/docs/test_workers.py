@@ -18,6 +18,7 @@ def test_the_settings_are_accepted():
     (settings,) = [tomllib.loads(block.text) for block in blocks(PAGE) if block.language == "toml"]
     (env,) = OrchestratorConfig(**settings).env
     assert (env.isolation, env.workers, env.max_memory_gb) == ("process", 2, 8)
+    assert env.variables == ["SEARCH_API_KEY"]
 
 
 def test_every_boundary_and_isolation_is_explained():

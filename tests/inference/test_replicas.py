@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 
 import psutil
@@ -312,7 +313,13 @@ async def bring(client, directory, version):
 @pytest.fixture
 def pair(chat_model, tmp_path):
     """Two servers of one model. A server that was killed is started again by `start_anew`."""
-    servers = [Server(chat_model.directory, tmp_path / name, max_num_seqs=32) for name in "ab"]
+    with started(chat_model, tmp_path / "a", tmp_path / "b") as servers:
+        yield servers
+
+
+@contextmanager
+def started(chat_model, *folders):
+    servers = [Server(chat_model.directory, folder, max_num_seqs=32) for folder in folders]
     try:
         for server in servers:
             server.wait_ready()
@@ -402,18 +409,18 @@ def test_a_lost_part_of_a_wave_is_sampled_as_it_would_have_been(pair, chat_model
     assert wave == expected  # to the bit
 
 
-def test_weights_that_are_not_the_trainers_are_refused(pair, make_model, chat_model, tmp_path):
+def test_weights_that_are_not_the_trainers_are_refused(make_model, chat_model, tmp_path):
     wrong = publish(make_model("qwen3", seed=3), tmp_path, 1, sung=make_model("qwen3", seed=4))
 
-    async def main():
-        urls = [server.url for server in pair]
+    async def main(url):
         model = str(chat_model.directory)
-        async with InferenceClient(urls, api_key=None, timeout=60, model=model) as client:
+        async with InferenceClient([url], api_key=None, timeout=60, model=model) as client:
             await client.wait_ready(30)
             with pytest.raises(InferenceError, match="differ from the trainer's by"):
                 await bring(client, wrong, 1)
 
-    asyncio.run(main())
+    with started(chat_model, tmp_path / "server") as (server,):
+        asyncio.run(main(server.url))
 
 
 @pytest.mark.slow

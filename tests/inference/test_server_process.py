@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 import time
@@ -14,8 +15,9 @@ import pytest
 
 from buckeye.errors import RunError
 from buckeye.run.serve import served_model
+from tests.command import run_here
 
-from .conftest import Server, free_port
+from .conftest import KEY_VARIABLE, Server
 from .test_server import IDS, events, generate, metric, post, wait_for
 
 
@@ -52,7 +54,7 @@ def test_every_metric_is_prometheus_text(http):
     assert answer.text.endswith("\n")
 
 
-@pytest.mark.parametrize("asking", [True, False])
+@pytest.mark.parametrize("asking", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_server_of_ones_own_that_dies_ends_the_block(chat_model, asking):
     """At once, with how it ended: neither a request nor anything else is waited for."""
 
@@ -68,6 +70,7 @@ def test_a_server_of_ones_own_that_dies_ends_the_block(chat_model, asking):
         asyncio.run(asyncio.wait_for(use(), 120))
 
 
+@pytest.mark.slow
 def test_a_block_of_ones_own_server_raises_what_it_raises(chat_model):
     async def use():
         async with served_model(chat_model.directory):
@@ -185,6 +188,7 @@ def test_a_server_that_is_stopped_finishes_what_it_has_begun(chat_model, tmp_pat
     assert "Stopping: finishing 2 requests" in server.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_what_is_not_finished(chat_model, tmp_path):
     server = Server(chat_model.directory, tmp_path, max_num_seqs=2)
     body = {"token_ids": IDS, "sampling_params": {"max_tokens": 110, "ignore_eos": True, "n": 1024}}
@@ -203,28 +207,37 @@ def test_a_second_signal_ends_what_is_not_finished(chat_model, tmp_path):
         server.process.kill()
 
 
+def end_here(model, folder, config):
+    """Exit code and all that the server prints, if it ends at once, in this process."""
+    server = {"api_key_var": KEY_VARIABLE, **config.get("server", {})}
+    config = {**config, "server": server, "model": {"name": str(model.directory)}, "output_dir": str(folder)}
+    (folder / "inference.json").write_text(json.dumps(config))
+    done = run_here("inference", "@", "inference.json", cwd=folder)
+    return done.returncode, done.stdout + done.stderr
+
+
+def end_of_a_process(model, folder, config):
+    server = Server(model.directory, folder, **config)
+    return server.process.wait(60), server.log.read_text()
+
+
+@pytest.mark.parametrize("end", [end_here, pytest.param(end_of_a_process, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("config", "message", "code"),
     [
         ({"server": {"host": "0.0.0.0"}}, "a key is required", 2),
         ({"kv_cache_gb": 1e-6}, "kv_cache_gb", 1),
+        ({}, "Cannot listen on 127.0.0.1:", 1),
     ],
 )
-def test_a_server_that_cannot_start_says_why_in_one_line(qwen3, tmp_path, config, message, code):
-    server = Server(qwen3.directory, tmp_path, **config)
-    assert server.process.wait(60) == code
-    log = server.log.read_text()
-    assert message in log
-    assert "Traceback" not in log
-
-
-def test_a_port_in_use_is_one_line(qwen3, tmp_path):
-    port = free_port()
+def test_a_server_that_cannot_start_says_why_in_one_line(qwen3, tmp_path, end, config, message, code):
     with socket.socket() as occupant:
-        occupant.bind(("127.0.0.1", port))
+        occupant.bind(("127.0.0.1", 0))
         occupant.listen()
-        server = Server(qwen3.directory, tmp_path, server={"port": port})
-        assert server.process.wait(60) == 1
-    log = server.log.read_text()
-    assert f"Cannot listen on 127.0.0.1:{port}" in log
-    assert "Traceback" not in log
+        port = {} if code == 2 else {"server": {"port": occupant.getsockname()[1]}}
+        if "kv_cache_gb" in config:
+            occupant.close()
+        ended, said = end(qwen3, tmp_path, port | config)
+    assert ended == code
+    assert message in said
+    assert "Traceback" not in said

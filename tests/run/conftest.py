@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from buckeye.trainer.tiny import TinySize, make_tiny_model
+from tests.command import run_here
 
 ENVIRONMENT = '''
 """Reward for the share of a's in the first three characters: a tiny model learns it at once."""
@@ -39,6 +40,7 @@ class Runner:
     def __init__(self, root, model):
         self.root = root
         self.model = model
+        self.printed = ""
         (root / "letters.py").write_text(ENVIRONMENT)
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("PRIME_", "BUCKEYE_"))},
@@ -63,6 +65,10 @@ class Runner:
             argv, cwd=self.root, env=self.env, capture_output=True, text=True, timeout=limit, check=False
         )
 
+    def here(self, argv):
+        """As `run`, but in this process: for a command that ends before it starts any."""
+        return run_here(*argv[3:], cwd=self.root, env=self.env)
+
     def start(self, argv):
         return subprocess.Popen(
             argv, cwd=self.root, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -81,6 +87,16 @@ def tiny_model(tmp_path_factory):
     size = TinySize(vocab_size=310, layers=1, hidden=64, max_length=128)
     make_tiny_model(path, texts=texts, size=size, seed=0)
     return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, tiny_model):
+    """A runner whose run `out`, of 5 steps in lockstep, has ended well; for tests that leave it as it is."""
+    runner = Runner(tmp_path_factory.mktemp("finished"), tiny_model)
+    done = runner.run(runner.rl("out", steps=5, level=0))
+    assert done.returncode == 0, done.stderr + done.stdout
+    runner.printed = done.stdout
+    return runner
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.local_server import LocalServer, QuietHandler
 
 COMMIT = "0" * 40
 
 
-class FakeHub:
+class FakeHub(LocalServer):
     """`files[repository][path]` is what was uploaded; `tokens` are those that clients sent;
     `private[repository]` is what was asked for. A `broken` hub makes no repository."""
 
@@ -22,35 +22,22 @@ class FakeHub:
         self.broken = False
         hub = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self):
                 path = self.path.partition("?")[0]
                 if "/resolve/" in path:
-                    hub._send(self, path, body=True)
+                    hub._send(self, path)
                 else:
                     hub._answer(self, hub._get(path))
 
             def do_HEAD(self):
-                hub._send(self, self.path.partition("?")[0], body=False)
+                hub._send(self, self.path.partition("?")[0])
 
             def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
                 hub.tokens.add(self.headers["Authorization"])
-                hub._answer(self, hub._post(self.path.partition("?")[0], body))
+                hub._answer(self, hub._post(self.path.partition("?")[0], self.body()))
 
-            def log_message(self, *_):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)
 
     def _get(self, path):
         _, _, _, owner, name, *rest = [*path.split("/"), "", ""]
@@ -90,26 +77,21 @@ class FakeHub:
                 self.files[f"{owner}/{name}"][entry["value"]["path"]] = content
         return {"commitUrl": f"{self.url}/{owner}/{name}/commit/0", "commitOid": "0", "success": True}
 
-    def _send(self, handler, path, *, body):
+    def _send(self, handler, path):
         """A file of a repository, at /datasets/OWNER/NAME/resolve/COMMIT/PATH."""
         self.tokens.add(handler.headers["Authorization"])
         place, _, rest = path.removeprefix("/datasets").partition("/resolve/")
         content = self.files.get(place.strip("/"), {}).get(rest.partition("/")[2])
-        handler.send_response(404 if content is None else 200)
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(content or b"").hexdigest()}"'}
         if content is None:
-            handler.send_header("X-Error-Code", "EntryNotFound")
-        handler.send_header("X-Repo-Commit", COMMIT)
-        handler.send_header("ETag", f'"{hashlib.sha256(content or b"").hexdigest()}"')
-        handler.send_header("Content-Length", str(len(content or b"")))
-        handler.end_headers()
-        if body:
-            handler.wfile.write(content or b"")
+            handler.answer(404, b"", X_Error_Code="EntryNotFound", **headers)
+        else:
+            handler.answer(200, content, **headers)
 
     @staticmethod
     def _answer(handler, content):
-        handler.send_response(404 if content is None else 200)
+        headers = {"Content-Type": "application/json"}
         if content is None:
-            handler.send_header("X-Error-Code", "RepoNotFound")
-        handler.send_header("Content-Type", "application/json")
-        handler.end_headers()
-        handler.wfile.write(json.dumps(content or {}).encode())
+            handler.answer(404, b"{}", X_Error_Code="RepoNotFound", **headers)
+        else:
+            handler.answer(200, json.dumps(content).encode(), **headers)

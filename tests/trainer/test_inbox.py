@@ -138,7 +138,8 @@ def test_batches_of_others_are_told_and_not_read(tmp_path, monkeypatch, caplog):
         _inbox(tmp_path).next_batch(3)
 
 
-def test_other_ranks_follow_the_first(tmp_path):
+def test_other_ranks_follow_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr("buckeye.trainer.inbox._SEEN_SECONDS", 0.1)
     ready, stop, failed = 1, 2, 3
     _put(tmp_path)
     batch = _inbox(tmp_path, ranks=OtherRanks(ready)).next_batch(0)

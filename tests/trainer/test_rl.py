@@ -298,6 +298,7 @@ def test_the_loss_is_per_token_of_the_whole_batch(tmp_path, tiny_model, batches)
     assert found[0]["trained_tokens"] == tokens
 
 
+@pytest.mark.slow
 def test_two_ranks_equal_one(tmp_path, tiny_model, batches):
     one, two = tmp_path / "one", tmp_path / "two"
     # the last batch has a single bin: one rank has nothing to do in that step
@@ -315,6 +316,7 @@ def test_two_ranks_equal_one(tmp_path, tiny_model, batches):
     assert "[trainer rank 1]" in (two / "logs" / "run.log").read_text()
 
 
+@pytest.mark.slow
 def test_all_ranks_stop_together(tmp_path, tiny_model, batches):
     put(tmp_path, batches[:1])
     config = trainer_config(tiny_model, tmp_path, max_steps=4)

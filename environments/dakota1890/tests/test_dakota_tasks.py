@@ -1,6 +1,7 @@
 """Task sequences are reproducible, disjoint where they must be, and never give their answer away."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -86,20 +87,19 @@ def test_train_items_depend_on_options_and_index_alone():
 def test_tasks_are_the_same_in_every_process():
     code = (
         "from dakota1890.tasks import *; from dakota1890.families import FAMILIES;"
-        "print([t.id for t in TrainTasks(TaskOptions(invented_fraction=0.5), 200)]);"
-        "print([t.id for t in eval_tasks(tuple(FAMILIES), DEPTHS, True)[:200]])"
+        "print(*[t.id for t in TrainTasks(TaskOptions(invented_fraction=0.5), 200)]);"
+        "print(*[t.id for t in eval_tasks(tuple(FAMILIES), DEPTHS, True)[:200]])"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(outputs) == 1
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"  # another than this process has
+    there = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONHASHSEED": seed},
+    ).stdout
+    here = [[task.id for task in tasks[:200]] for tasks in (TRAIN, EVAL)]
+    assert [line.split() for line in there.splitlines()] == here
 
 
 def test_nothing_held_out_occurs_in_a_train_question(train_questions):

@@ -114,14 +114,28 @@ queries = st.one_of(
 )
 
 
-@settings(max_examples=1_500, deadline=None)
-@given(
+anything = given(
     item=st.deferred(lambda: st.sampled_from(items())),
     name=st.sampled_from(list(ARGUMENT)),
     query=queries,
     page=st.none() | st.integers(-5, 10**30) | st.integers(1, 12),
 )
+
+
+@settings(max_examples=200, deadline=None)
+@anything
 def test_no_output_tells_an_answer(item, name, query, page):
+    check_output(item, name, query, page)
+
+
+@pytest.mark.slow
+@settings(max_examples=3_000, deadline=None)
+@anything
+def test_no_output_at_all_tells_an_answer(item, name, query, page):
+    check_output(item, name, query, page)
+
+
+def check_output(item, name, query, page):
     arguments = {ARGUMENT[name]: query} | ({"page": page} if page is not None and name != "paradigm" else {})
     output = DakotaTools(item.data).call(name, arguments)
     own = {tuple(form.split()) for form in item.data["accept"]}
@@ -327,6 +341,7 @@ def test_one_that_only_calls_is_stopped_and_earns_nothing():
     assert outcome.components["n_turns"] == 4.0
 
 
+@pytest.mark.slow
 def test_a_rollout_against_a_real_engine_ends_with_a_reason(tmp_path, environment):
     """A model of random weights writes garbage: graded as such, every token recorded, no exception."""
     pytest.importorskip("torch")

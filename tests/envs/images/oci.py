@@ -8,10 +8,10 @@ import platform
 import re
 import subprocess
 import tarfile
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.local_server import LocalServer, QuietHandler
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -136,31 +136,17 @@ class FakeRegistry:
 def fake_registry():
     registry = FakeRegistry()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self):
             registry.asked.append(self.path)
             status, headers, body = registry.answer(self.path, self.headers)
-            self.send_response(status)
-            for name, value in (headers | {"Content-Length": str(len(body))}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(status, body, **headers)
 
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    registry.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with LocalServer(Handler) as server:
+        registry.port = server.port
         yield registry
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def shell_layer(*extra):

@@ -1,10 +1,10 @@
 """A package index on loopback, with wheels made here: no dependencies, no build."""
 
 import hashlib
-import http.server
-import threading
 import zipfile
 from contextlib import contextmanager
+
+from tests.local_server import LocalServer, QuietHandler
 
 
 def wheel(folder, name, version="1.0", *, files=None, requires=(), extras=(), entry_points=""):
@@ -34,12 +34,12 @@ def serving(folder):
     """The address of a simple index of the wheels in `folder`, and a list that fills with what is asked."""
     asked = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self):
             asked.append((self.path, self.headers.get("Authorization")))
             parts = [part for part in self.path.split("/") if part]
             if parts[0] == "files":
-                return self.answer((folder / parts[1]).read_bytes(), "application/zip")
+                return self.answer(200, (folder / parts[1]).read_bytes(), Content_Type="application/zip")
             wheels = [
                 w for w in folder.glob("*.whl") if w.name.partition("-")[0].replace("_", "-") == parts[-1]
             ]
@@ -49,26 +49,10 @@ def serving(folder):
                 f'<a href="/files/{w.name}#sha256={hashlib.sha256(w.read_bytes()).hexdigest()}">{w.name}</a>'
                 for w in wheels
             )
-            return self.answer(f"<!DOCTYPE html><html><body>{links}</body></html>".encode(), "text/html")
+            page = f"<!DOCTYPE html><html><body>{links}</body></html>"
+            return self.answer(200, page.encode(), Content_Type="text/html")
 
         do_HEAD = do_GET
 
-        def answer(self, body, kind):
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/simple/", asked
-    finally:
-        server.shutdown()
-        server.server_close()
+    with LocalServer(Handler) as server:
+        yield f"{server.url}/simple/", asked

@@ -136,5 +136,5 @@ def test_a_misbehaving_server_is_a_typed_error(way, error, says):
 
 
 def test_nobody_listens():
-    with pytest.raises(StartError, match="could not be started or reached"):
+    with pytest.raises(StartError, match=r"http://127\.0\.0\.1:9/mcp: nothing listens there"):
         play("http://127.0.0.1:9/mcp")

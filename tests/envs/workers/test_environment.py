@@ -84,14 +84,16 @@ def test_what_an_environment_does_to_its_process_stays_there(environment):
     assert environment.ended_workers() == {}
 
 
-def test_a_worker_sees_nothing_of_our_variables_but_those_named(opened, monkeypatch):
+def test_a_worker_sees_nothing_of_our_variables_but_those_named(opened, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", "sesame-sesame")
     monkeypatch.setenv("JUDGE_KEY", "open")
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
-    environment = opened(variables=("JUDGE_KEY", "NOT_SET"))
+    monkeypatch.setenv("BUCKEYE_HOME", str(tmp_path))
+    (tmp_path / ".env").write_text("SEARCH_KEY=from a file\n")
+    environment = opened(variables=("JUDGE_KEY", "SEARCH_KEY", "NOT_SET"))
     [outcome] = play(environment, "environ")
     seen = json.loads(outcome.error.removeprefix("step: RuntimeError: "))
-    assert seen["JUDGE_KEY"] == "open"
+    assert (seen["JUDGE_KEY"], seen["SEARCH_KEY"]) == ("open", "from a file")
     assert seen["PATH"] == os.environ["PATH"]
     assert not {"WANDB_API_KEY", "PYTHONPATH", "NOT_SET"} & set(seen)
     assert "127.0.0.1" in seen["NO_PROXY"]

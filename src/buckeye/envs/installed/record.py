@@ -15,6 +15,7 @@ Generation = Literal["verifiers-v0", "verifiers-v1", "reasoning-gym", "textarena
 """Which interface an installed environment has."""
 
 HOME_VARIABLE = "BUCKEYE_HOME"
+ENVIRONMENTS_VARIABLE = "BUCKEYE_ENVIRONMENTS"
 RECORD = "environment.json"
 LOCK = "requirements.lock"
 VENV = "venv"
@@ -59,7 +60,11 @@ class InstalledEnvironment(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 def environments_home() -> Path:
-    """The folder that holds all installed environments; it may not exist."""
+    """The folder that holds all installed environments; it may not exist. BUCKEYE_ENVIRONMENTS names another
+    than `~/.buckeye/environments`."""
+    named = os.environ.get(ENVIRONMENTS_VARIABLE)
+    if named:
+        return Path(named).expanduser().absolute()
     home = os.environ.get(HOME_VARIABLE) or "~/.buckeye"
     return Path(home).expanduser().absolute() / "environments"
 

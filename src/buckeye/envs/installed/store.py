@@ -13,12 +13,22 @@ from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
 from buckeye.storage import remove_directory
 
 
-def all_installed() -> list[InstalledEnvironment]:
-    """Every installed environment, by name. Raises BuckeyeError for a damaged record."""
+def all_installed() -> tuple[list[InstalledEnvironment], dict[str, str]]:
+    """Every installed environment, by name; and, by the name of its folder, what is wrong with each whose
+    record is damaged, and what to do."""
     home = environments_home()
-    folders = sorted(home.iterdir()) if home.is_dir() else []
-    found = [read_record(folder) for folder in folders if not folder.name.startswith(".")]
-    return [environment for environment in found if environment is not None]
+    found: list[InstalledEnvironment] = []
+    damaged: dict[str, str] = {}
+    for folder in sorted(home.iterdir()) if home.is_dir() else []:
+        if folder.name.startswith("."):
+            continue
+        try:
+            environment = read_record(folder)
+        except BuckeyeError as error:
+            damaged[folder.name] = str(error)
+        else:
+            found += [environment] if environment is not None else []
+    return found, damaged
 
 
 def find_installed(env_id: str) -> InstalledEnvironment | None:
@@ -49,7 +59,8 @@ def get_installed(env_id: str) -> InstalledEnvironment:
     """The installed environment that `env_id` names. Raises EnvironmentNotFoundError with what is there."""
     environment = find_installed(env_id)
     if environment is None:
-        names = ", ".join(e.name for e in all_installed()) or "none"
+        whole, damaged = all_installed()
+        names = ", ".join([*(e.name for e in whole), *(f"{name} (damaged)" for name in damaged)]) or "none"
         raise EnvironmentNotFoundError(
             f"environment {env_id!r} is not installed in {environments_home()} (there: {names}). "
             f"Install it: buckeye env install {env_id}"

@@ -31,6 +31,7 @@ from buckeye.envs.workers.guest.frames import (
 from buckeye.envs.workers.output import Output
 from buckeye.envs.workers.settings import WorkerSettings
 from buckeye.envs.workers.start import start_process, worker_variables
+from buckeye.process import ends_within
 
 _CHUNK = 64 * 1024
 _MAX_TASKS_BYTES = 2 * 1024**3
@@ -159,12 +160,12 @@ class WorkerProcess:
         try:
             if self.fault is None:
                 self._post({"type": "close"})
-                await self._ends_within(self._settings.close_timeout if grace is None else grace)
+                await ends_within(self._process, self._settings.close_timeout if grace is None else grace)
         finally:
             self._break(WorkerFault("closed", "the worker was closed"))
             for task in self._tasks:
                 task.cancel()
-            await self._ends_within(5.0)
+            await ends_within(self._process, 5.0)
             await asyncio.wait(self._tasks, timeout=1.0)
             self._output.close()
             self._writer.close()
@@ -180,7 +181,7 @@ class WorkerProcess:
                 )
                 self._receive(decode(body), len(body))
         except (asyncio.IncompleteReadError, ConnectionError):
-            await self._ends_within(1.0)
+            await ends_within(self._process, 1.0)
             await asyncio.wait({self._tasks[1]}, timeout=0.5)
             self._break(self._its_end())
         except (FrameError, KeyError, TypeError, ValueError) as error:
@@ -284,16 +285,6 @@ class WorkerProcess:
                 _fail(answer, fault)
         if not self._closing:
             self.on_end()
-
-    async def _ends_within(self, seconds: float) -> bool:
-        pause, waited = 0.002, 0.0
-        while self._process.returncode is None:
-            if waited >= seconds:
-                return False
-            await asyncio.sleep(pause)
-            waited += pause
-            pause = min(0.05, pause * 1.5)
-        return True
 
     def _its_end(self) -> WorkerFault:
         code = self._process.returncode

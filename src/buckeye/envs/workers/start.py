@@ -11,6 +11,7 @@ from pathlib import Path
 from buckeye.envs.mcp.guard import GUARD
 from buckeye.envs.mcp.server_process import clean_environment
 from buckeye.envs.workers.errors import WorkerFault
+from buckeye.tasks.keys import key
 
 MAIN = Path(__file__).with_name("guest") / "main.py"
 _SEEN = (
@@ -22,9 +23,11 @@ _SEEN = (
 
 
 def worker_variables(named: Iterable[str]) -> dict[str, str]:
-    """The environment variables of a worker: `named` ones, and what it needs to find its files and the
-    network. The way to this machine itself never leads over a proxy."""
-    found = {name: os.environ[name] for name in (*_SEEN, *named) if name in os.environ}
+    """The environment variables of a worker: `named` ones as far as they are there, also in the key files,
+    and what it needs to find its files and the network. The way to this machine itself never leads over a
+    proxy."""
+    found = {name: os.environ[name] for name in _SEEN if name in os.environ}
+    found |= {name: value for name in named if (value := key(name))}
     direct = ",".join(filter(None, ("127.0.0.1,localhost", os.environ.get("NO_PROXY"))))
     return clean_environment(found | {"NO_PROXY": direct, "no_proxy": direct})
 
