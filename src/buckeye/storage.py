@@ -1,8 +1,9 @@
 """Files that are either there and whole, or not there.
 
-Everything is written under a temporary sibling name `.<name>.tmp-<pid>`, flushed to the disk, and renamed.
-A process killed between any two instructions therefore leaves the old state or the new one; what it leaves
-behind under the temporary name is removed by the next writer in the same folder.
+Everything is written under a temporary sibling name `.<name>.tmp-<pid>-<host>`, flushed to the disk, and
+renamed. A process killed between any two instructions therefore leaves the old state or the new one; what it
+leaves behind under the temporary name is removed by the next writer in the same folder on the same host: of
+processes elsewhere nobody knows whether they live.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import json
 import os
 import re
 import shutil
+import socket
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ import psutil  # type: ignore[import-untyped]
 
 from buckeye.faults import fault_point
 
-_TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)$", re.DOTALL)
+_TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)(?:-([0-9a-f]{8}))?$", re.DOTALL)
 _STEP = re.compile(r"^step_(0|[1-9]\d*)$")
 
 
@@ -127,15 +130,22 @@ def step_directories(root: Path) -> dict[int, Path]:
 
 
 def _temporary(final: Path) -> Path:
-    return final.with_name(f".{final.name}.tmp-{os.getpid()}")
+    return final.with_name(f".{final.name}.tmp-{os.getpid()}-{_this_host()}")
+
+
+def _this_host() -> str:
+    """Eight hexadecimal digits for the name of this host."""
+    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What writers that were killed have left in a folder, under temporary names."""
+    """What writers of this host that were killed have left in a folder, under temporary names."""
     return [
         path
         for path in folder.iterdir()
-        if (match := _TEMPORARY.match(path.name)) and not psutil.pid_exists(int(match[1]))
+        if (match := _TEMPORARY.match(path.name))
+        and match[2] in (None, _this_host())
+        and not psutil.pid_exists(int(match[1]))
     ]
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from buckeye.config.load import load_with_warnings
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.orchestrator.environments import worker_settings
+from buckeye.errors import UsageError
+from buckeye.orchestrator.environments import load_environments, worker_settings
 
 TWO = "--env.0.id a --env.1.id b"
 
@@ -18,6 +19,7 @@ def test_what_an_environment_has_of_its_own_is_unset_by_default(load):
     own = env.model_dump(exclude={"id", "args", "name", "ratio"})
     assert own.pop("isolation") == "auto"
     assert own.pop("workers") == 1
+    assert own.pop("variables") == []
     assert own.pop("sampling") == {"temperature": None, "max_tokens": None}
     assert set(own.values()) == {None}
     limits = {"max_memory_gb", "max_turns", "max_tokens", "rollout_timeout", "max_concurrent", "rate_limit"}
@@ -47,6 +49,12 @@ def test_a_batch_of_groups_that_differ_in_size_needs_no_multiple(load, refused):
             "no group",
         ),
         ("--env.0.max-turn 3", "max-turns"),
+        (
+            "--max-async-level 0 --env.0.max-concurrent 3",
+            "cannot be kept with max_async_level = 0",
+        ),
+        ("--max-async-level 0 --eval.env.0.max-concurrent 3", "plays all rollouts of a step at once"),
+        ('--env.0.isolation none --env.0.variables ["A"]', "variables is kept by worker processes"),
     ],
 )
 def test_what_does_not_go_together_is_refused(refused, words, said):
@@ -60,6 +68,24 @@ def test_all_of_it_is_built():
         --env.0.max-concurrent 4 --env.1.rate-limit 0.5 --env.0.rollout-timeout 30 --env.1.max-turns 4
         --env.1.max-memory-gb 2 --env-pause.after-failures 3 --eval.env.0.max-concurrent 2"""
     assert load_with_warnings(OrchestratorConfig, words.split(), {})[1] == []
+
+
+def test_a_limit_for_all_is_ignored_in_lockstep_and_that_is_said():
+    words = "--max-async-level 0 --max-concurrent 3 --rollouts-per-example 8"
+    (warning,) = load_with_warnings(OrchestratorConfig, words.split(), {})[1]
+    assert "max_concurrent" in str(warning).replace("-", "_")
+    assert str(warning).endswith("it is ignored.")
+
+
+def test_variables_are_given_by_name_and_a_value_is_not_repeated(load, refused):
+    env = given(load, '--env.0.variables ["SEARCH_API_KEY","B2"]').env[0]
+    settings = worker_settings(env, "e", 600.0, None)
+    assert (settings.isolation, settings.variables) == ("process", ("SEARCH_API_KEY", "B2"))
+    with pytest.raises(UsageError, match="e is to be given the variable SEARCH_API_KEY, which is neither"):
+        load_environments([env.model_copy(update={"name": "e"})])
+    said = refused(OrchestratorConfig, '--env.0.variables ["A","SEARCH_API_KEY=sesame"]')
+    assert "1 of its entries are none" in said
+    assert "sesame" not in said
 
 
 def test_limits_are_kept_by_workers(load):

@@ -84,11 +84,11 @@ def test_a_resumed_run_is_dealt_the_same_tasks(runner, cells):
 
 def test_a_curriculum_that_no_environment_has_is_refused(runner):
     reason = "orchestrator.curriculum is true, but no environment has a curriculum: letters has none"
-    planned = runner.run(runner.rl("out", "--orchestrator.curriculum", "--dry-run"))
+    planned = runner.here(runner.rl("out", "--orchestrator.curriculum", "--dry-run"))
     assert planned.returncode == 0
     assert reason in planned.stderr
     words = ("--model.name", runner.model, "--env.0.id", "letters.py", "--output-dir", "out", "--curriculum")
-    done = runner.run(runner.argv("orchestrator", *words))
+    done = runner.here(runner.argv("orchestrator", *words))
     assert done.returncode == 2
     assert reason in done.stderr
     assert "Traceback" not in done.stderr

@@ -12,6 +12,7 @@ from buckeye.errors import UsageError
 from buckeye.run.directory import RUN_FILE, clean, files_of_a_run
 from buckeye.run.report.files import write_report
 from buckeye.run.report.gather import ReportRequest, make_report
+from tests.command import run_here
 
 ENVIRONMENT = '''
 """Words to say. In the family `fixed` the answer is always the same, so that no content is needed."""
@@ -354,8 +355,7 @@ def test_clean_takes_the_evaluations_of_a_run_and_no_others(run):
 
 
 def command(*words):
-    argv = [sys.executable, "-m", "buckeye", "env", "report", *map(str, words)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return run_here("env", "report", *words, cwd=".")
 
 
 def test_the_command_prints_the_table_and_says_where_the_files_are(run):

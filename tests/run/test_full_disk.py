@@ -127,12 +127,12 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_starts(runner, disk):
     fill(disk, leave=2_000_000)
     run = disk / "run"
     words = ("--ckpt.interval", 1, "--ckpt.keep", 3)
-    refused = runner.run(runner.rl(run, *words, steps=100))
+    refused = runner.here(runner.rl(run, *words, steps=100))
     assert refused.returncode == 2, refused.stderr
     assert "checkpoints: 3.6 MB (3 kept, and one being written: 8" in refused.stderr
     assert "--disk.check false" in refused.stderr
     assert not (run / "run.json").exists()
-    shown = runner.run(runner.rl(run, *words, "--dry-run", steps=100))
+    shown = runner.here(runner.rl(run, *words, "--dry-run", steps=100))
     assert shown.returncode == 0
     assert "A start would be refused" in shown.stderr
     assert "less with" in shown.stdout

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,6 +15,8 @@ from buckeye.inference.render import ChatRenderer
 from buckeye.run.serve import served_model
 from buckeye.trainer.model import load_policy
 from buckeye.trainer.rows import make_row
+from dakota1890.__main__ import main as write_demonstrations
+from tests.command import run_here
 
 PROMPTS = 50
 pytestmark = pytest.mark.timeout(240)
@@ -27,7 +27,6 @@ def trained(tmp_path_factory):
     """A model that `buckeye model tiny` made and `sft` trained: sharp enough that greedy decoding is not
     noise."""
     root = tmp_path_factory.mktemp("parity")
-    python = [sys.executable, "-m"]
     sizes = ("--layers", "2", "--hidden", "128", "--vocab-size", "512", "--max-length", "256")
     words = ("demonstrations", str(root / "chats.jsonl"), "--count", "1200", "--hints", "none", "--invented")
     settings = {
@@ -40,15 +39,12 @@ def trained(tmp_path_factory):
         "optim.lr": "6e-3",
     }
     flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
-    for command in (
-        [*python, "buckeye", "model", "tiny", str(root / "base"), *sizes],
-        [*python, "dakota1890", *words],
-        [*python, "buckeye", "sft", *flags],
-    ):
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env={**os.environ, "BUCKEYE_THREADS": "1"}
-        )
-        assert done.returncode == 0, done.stderr + done.stdout
+    here = {"cwd": root, "env": {**os.environ, "BUCKEYE_THREADS": "1"}}
+    made = run_here("model", "tiny", root / "base", *sizes, **here)
+    assert made.returncode == 0, made.stderr
+    assert write_demonstrations(words) == 0
+    done = run_here("sft", *flags, **here)
+    assert done.returncode == 0, done.stderr + done.stdout
     return root / "sft" / "weights" / "step_50"
 
 

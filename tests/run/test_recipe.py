@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buckeye.config.load import load_config
@@ -123,6 +123,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=8), VALUES, max_size=5))
 def test_any_settings_come_back_from_toml(values):
     # TOML has no surrogates, which no setting has either
@@ -172,11 +173,15 @@ def test_models_whose_weights_nobody_has_are_only_evaluated(name, hosted):
 
 def test_the_time_of_an_alike_run_is_taken_and_else_estimated(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    config = loaded(run_text(recipe()), tmp_path)
+    config = loaded(run_text(recipe(held_out=tasks(6))), tmp_path)
     rough = estimate_time(config, model(), cores=2, layout=None)
     assert rough.source == "roughly estimated"
-    # 12 multiplications a parameter and token, 32 rollouts of half of 640 tokens, 6e10 a second, 20 steps
-    assert rough.seconds == pytest.approx(20 * (1 + 12 * 600_000_000 * 32 * 320 / 6e10))
+    # 12 multiplications a parameter and token, 32 rollouts of half of 640 tokens, 6e10 a second, 20 steps;
+    # for the evaluations 4 multiplications, and twice as many rollouts as there are held-out tasks
+    evaluated = 2 * 6
+    work = 20 * (1 + 12 * 600_000_000 * 32 * 320 / 6e10) + 4 * 600_000_000 * evaluated * 320 / 6e10
+    assert rough.seconds == pytest.approx(40 + work)
+    assert (rough.least, rough.most) == (pytest.approx(20 + work / 3), pytest.approx(80 + work * 3))
 
     run = tmp_path / "earlier"
     (run / "configs").mkdir(parents=True)
@@ -187,5 +192,21 @@ def test_the_time_of_an_alike_run_is_taken_and_else_estimated(tmp_path, monkeypa
     known = tmp_path / "state" / "buckeye" / "runs" / "abcd1234.json"
     known.parent.mkdir(parents=True)
     known.write_text(json.dumps({"run_id": "abcd1234", "directory": str(run), "registered": 1.0}))
+    assert estimate_time(config, model(), cores=2, layout=None) == rough  # it is not known how it went
+
+    events = [("start", 50.0), ("weights", 107.0), ("weights", 128.0), ("finish", 131.0)]
+    texts = [json.dumps({"time": at, "event": kind, "attempt": 1}) for kind, at in events]
+    (run / "events.jsonl").write_text("".join(text + "\n" for text in texts))
     measured = estimate_time(config, model(), cores=2, layout=None)
-    assert (measured.seconds, measured.source) == (140.0, f"measured in {run}")
+    # 57 s to the first weights, of which 7 are the step; 3 s after the last; 20 steps of 7 s
+    assert (measured.seconds, measured.source) == (50 + 3 + 140.0, f"as in {run}")
+    assert measured.least == measured.most
+
+
+def test_a_run_without_end_has_no_time_and_none_is_not_written(tmp_path):
+    text = run_text(recipe(held_out=tasks(6)), ["--max-steps", "None", "--orchestrator.eval", "None"])
+    config = loaded(text, tmp_path)
+    assert (config.max_steps, config.orchestrator.eval) == (None, None)
+    assert estimate_time(config, model(), cores=2, layout=None) is None
+    with pytest.raises(UsageError, match=r"wandb\.log_extras: a TOML file cannot say None"):
+        run_text(recipe(), ["--wandb.log-extras", "None"])  # it is something else by itself

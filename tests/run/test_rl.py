@@ -36,29 +36,29 @@ def curve(runner, output):
     return [(s, rewards[s]["reward/mean"], losses[s]["loss"], losses[s]["grad_norm"]) for s in sorted(losses)]
 
 
-def test_a_run_leaves_what_the_guide_says(runner):
-    done = runner.run(runner.rl("out"))
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "Step 4/4 | reward" in done.stdout
-    assert "\x1b" not in done.stdout
-    out = runner.root / "out"
+def test_a_run_leaves_what_the_guide_says(finished):
+    assert "Step 5/5 | reward" in finished.printed
+    assert "\x1b" not in finished.printed
+    out = finished.root / "out"
     for name in ("orchestrator.stdout", "trainer.stdout", "inference.stdout", "run.log"):
         assert (out / "logs" / name).stat().st_size > 0, name
-    assert (out / "weights" / "step_4" / "model.safetensors").exists()
-    assert (out / "checkpoints" / "step_4" / "COMMITTED").exists()
+    assert (out / "weights" / "step_5" / "model.safetensors").exists()
+    assert (out / "checkpoints" / "step_5" / "COMMITTED").exists()
     rollouts = [json.loads(x) for x in (out / "rollouts" / "step_3.jsonl").read_text().splitlines()]
     assert len(rollouts) == 16
     assert all(r["error"] is None and r["text"] for r in rollouts)
-    trainer = runner.metrics("out", "trainer")
-    assert sorted(trainer) == [0, 1, 2, 3]
-    assert all(r["staleness_max"] <= 1 for r in trainer.values())
-    assert all(abs(r.get("mismatch_kl", 0.0)) < 1e-4 for r in trainer.values())
+    assert sorted(finished.metrics("out", "trainer")) == [0, 1, 2, 3, 4]
+    assert_on_policy(finished, "out", staleness=0)
     assert not processes_of(out)
 
 
-def test_interrupted_and_resumed_is_the_same_to_the_last_digit(runner):
-    straight = runner.run(runner.rl("straight", steps=5, level=0))
-    assert straight.returncode == 0, straight.stderr
+def assert_on_policy(runner, output, *, staleness):
+    trainer = runner.metrics(output, "trainer").values()
+    assert all(r["staleness_max"] <= staleness for r in trainer)
+    assert all(abs(r.get("mismatch_kl", 0.0)) < 1e-4 for r in trainer)
+
+
+def test_interrupted_and_resumed_is_the_same_to_the_last_digit(finished, runner):
     running = runner.start(runner.rl("broken", steps=5, level=0))
     wait_for(lambda: len(runner.metrics("broken", "trainer")) >= 2, "the second step")
     running.send_signal(signal.SIGINT)
@@ -69,36 +69,34 @@ def test_interrupted_and_resumed_is_the_same_to_the_last_digit(runner):
     assert len(runner.metrics("broken", "trainer")) < 5
     resumed = runner.run(runner.rl("broken", "--resume", steps=5, level=0))
     assert resumed.returncode == 0, resumed.stderr + resumed.stdout
-    assert curve(runner, "broken") == curve(runner, "straight")
-    final = [
-        runner.root / name / "weights" / "step_5" / "model.safetensors" for name in ("broken", "straight")
-    ]
-    assert final[0].read_bytes() == final[1].read_bytes()
+    assert curve(runner, "broken") == curve(finished, "out")
+    weights = "weights/step_5/model.safetensors"
+    broken, straight = runner.root / "broken" / weights, finished.root / "out" / weights
+    assert broken.read_bytes() == straight.read_bytes()
 
 
-def test_a_used_directory_is_refused_with_the_command_to_type(runner):
-    first = runner.run(runner.rl("out", steps=1))
-    assert first.returncode == 0, first.stderr
-    before = sorted(p for p in (runner.root / "out").rglob("*"))
-    again = runner.run(runner.rl("out", steps=1))
+def test_a_used_directory_is_refused_with_the_command_to_type(finished):
+    before = sorted((finished.root / "out").rglob("*"))
+    again = finished.here(finished.rl("out", steps=1))
     assert again.returncode == 2
     assert "--resume" in again.stderr
     assert "Nothing was touched" in again.stderr
-    assert sorted(p for p in (runner.root / "out").rglob("*")) == before
-    (runner.root / "out" / "notes.txt").write_text("mine")
-    clean = runner.run(runner.rl("out", "--clean", steps=1))
-    assert clean.returncode == 0, clean.stderr
-    assert (runner.root / "out" / "notes.txt").read_text() == "mine"
+    assert sorted((finished.root / "out").rglob("*")) == before
 
 
-def test_children_end_with_a_launcher_that_is_killed(runner):
+def test_a_run_has_its_directory_alone_and_its_children_end_with_a_launcher_that_is_killed(runner):
     running = runner.start(runner.rl("out", steps=500))
     wait_for(lambda: len(processes_of(runner.root / "out" / "configs")) == 3, "three children")
+    second = runner.here(runner.rl("out", "--clean"))
+    assert second.returncode == 2
+    assert "is in use" in second.stderr
     os.kill(running.pid, signal.SIGKILL)
     running.communicate(timeout=30)
     wait_for(lambda: not processes_of(runner.root / "out"), "the end of all children", 30)
+    (runner.root / "out" / "notes.txt").write_text("mine")
     again = runner.run(runner.rl("out", "--clean", steps=1))  # the lock went with the process
     assert again.returncode == 0, again.stderr
+    assert (runner.root / "out" / "notes.txt").read_text() == "mine"
 
 
 def test_an_environment_that_always_fails_is_not_a_reward_of_zero(runner):
@@ -113,17 +111,6 @@ def test_an_environment_that_always_fails_is_not_a_reward_of_zero(runner):
     assert '"restart"' not in (runner.root / "out" / "events.jsonl").read_text()  # no other try can mend it
 
 
-def test_two_runs_do_not_share_a_directory(runner):
-    running = runner.start(runner.rl("out", steps=500))
-    wait_for(lambda: (runner.root / "out" / "run.json").exists(), "the start")
-    second = runner.run(runner.rl("out", "--clean"))
-    assert second.returncode == 2
-    assert "is in use" in second.stderr
-    running.send_signal(signal.SIGTERM)
-    running.communicate(timeout=60)
-    assert running.returncode == 130
-
-
 def test_evaluation_and_validation_are_interleaved(runner):
     words = ("--orchestrator.eval.env", '[{"id": "letters.py", "num_examples": 6}]')
     words += ("--orchestrator.eval.interval", 2, "--orchestrator.eval.rollouts-per-example", 2)
@@ -131,6 +118,7 @@ def test_evaluation_and_validation_are_interleaved(runner):
         runner.rl("out", *words, "--orchestrator.val.interval", 2, "--orchestrator.val.num-examples", 4)
     )
     assert done.returncode == 0, done.stderr
+    assert_on_policy(runner, "out", staleness=1)
     evals = runner.metrics("out", "eval")
     assert {0, 4} <= set(evals)
     assert all(0 <= r["eval/letters/avg@2"] <= 1 for r in evals.values())
@@ -145,7 +133,7 @@ def test_evaluation_and_validation_are_interleaved(runner):
     figures = json.loads((folder / "letters.json").read_text())
     assert (figures["step"], figures["id"], figures["n"]) == (4, "letters.py", 12)
     assert figures["mean_reward"] == pytest.approx(evals[4]["eval/letters/avg@2"])
-    reported = runner.run(runner.argv("env", "report", "letters.py", "--run", "out", "--json"))
+    reported = runner.here(runner.argv("env", "report", "letters.py", "--run", "out", "--json"))
     assert reported.returncode == 0, reported.stderr
     report = json.loads(reported.stdout)
     assert (report["before"]["step"], report["after"]["step"]) == (0, 4)
@@ -155,7 +143,7 @@ def test_evaluation_and_validation_are_interleaved(runner):
 
 def test_dry_run_writes_nothing(runner):
     before = sorted(runner.root.rglob("*"))
-    done = runner.run(runner.rl("out", "--dry-run", "--inference-gpu-ids", "0,1", "--trainer-gpu-ids", "2"))
+    done = runner.here(runner.rl("out", "--dry-run", "--inference-gpu-ids", "0,1", "--trainer-gpu-ids", "2"))
     assert done.returncode == 0, done.stderr
     assert "inference 1" in done.stdout
     assert "kept in reserve" in done.stdout  # what it takes of the disk, and what is free
@@ -164,7 +152,7 @@ def test_dry_run_writes_nothing(runner):
 
 
 def test_dry_run_only_warns_about_what_a_start_would_need(runner):
-    done = runner.run(
+    done = runner.here(
         runner.argv(
             *("rl", "--trainer", "--inference", "--model.name", "nobody/has-this", "--resume"),
             *("--orchestrator.env.0.id", "no-such-env"),
@@ -177,36 +165,34 @@ def test_dry_run_only_warns_about_what_a_start_would_need(runner):
     assert "no committed checkpoint" in done.stderr
 
 
-def test_clean_deletes_nothing_before_the_new_run_can_start(runner):
-    assert runner.run(runner.rl("out", steps=1)).returncode == 0
-    before = sorted((runner.root / "out").rglob("*"))
-    wrong = runner.run(runner.rl("out", "--clean", "--model.name", "./nowhere"))
+def test_clean_deletes_nothing_before_the_new_run_can_start(finished):
+    before = sorted((finished.root / "out").rglob("*"))
+    wrong = finished.here(finished.rl("out", "--clean", "--model.name", "./nowhere"))
     assert wrong.returncode == 2
-    own = runner.run(runner.rl("out", "--clean", "--model.name", "out/weights/step_1"))
+    own = finished.here(finished.rl("out", "--clean", "--model.name", "out/weights/step_5"))
     assert own.returncode == 2
     assert "starts from" in own.stderr
-    assert sorted((runner.root / "out").rglob("*")) == before
+    assert sorted((finished.root / "out").rglob("*")) == before
 
 
 def test_clean_does_not_take_folders_that_no_run_made(runner):
     (runner.root / "mine" / "configs").mkdir(parents=True)
-    done = runner.run(runner.rl("mine", "--clean"))
+    done = runner.here(runner.rl("mine", "--clean"))
     assert done.returncode == 2
     assert "run.json" in done.stderr
     assert (runner.root / "mine" / "configs").exists()
 
 
-def test_sft_refuses_a_directory_that_holds_a_run(runner):
-    assert runner.run(runner.rl("out", steps=1)).returncode == 0
-    (runner.root / "chats.jsonl").write_text(
+def test_sft_refuses_a_directory_that_holds_a_run(finished):
+    (finished.root / "chats.jsonl").write_text(
         '{"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "a"}]}\n'
     )
-    words = ("--model.name", runner.model, "--data.path", "chats.jsonl", "--max-steps", 1)
-    refused = runner.run(runner.argv("sft", *words, "--output-dir", "out"))
+    words = ("--model.name", finished.model, "--data.path", "chats.jsonl", "--max-steps", 1)
+    refused = finished.here(finished.argv("sft", *words, "--output-dir", "out"))
     assert refused.returncode == 2
     assert "already holds a run" in refused.stderr
-    assert (runner.root / "out" / "weights" / "step_1").exists()
-    fresh = runner.run(runner.argv("sft", *words, "--output-dir", "sft"))
+    assert (finished.root / "out" / "weights" / "step_5").exists()
+    fresh = finished.run(finished.argv("sft", *words, "--output-dir", "sft"))
     assert fresh.returncode == 0, fresh.stderr
 
 
@@ -220,6 +206,7 @@ def test_evals_with_nothing_scored_is_a_failure(runner):
     assert "no such tool" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_an_engine_is_killed(runner):
     words = ("--inference-gpu-ids", "0,1", "--trainer-gpu-ids", "2")
     running = runner.start(runner.rl("out", *words, steps=12))
@@ -238,6 +225,7 @@ def test_a_run_goes_on_when_an_engine_is_killed(runner):
     assert max(m["canary/max_diff"] for m in steps.values()) < 1e-5
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_not_right_is_started_anew(runner):
     running = runner.start(runner.rl("out", steps=500))
     wait_for(lambda: runner.metrics("out", "trainer"), "the first step")

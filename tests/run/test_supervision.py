@@ -84,31 +84,34 @@ def finished(running):
     return printed
 
 
-def test_a_run_survives_the_end_of_its_trainer_and_of_its_orchestrator(runner, start):
-    straight = runner.run(runner.rl("straight", steps=12, level=0))
+def test_a_run_survives_the_end_of_its_trainer_its_orchestrator_and_its_engine(runner, start):
+    straight = runner.run(runner.rl("straight", steps=18, level=0))
     assert straight.returncode == 0, straight.stderr
-    running = start(runner.rl("out", *SOON, steps=12, level=0))
+    running = start(runner.rl("out", *SOON, steps=18, level=0))
     wait_for(lambda: of_kind(runner, "checkpoint"), "a checkpoint")
     child(runner, "trainer 0").send_signal(signal.SIGKILL)
     wait_for(lambda: of_kind(runner, "recovered"), "the next step")
     child(runner, "orchestrator").send_signal(signal.SIGKILL)
+    wait_for(lambda: len(of_kind(runner, "recovered")) == 2, "the step after that")
+    assert child_count(runner, "inference") == 1  # it went on all the time
+    child(runner, "inference 0").send_signal(signal.SIGKILL)
     printed = finished(running)
     assert "Trainer 0 was ended by SIGKILL" in printed
     assert "Orchestrator was ended by SIGKILL" in printed
-    assert sorted(set(trained(runner))) == list(range(12))
-    assert tasks_of(runner, "out", 12) == tasks_of(runner, "straight", 12)
-    weights = [runner.root / name / "weights/step_12/model.safetensors" for name in ("out", "straight")]
+    assert "Inference 0 was ended by SIGKILL" in printed
+    assert sorted(set(trained(runner))) == list(range(18))
+    assert tasks_of(runner, "out", 18) == tasks_of(runner, "straight", 18)
+    weights = [runner.root / name / "weights/step_18/model.safetensors" for name in ("out", "straight")]
     assert weights[0].read_bytes() == weights[1].read_bytes()  # it is the same run, to the last bit
     restarts = of_kind(runner, "restart")
-    assert [event["process"] for event in restarts] == ["trainer 0", "orchestrator"]
+    assert [event["process"] for event in restarts] == ["trainer 0", "orchestrator", "inference 0"]
     begun = [(event["attempt"], event["resumed_step"]) for event in of_kind(runner, "attempt")]
     assert [attempt for attempt, _ in begun] == [2, 3]
     assert 3 <= begun[0][1] < begun[1][1]
     assert all(event["seconds"] > 0 for event in of_kind(runner, "recovered"))
-    assert child_count(runner, "inference") == 1  # it went on all the time
+    assert child_count(runner, "inference") == 2
     out = runner.root / "out"
     assert os.readlink(out / "logs" / "trainer.stdout") == "attempt_3/trainer.stdout"
-    assert os.readlink(out / "logs" / "inference.stdout") == "attempt_1/inference.stdout"
     assert not processes_of(out)
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def test_a_run_that_could_not_be_logged_does_not_start(runner):
     runner.env |= {"NETRC": "none", "WANDB_API_KEY": ""}
-    refused = runner.run(runner.rl("out", "--wandb"))
+    refused = runner.here(runner.rl("out", "--wandb"))
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: wandb: no key for Weights & Biases.")
     assert not (runner.root / "out").exists()

@@ -17,6 +17,8 @@ _TRAINER_TP: KeyPath = ("trainer", "model", "tp")
 _REPLICATE: KeyPath = ("trainer", "model", "dp_replicate")
 _WORKERS: KeyPath = ("orchestrator", "num_train_workers")
 _MEMORY: KeyPath = ("inference", "gpu_memory_utilization")
+_NODES: KeyPath = ("cluster", "nodes")
+_TRAINER_NODES: KeyPath = ("cluster", "trainer_nodes")
 _MOST_DEVICES = 1024
 _SHARED_GPU_MEMORY = 0.4
 
@@ -66,7 +68,18 @@ def _trainer(settings: Settings) -> list[Problem]:
     if not _are_ids(ids) or not isinstance(settings.get(("orchestrator",)), dict):
         return []
     place = _place(settings, _TRAINER_IDS)
-    return _agree(settings, _WORKERS, len(ids), place, f"{len(ids)} trainer devices (trainer_gpu_ids)")
+    nodes = _trainer_nodes(settings)
+    where = f" on each of {nodes} nodes" if nodes > 1 else ""
+    reason = f"{len(ids)} trainer devices (trainer_gpu_ids){where}"
+    return _agree(settings, _WORKERS, nodes * len(ids), place, reason)
+
+
+def _trainer_nodes(settings: Settings) -> int:
+    """How many nodes have a trainer on them."""
+    chosen, nodes = settings.get(_TRAINER_NODES), settings.get(_NODES)
+    if _are_ids(chosen):
+        return len(chosen)
+    return int(nodes) if _is_count(nodes) else 1
 
 
 def _share_memory(settings: Settings) -> None:

@@ -38,6 +38,8 @@ class EnvConfig(BaseConfig):
     """The interpreter of its workers; None is the one that it is installed in."""
     workers: PositiveInt = 1
     """How many worker processes share its rollouts."""
+    variables: list[str] = []
+    """Names of variables that its workers are given, with their values in the environment or in .env."""
     max_memory_gb: PositiveFloat | None = None
     """A worker that takes more memory is replaced; None is no limit."""
     max_turns: PositiveInt | None = None
@@ -55,14 +57,25 @@ class EnvConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _limits_are_held_by_workers(self) -> EnvConfig:
-        for name in ("max_turns", "max_tokens", "max_memory_gb", "python"):
-            if self.isolation == "none" and getattr(self, name) is not None:
+        for name in ("max_turns", "max_tokens", "max_memory_gb", "python", "variables"):
+            if self.isolation == "none" and getattr(self, name) not in (None, []):
                 raise conflict(
                     f'{name} is kept by worker processes, and isolation = "none" starts none: leave one of '
                     "the two out",
                     name,
                     "isolation",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _variables_are_names(self) -> EnvConfig:
+        wrong = sum(not (name.isascii() and name.isidentifier()) for name in self.variables)
+        if wrong:  # what is wrong may be a secret: it is not repeated
+            raise conflict(
+                f"variables holds names alone, as SEARCH_API_KEY, and {wrong} of its entries are none. "
+                "Write a value into .env, or set it: buckeye auth set NAME",
+                "variables",
+            )
         return self
 
 

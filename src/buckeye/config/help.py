@@ -1,17 +1,20 @@
-"""The `--help` of a command whose flags are its configuration."""
+"""What a command whose flags are its configuration says of them: settings, section by section."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from buckeye.config.base import BaseConfig
+from buckeye.config.problems import closest, did_you_mean
 from buckeye.config.settings import KeyPath, dotted, flag_of
 from buckeye.config.structure import Shape, fields_of
+from buckeye.errors import UsageError
 
 _FLAG_WIDTH = 38
 _USAGE = """\
@@ -19,16 +22,60 @@ usage: {prog} [@ FILE.toml ...] [--SECTION @ FILE.toml ...] [--NAME VALUE ...]
 
 {summary}
 
+{words}
+"""
+HOW_TO_WRITE = """\
 Files are TOML or JSON; later ones win, flags win over files, files over PRIME_* variables. Write
 --a.b VALUE or --a.b=VALUE; --flag and --no-flag; lists as 0,1 or [0,1]; None for nothing. A file's
-`toml_files = ["base.toml"]` names files it builds on. The bare flag of a section that is off turns it on.
-"""
+`toml_files = ["base.toml"]` names files it builds on. The bare flag of a section that is off turns it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The settings of a section as (flag, what it is), without those of the sections in it. `title` has its
+    name in a file; `text` what it is for."""
+
+    path: KeyPath
+    title: str
+    text: str
+    settings: tuple[tuple[str, str], ...]
 
 
 def help_text(model: type[BaseConfig], prog: str) -> str:
     """Plain text: how to call `prog`, then every setting, section by section, a line each."""
-    usage = _USAGE.format(prog=prog, summary=_summary(model))
-    return "\n".join([usage, *_section(model, (), f"{prog}:")]).rstrip()
+    lines = [_USAGE.format(prog=prog, summary=summary_of(model), words=HOW_TO_WRITE)]
+    for section in sections_of(model, prog):
+        lines.append(f"{section.title} {section.text}".rstrip())
+        for flag, text in section.settings:
+            name = f"  {flag}"
+            lines.append(f"{name:<{_FLAG_WIDTH}}{' ' if len(name) < _FLAG_WIDTH else '  '}{text}")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def sections_of(model: type[BaseConfig], prog: str) -> list[Section]:
+    """All sections, each before those in it; the first is the root. One that has several classes, told apart
+    by `type`, is there once for each."""
+    return list(_sections(model, (), f"{prog}:", ""))
+
+
+def sections_named(model: type[BaseConfig], prog: str, name: str) -> list[Section]:
+    """The section `name`, as `trainer.optim`, and those in it. Raises UsageError if there is none."""
+    wanted = tuple(name.strip("-[]").replace("-", "_").split("."))
+    sections = sections_of(model, prog)
+    found = [one for one in sections if _words(one.path)[: len(wanted)] == wanted]
+    if not found:
+        known = dict.fromkeys(dotted(_words(one.path)) for one in sections if one.path)
+        raise UsageError(
+            f"{prog} --help {name}: there is no such section.{did_you_mean(closest(name, known))} "
+            f"`{prog} --help` lists them, `{prog} --help-all` all settings"
+        )
+    return found
+
+
+def setting_text(model: type[BaseConfig], name: str) -> str:
+    """What a field of the class is for."""
+    return model.model_fields[name].description or ""
 
 
 def flag_names(model: type[BaseConfig], path: KeyPath = ()) -> Iterator[str]:
@@ -42,21 +89,24 @@ def flag_names(model: type[BaseConfig], path: KeyPath = ()) -> Iterator[str]:
             yield from flag_names(table, below)
 
 
-def _summary(model: type[BaseConfig]) -> str:
+def summary_of(model: type[BaseConfig]) -> str:
+    """What a configuration is for, in the words of its class."""
     return (inspect.getdoc(model) or "").strip()
 
 
-def _section(model: type[BaseConfig], path: KeyPath, title: str) -> Iterator[str]:
-    """The settings of a section, then the sections in it."""
+def _words(path: Sequence[str | int]) -> tuple[str, ...]:
+    """The names in a path: the number of a list's entry is not one."""
+    return tuple(key for key in path if isinstance(key, str))
+
+
+def _sections(model: type[BaseConfig], path: KeyPath, title: str, text: str) -> Iterator[Section]:
     fields = model.model_fields
     shapes = fields_of(model)
-    yield title
+    plain = {name: shape for name, shape in shapes.items() if not _holds_sections(shape)}
+    lines = tuple((flag_of((*path, name)), _meaning(shape, fields[name])) for name, shape in plain.items())
+    yield Section(path, title, text, lines)
     for name, shape in shapes.items():
-        if not _holds_sections(shape):
-            yield _line((*path, name), shape, fields[name])
-    yield ""
-    for name, shape in shapes.items():
-        if _holds_sections(shape):
+        if name not in plain:
             yield from _inner((*path, name), shape, fields[name])
 
 
@@ -64,7 +114,7 @@ def _holds_sections(shape: Shape) -> bool:
     return bool(shape.tables or (shape.element is not None and shape.element.tables))
 
 
-def _inner(path: KeyPath, shape: Shape, info: FieldInfo) -> Iterator[str]:
+def _inner(path: KeyPath, shape: Shape, info: FieldInfo) -> Iterator[Section]:
     is_list = shape.element is not None
     tables = shape.element.tables if shape.element is not None else shape.tables
     below = (*path, 0) if is_list else path
@@ -72,19 +122,17 @@ def _inner(path: KeyPath, shape: Shape, info: FieldInfo) -> Iterator[str]:
     state = " Off by default." if info.get_default() is None and shape.optional else ""
     for table in tables:
         kind = f' type = "{fields_of(table)["type"].choices[0]}":' if len(tables) > 1 else ""
-        text = _summary(table) if kind else (info.description or "")
-        yield from _section(table, below, f"{header}{kind} {text}{state}")
+        text = summary_of(table) if kind else (info.description or "")
+        yield from _sections(table, below, f"{header}{kind}", f"{text}{state}")
 
 
-def _line(path: KeyPath, shape: Shape, info: FieldInfo) -> str:
-    flag = f"  {flag_of(path)}"
+def _meaning(shape: Shape, info: FieldInfo) -> str:
     default = (
         "required"
         if info.is_required()
         else f"default {_written(info.get_default(call_default_factory=True))}"
     )
-    separator = " " if len(flag) < _FLAG_WIDTH else "  "
-    return f"{flag:<{_FLAG_WIDTH}}{separator}{info.description} ({shape.expected()}; {default})"
+    return f"{info.description} ({shape.expected()}; {default})"
 
 
 def _written(value: Any) -> str:

@@ -133,5 +133,5 @@ def _elsewhere(model: type[BaseConfig], name: str) -> list[KeyPath]:
 
 def _what_there_is(owner: Shape) -> str:
     names = list(dict.fromkeys(_names(owner)))
-    more = f" and {len(names) - _LISTED_NAMES} more (--help)" if len(names) > _LISTED_NAMES else ""
+    more = f" and {len(names) - _LISTED_NAMES} more (--help-all)" if len(names) > _LISTED_NAMES else ""
     return f" This section has {', '.join(names[:_LISTED_NAMES])}{more}."

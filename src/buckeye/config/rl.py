@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from buckeye.config.base import BaseConfig, conflict
+from buckeye.config.cluster import ClusterConfig
 from buckeye.config.disk import DiskConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
@@ -48,9 +49,9 @@ class RLConfig(BaseConfig):
     inference: InferenceConfig | None = None
     """The inference servers; None uses those of orchestrator.client."""
     inference_gpu_ids: DeviceIds = [0]
-    """Devices of inference: GPUs, or CPU slots where there is none."""
+    """Devices of inference on each of its nodes: GPUs, or CPU slots where there is none."""
     trainer_gpu_ids: DeviceIds = [1]
-    """Devices of the trainer, one a rank."""
+    """Devices of the trainer on each of its nodes, one a rank."""
     output_dir: Path = Path("outputs")
     """Where everything is written."""
     clean: bool = False
@@ -83,6 +84,13 @@ class RLConfig(BaseConfig):
     """How much disk must be free, and what happens when it is not."""
     supervision: SupervisionConfig = SupervisionConfig()
     """When a process counts as hanging, and how often what died is started again."""
+    cluster: ClusterConfig = ClusterConfig()
+    """The hosts of the run, if it has more than one."""
+
+    @property
+    def trainer_ranks(self) -> int:
+        """The processes of the trainer, on all nodes."""
+        return len(self.cluster.of_trainer) * len(self.trainer_gpu_ids)
 
     @model_validator(mode="after")
     def _rows_hold_rollouts(self) -> RLConfig:
@@ -114,15 +122,31 @@ class RLConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _trainer_devices_divide(self) -> RLConfig:
-        model, count = self.trainer.model, len(self.trainer_gpu_ids)
+        model, count = self.trainer.model, self.trainer_ranks
         copies = model.dp_replicate * model.tp
         if count % copies:
             raise conflict(
                 f"{count} trainer devices cannot be divided into {model.dp_replicate} replicas "
                 f"(dp_replicate) of {model.tp} tensor-parallel ranks (tp); give a multiple of {copies}",
                 "trainer_gpu_ids",
+                *(("cluster.nodes",) if self.cluster.nodes > 1 else ()),
                 "trainer.model.dp_replicate",
                 "trainer.model.tp",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_have_work(self) -> RLConfig:
+        cluster = self.cluster
+        inference = cluster.of_inference if self.inference is not None else []
+        idle = set(range(1, cluster.nodes)) - {*cluster.of_trainer, *inference}
+        if idle:
+            raise conflict(
+                f"nothing would run on node {min(idle)}: give it to cluster.trainer_nodes or "
+                "cluster.inference_nodes, or lower cluster.nodes",
+                "cluster.nodes",
+                "cluster.trainer_nodes",
+                "cluster.inference_nodes",
             )
         return self
 

@@ -250,6 +250,23 @@ def _learns_nothing(config: OrchestratorConfig, prefix: KeyPath) -> Iterator[Pro
         yield Problem(path=(*prefix, "rollouts_per_example"), message=message, level="warning")
 
 
+def _all_at_once(config: OrchestratorConfig, prefix: KeyPath) -> Iterator[Problem]:
+    """Limits that the synchronous mode cannot keep."""
+    if config.max_async_level:
+        return
+    why = "cannot be kept with max_async_level = 0, which plays all rollouts of a step at once"
+    if config.max_concurrent is not None:
+        path: KeyPath = (*prefix, "max_concurrent")
+        yield Problem(path=path, message=f"{why}: it is ignored.", level="warning")
+    evaluated = config.eval.env if config.eval is not None else []
+    lists = (((*prefix, "env"), config.env), ((*prefix, "eval", "env"), evaluated))
+    for place, environments in lists:
+        for index, environment in enumerate(environments):
+            if environment.max_concurrent is not None:
+                message = f"{why}: leave it out, or set max_async_level to 1."
+                yield Problem(path=(*place, index, "max_concurrent"), message=message)
+
+
 def _adapters(config: TrainerConfig | SFTConfig, prefix: KeyPath) -> Iterator[Problem]:
     weights = config.ckpt.weights if config.ckpt is not None else None
     if config.model.experimental.lora is None:
@@ -293,6 +310,7 @@ def _check(config: BaseConfig, prefix: KeyPath) -> Iterator[Problem]:
             yield Problem(path=prefix + path, message=rule.message, level=rule.level)
     if isinstance(config, OrchestratorConfig):
         yield from _learns_nothing(config, prefix)
+        yield from _all_at_once(config, prefix)
     elif isinstance(config, TrainerConfig | SFTConfig):
         yield from _adapters(config, prefix)
         yield from _small_moments(config, prefix)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from buckeye.cluster.head import Nodes
 from buckeye.config.rl import RLConfig
 from buckeye.errors import CheckpointError, RunError, UsageError
 from buckeye.process import RunIdentity
@@ -20,7 +21,7 @@ from buckeye.run.diagnosis import Memory, diagnosis, how_it_ended, named_cause
 from buckeye.run.directory import attempt_logs, begin_attempt
 from buckeye.run.plan import RolePlan
 from buckeye.run.processes import Child, Processes
-from buckeye.run.restarts import FULL_DISK_SECONDS, Ended, described
+from buckeye.run.restarts import FULL_DISK_SECONDS, NODE_SECONDS, Ended, described
 from buckeye.run.resume import newest_commit
 from buckeye.run.role_configs import Origin, write_role_configs
 from buckeye.space import disk_is_full
@@ -31,12 +32,13 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """A start of a run: what does not change while it goes on. It began at the checkpoint of `step` (None: at
-    the model), as attempt `first`."""
+    the model), as attempt `first`. `nodes` are the other hosts, if there are any."""
 
     config: RLConfig
     model_path: Path
     first: RunIdentity
     step: int | None
+    nodes: Nodes | None = None
 
 
 class Attempts:
@@ -64,6 +66,7 @@ class Attempts:
         self._state: Literal["running", "ending", "waiting"] = "running"
         self._until = 0.0  # when what is ending is killed, or when what waits is started
         self._delay = 0.0
+        self._absent_since: float | None = None
         self._distrust = False  # whether a checkpoint was damaged
 
     @property
@@ -142,7 +145,24 @@ class Attempts:
             self._processes.forget(child)
         self._state, self._until = "waiting", now + self._delay
 
+    def _wait_for_nodes(self, now: float) -> bool:
+        """Whether a node is not there. Raises RunError when that has lasted too long."""
+        absent = self._processes.absent(self.plan.of_kind("orchestrator") + self.plan.of_kind("trainer"))
+        if not absent:
+            self._absent_since = None
+            return False
+        patience, names = self._launch.config.cluster.join_timeout, ", ".join(absent)
+        if self._absent_since is None:
+            self._absent_since = now
+            log.warning("Waiting at most %.0f s for %s to come back", patience, names)
+        if now - self._absent_since > patience:
+            raise RunError(f"{names} did not come back within {patience:.0f} s (cluster.join_timeout).")
+        self._until = now + NODE_SECONDS
+        return True
+
     def _begin(self, now: float) -> None:
+        if self._wait_for_nodes(now):
+            return
         try:
             identity, step = self._written()
         except OSError as error:

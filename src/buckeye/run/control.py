@@ -32,6 +32,7 @@ from buckeye.run.record import (
 )
 from buckeye.run.resume import to_resume
 from buckeye.run.status import newest_checkpoint
+from buckeye.run.stopping import request_stop, withdraw_stop
 from buckeye.space import disk_is_full
 
 log = logging.getLogger(__name__)
@@ -64,11 +65,11 @@ def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callab
     it is to be `now`. `tell` hears what is waited for.
 
     `timeout` is in seconds; by default it is as long as the trainer may take, and three minutes. Raises
-    RunError when it is over, and UsageError for a run of another machine.
+    RunError when it is over, and UsageError for a run of another machine that is to end `now`.
     """
     record = read_record(output_dir)
     if record.elsewhere and record.state in GOING_ON:
-        raise UsageError(f"{output_dir} is a run on {record.host}. Stop it there. {_if_it_ended(record)}")
+        return _stop_elsewhere(output_dir, record, now, timeout, tell)
     left = [] if record.elsewhere else processes_left(record)
     if left:
         if now:
@@ -116,6 +117,32 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
         )
     _refuse_changed(output_dir.absolute(), record, [*arguments, *extra], extra)
     return Continuation(arguments=[*arguments, *extra], working_directory=directory)
+
+
+def _stop_elsewhere(
+    output_dir: Path, record: RunRecord, now: bool, timeout: float | None, tell: Callable[[str], None]
+) -> Stopped:
+    """Ask by way of the directory, which the machine of the run must share with this one."""
+    if now:
+        raise UsageError(f"{output_dir} is a run on {record.host}. Kill it there. {_if_it_ended(record)}")
+    request_stop(output_dir)
+    patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
+    tell(f"waiting for {record.host} to stop it (at most {human_duration(patience)})")
+    started = time.monotonic()
+    while (found := read_record(output_dir)).state in GOING_ON:
+        if time.monotonic() - started > patience:
+            withdraw_stop(output_dir)
+            raise RunError(
+                f"{output_dir} did not end within {human_duration(patience)}: {record.host} does not see "
+                f"what is written there, or is gone. {_if_it_ended(record)}"
+            )
+        time.sleep(_POLL_SECONDS)
+    checkpoint = newest_checkpoint(output_dir)
+    return Stopped(
+        state=found.actual_state(),
+        was_running=True,
+        checkpoint_step=checkpoint.step if checkpoint is not None else None,
+    )
 
 
 def _if_it_ended(record: RunRecord) -> str:

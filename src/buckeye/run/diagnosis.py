@@ -61,7 +61,7 @@ def diagnosis(child: Child, code: int, memory: Memory, output_dir: Path) -> str:
     """How a child ended, what may have been the reason, and its last lines. `memory` is the count when it was
     started, or looked at last."""
     found = [how_it_ended(child, code)]
-    if code == -signal.SIGKILL and child.killed is None:
+    if code == -signal.SIGKILL and child.killed is None and child.is_here:
         found.append(_who_killed(child, memory))
     if free_bytes(output_dir) < _FULL_DISK_BYTES:
         found.append(f"the disk of {output_dir} is full")

@@ -40,6 +40,7 @@ _OURS = (
     RUN_FILE,
     "skipped",
     STATUS_FILE,
+    "stop",
     WANDB_FOLDER,
     "weights",
 )

@@ -20,6 +20,7 @@ _STEPS_WITHOUT_END = 1000  # what a run without max_steps is estimated for
 _BYTES_PER_ROLLOUT = 400  # measured on rollouts/*.jsonl: what is around the text
 _BYTES_PER_ROLLOUT_TOKEN = 6  # and the text, as JSON
 _BYTES_PER_BATCH_TOKEN = 17  # the arrays of a batch
+_LARGEST_HEADER = 100_000_000  # bytes, as safetensors has it
 _BYTES_PER_EVALUATED_ROLLOUT = 1_000  # of evals/*/*.jsonl, which hold no text
 _BYTES_PER_STEP_OF_LOGS = 6_000  # measured: metrics.jsonl, run.log, what the processes print
 _TASKS_OF_A_SPLIT = 2_000  # taken for "all of them": how many there are, only the environment knows
@@ -269,12 +270,19 @@ def count_parameters(model_path: Path) -> int | None:
 
 
 def tensor_shapes(model_path: Path) -> dict[str, list[int]]:
-    """Name -> shape of every tensor in a directory's safetensors files."""
+    """Name -> shape of every tensor in a directory's safetensors files. Raises UsageError for a file that is
+    not whole."""
     shapes: dict[str, list[int]] = {}
     for file in model_path.glob("*.safetensors"):
         with file.open("rb") as handle:
-            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
-        shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+            length = int.from_bytes(handle.read(8), "little")
+            try:
+                header = json.loads(handle.read(min(length, _LARGEST_HEADER)))
+                shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise UsageError(
+                    f"{file} is no whole safetensors file: fetch or copy the model again"
+                ) from None
     return shapes
 
 

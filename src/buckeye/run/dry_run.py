@@ -64,17 +64,19 @@ def _wandb_warnings(config: RLConfig) -> list[str]:
 def plan_table(plan: RolePlan, output_dir: Path) -> str:
     """The processes of a plan as aligned plain text."""
     device = "GPU" if plan.on_gpu else "CPU slot"
-    rows = [("process", "devices", "port", "log")]
+    several = any(role.node for role in plan.roles)
+    rows: list[tuple[str, ...]] = [("process", *(("node",) if several else ()), "devices", "port", "log")]
     for role in plan.roles:
         rows.append(
             (
                 role.title,
+                *((str(role.node),) if several else ()),
                 f"{device} {','.join(map(str, role.devices))}" if role.devices else "-",
                 str(role.port) if role.port is not None else "-",
                 str(output_dir / "logs" / f"{role.log_name}.stdout"),
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 

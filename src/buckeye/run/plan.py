@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from buckeye.cluster.address import socket_variables
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.run.disk import DiskEstimate, estimate_disk
 from buckeye.run.machine import Machine
 from buckeye.run.ports import Ports
+
+LOOPBACK = "127.0.0.1"
 
 RoleKind = Literal["gateway", "inference", "orchestrator", "trainer"]
 
@@ -21,13 +25,15 @@ RoleKind = Literal["gateway", "inference", "orchestrator", "trainer"]
 class Role:
     """One process of a run. `devices` are GPU ids, or CPU slots where there is no GPU. `argv` is a full
     command; `config_name` is the file in `configs/` that the process reads (None: it reads none), `log_name`
-    its files in `logs/`."""
+    its files in `logs/`. It runs on `node`, and a server of the run answers at `host`."""
 
     kind: RoleKind
     index: int
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     devices: tuple[int, ...] = ()
+    node: int = 0
+    host: str = LOOPBACK
     port: int | None = None
     config_name: str | None
     log_name: str
@@ -36,6 +42,11 @@ class Role:
     def title(self) -> str:
         """How messages call it."""
         return self.kind if self.kind == "orchestrator" else f"{self.kind} {self.index}"
+
+    @property
+    def url(self) -> str:
+        """Where it answers, if it is a server."""
+        return f"http://{self.host}:{self.port}"
 
     @property
     def stdout_name(self) -> str:
@@ -59,37 +70,75 @@ class RolePlan:
     @property
     def base_urls(self) -> list[str]:
         """Where the engines answer."""
-        return [f"http://127.0.0.1:{role.port}/v1" for role in self.of_kind("inference")]
+        return [f"{role.url}/v1" for role in self.of_kind("inference")]
 
 
-def make_plan(config: RLConfig, machine: Machine, *, model_path: Path | None, ports: Ports) -> RolePlan:
-    """Turn a resolved configuration into processes on this machine's devices. Ports that nobody has chosen
-    come from `ports`.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """A host that a run may use. Other nodes reach it at `address`; `variables` tell gloo and NCCL how it
+    reaches them. `choose_ports(count)` holds free ports of it."""
+
+    name: str
+    machine: Machine
+    choose_ports: Callable[[int], list[int]]
+    address: str = LOOPBACK
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def make_plan(
+    config: RLConfig,
+    machine: Machine,
+    *,
+    model_path: Path | None,
+    ports: Ports,
+    others: Sequence[Site] | None = None,
+) -> RolePlan:
+    """Turn a resolved configuration into processes on this machine's devices, and on those of the `others`,
+    which are nodes 1 and so on (None: they are as this one). Ports that nobody has chosen come from `ports`.
 
     `model_path` is the local model directory, if there is one, for the disk estimate. Raises UsageError for
     GPU ids that do not exist, with what to type instead.
     """
-    on_gpu = bool(machine.gpus) and config.trainer.model.device != "cpu"
+    here = this_site(config, machine, ports)
+    sites = [here, *([here] * (config.cluster.nodes - 1) if others is None else others)]
+    on_gpu = bool(_used(config, sites)[0].machine.gpus) and config.trainer.model.device != "cpu"
     if on_gpu:
-        _check_gpu_ids(config, machine)
-    replicas = _replica_devices(config)
-    ranks = [(gpu,) for gpu in config.trainer_gpu_ids]
-    threads = _threads(
-        machine, len(replicas), len(ranks), synchronous=config.orchestrator.max_async_level == 0
-    )
-    fixed = _fixed_ports(config, len(replicas))
-    served = fixed or ports.choose(len(replicas))
+        for site in _used(config, sites):
+            _check_gpu_ids(config, site)
+    threads = [_threads(config, site.machine, number) for number, site in enumerate(sites)]
+    fixed = _fixed_ports(config)
     roles = [
-        *_inference_roles(config, replicas, served, on_gpu=on_gpu, threads=threads),
+        *_inference_roles(config, sites, fixed, on_gpu=on_gpu, threads=threads),
         _role("orchestrator", 0, (), output_dir=config.output_dir, env={"CUDA_VISIBLE_DEVICES": ""}),
-        *_trainer_roles(config, ranks, ports, on_gpu=on_gpu, threads=threads),
+        *_trainer_roles(config, sites, on_gpu=on_gpu, threads=threads),
     ]
     return RolePlan(
         roles=tuple(roles),
         on_gpu=on_gpu,
         disk=estimate_disk(config, model_path),
-        fixed_ports=tuple(fixed),
+        fixed_ports=tuple(fixed) if 0 in config.cluster.of_inference else (),
     )
+
+
+def this_site(config: RLConfig, machine: Machine, ports: Ports) -> Site:
+    """The host where `rl` is started."""
+    address = config.cluster.address
+    if config.cluster.nodes == 1 or address is None:
+        return Site(name="this machine", machine=machine, choose_ports=ports.choose)
+    variables = socket_variables(address, os.environ)
+    return Site(
+        name="this machine",
+        machine=machine,
+        choose_ports=ports.choose,
+        address=address,
+        variables=variables,
+    )
+
+
+def _used(config: RLConfig, sites: Sequence[Site]) -> list[Site]:
+    """The hosts with devices of the run."""
+    inference = config.cluster.of_inference if config.inference is not None else []
+    return [sites[number] for number in sorted({*config.cluster.of_trainer, *inference})]
 
 
 def _replica_devices(config: RLConfig) -> list[tuple[int, ...]]:
@@ -100,58 +149,66 @@ def _replica_devices(config: RLConfig) -> list[tuple[int, ...]]:
     return [tuple(ids[i : i + tp]) for i in range(0, len(ids), tp)]
 
 
-def _threads(machine: Machine, replicas: int, ranks: int, *, synchronous: bool) -> int:
-    """Compute threads a process: processes that work at the same time share the cores. In synchronous mode
-    sampling and training take turns."""
+def _threads(config: RLConfig, machine: Machine, node: int) -> int:
+    """Compute threads a process of a node: processes that work at the same time share the cores. In
+    synchronous mode sampling and training take turns."""
+    replicas = len(_replica_devices(config)) if node in config.cluster.of_inference else 0
+    ranks = len(config.trainer_gpu_ids) if node in config.cluster.of_trainer else 0
+    synchronous = config.orchestrator.max_async_level == 0
     at_once = max(replicas, ranks) if synchronous else replicas + ranks
     return max(1, machine.cores // max(at_once, 1))
 
 
-def _fixed_ports(config: RLConfig, replicas: int) -> list[int]:
-    """Those of the servers, if the user has chosen the first."""
+def _fixed_ports(config: RLConfig) -> list[int]:
+    """Those of the servers of a node, if the user has chosen the first."""
     if config.inference is None or "port" not in config.inference.server.model_fields_set:
         return []
-    return [config.inference.server.port + i for i in range(replicas)]
+    return [config.inference.server.port + i for i in range(len(_replica_devices(config)))]
 
 
 def _inference_roles(
-    config: RLConfig,
-    replicas: Sequence[tuple[int, ...]],
-    ports: Sequence[int],
-    *,
-    on_gpu: bool,
-    threads: int,
+    config: RLConfig, sites: Sequence[Site], fixed: Sequence[int], *, on_gpu: bool, threads: Sequence[int]
 ) -> list[Role]:
-    return [
-        _role(
-            "inference",
-            i,
-            devices,
-            output_dir=config.output_dir,
-            port=port,
-            env=_device_env(devices, on_gpu=on_gpu, threads=threads),
-        )
-        for i, (devices, port) in enumerate(zip(replicas, ports, strict=True))
-    ]
+    """Those of the head first. They listen on the loopback there, where the orchestrator is."""
+    replicas = _replica_devices(config)
+    roles: list[Role] = []
+    for node in config.cluster.of_inference if replicas else ():
+        ports = fixed or sites[node].choose_ports(len(replicas))
+        for devices, port in zip(replicas, ports, strict=True):
+            role = _role(
+                "inference",
+                len(roles),
+                devices,
+                output_dir=config.output_dir,
+                port=port,
+                env=_device_env(devices, on_gpu=on_gpu, threads=threads[node]),
+            )
+            roles.append(replace(role, node=node, host=sites[node].address if node else LOOPBACK))
+    return roles
 
 
 def _trainer_roles(
-    config: RLConfig, ranks: Sequence[tuple[int, ...]], ports: Ports, *, on_gpu: bool, threads: int
+    config: RLConfig, sites: Sequence[Site], *, on_gpu: bool, threads: Sequence[int]
 ) -> list[Role]:
-    """One process a rank, under the environment variables that `torchrun` would set on one node."""
+    """One process a rank, under the environment variables that `torchrun` would set on each node."""
+    nodes = config.cluster.of_trainer
     gang: dict[str, str] = {}
-    if len(ranks) > 1:
+    if config.trainer_ranks > 1:
+        first = sites[nodes[0]]
         gang = {
-            "WORLD_SIZE": str(len(ranks)),
-            "LOCAL_WORLD_SIZE": str(len(ranks)),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(ports.choose(1)[0]),
+            "WORLD_SIZE": str(config.trainer_ranks),
+            "LOCAL_WORLD_SIZE": str(len(config.trainer_gpu_ids)),
+            "MASTER_ADDR": first.address if len(nodes) > 1 else LOOPBACK,
+            "MASTER_PORT": str(first.choose_ports(1)[0]),
         }
-    roles = []
-    for i, devices in enumerate(ranks):
-        rank = {"RANK": str(i), "LOCAL_RANK": "0"} if gang else {}
-        env = {**_device_env(devices, on_gpu=on_gpu, threads=threads), **gang, **rank}
-        roles.append(_role("trainer", i, devices, output_dir=config.output_dir, env=env))
+    roles: list[Role] = []
+    for node in nodes:
+        meeting = sites[node].variables if len(nodes) > 1 else {}
+        for device in config.trainer_gpu_ids:
+            rank = {"RANK": str(len(roles)), "LOCAL_RANK": "0"} if gang else {}
+            env = {**_device_env((device,), on_gpu=on_gpu, threads=threads[node]), **gang, **rank, **meeting}
+            role = _role("trainer", len(roles), (device,), output_dir=config.output_dir, env=env)
+            roles.append(replace(role, node=node))
     return roles
 
 
@@ -194,13 +251,16 @@ def _role(
     )
 
 
-def _check_gpu_ids(config: RLConfig, machine: Machine) -> None:
+def _check_gpu_ids(config: RLConfig, site: Site) -> None:
+    machine = site.machine
     inference_ids = config.inference_gpu_ids if config.inference is not None else []
     for flag, ids in (("inference-gpu-ids", inference_ids), ("trainer-gpu-ids", config.trainer_gpu_ids)):
         absent = [gpu for gpu in ids if gpu not in machine.gpus]
         if absent:
+            if not machine.gpus:
+                raise UsageError(f"--{flag} asks for GPU {absent[0]}, and {site.name} has none.")
             there = ",".join(map(str, machine.gpus))
             raise UsageError(
-                f"--{flag} asks for GPU {', '.join(map(str, absent))}, and this machine has {there}. "
+                f"--{flag} asks for GPU {', '.join(map(str, absent))}, and {site.name} has {there}. "
                 f"Choose among those, e.g. `--{flag} {machine.gpus[-1]}` (one GPU may serve both)."
             )

@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from buckeye.beat import BEAT_VARIABLE
+from buckeye.cluster.head import Nodes
+from buckeye.cluster.remote import RemoteProcess
+from buckeye.cluster.session import ended, signal_session, start_session
 from buckeye.process import RunIdentity
 from buckeye.run.beats import BeatReader
 from buckeye.run.directory import attempt_logs, link_log, log_path
@@ -29,10 +30,10 @@ _POLL_SECONDS = 0.05
 @dataclass(slots=True)
 class Child:
     """A started role. `killed` is why the launcher has killed it, `memory` the bytes that it was last seen to
-    have in use."""
+    have in use. Of one on another node nobody knows the latter."""
 
     role: Role
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | RemoteProcess
     stdout: Path
     beats: BeatReader
     killed: str | None = None
@@ -44,30 +45,53 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs. What is left of its session is killed as soon as it is seen to have ended:
-        later the number may be another process's."""
-        if self.process.returncode is None and self.process.poll() is not None:
-            _signal_group(self.process.pid, signal.SIGKILL)
+        """None while it runs. What is left of its session is killed as soon as it is seen to have ended."""
+        if isinstance(self.process, RemoteProcess):
+            self.killed = self.killed or self.process.lost
+        else:
+            ended(self.process)
         return self.process.returncode
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from the other processes of the run: its node, and its number there."""
+        return self.role.node, self.process.pid
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this host."""
+        return not isinstance(self.process, RemoteProcess)
 
 
 class Processes:
     """The children of a run. Each has its own session, so the terminal's Ctrl-C reaches only the launcher,
-    and each ends with the launcher, however that one ends (`die_with_parent`)."""
+    and each ends with the launcher, however that one ends (`die_with_parent`). Those of other nodes, for
+    which `nodes` is needed, get their variables there, the run's `shared_env`, and those of their role."""
 
-    def __init__(self, output_dir: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        output_dir: Path,
+        env: Mapping[str, str],
+        *,
+        nodes: Nodes | None = None,
+        shared_env: Mapping[str, str] | None = None,
+    ) -> None:
         self._output_dir = output_dir
+        self._nodes = nodes
+        self._shared_env = dict(shared_env or {})
         self._env = {**os.environ, **env, "BUCKEYE_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         self._attempt: int | None = None
         self.children: list[Child] = []
 
     def begin(self, identity: RunIdentity) -> None:
         """What is started from now on belongs to this attempt of the run."""
-        self._env |= {
+        named = {
             "BUCKEYE_RUN_ID": identity.run_id,
             "BUCKEYE_ATTEMPT": str(identity.attempt),
             PLACE_VARIABLE: place_of(self._output_dir),
         }
+        self._env |= named
+        self._shared_env |= named
         self._attempt = identity.attempt
 
     def start(self, role: Role) -> Child:
@@ -76,32 +100,28 @@ class Processes:
         the latter."""
         stdout = self._log_of(role)
         stdout.parent.mkdir(parents=True, exist_ok=True)
-        reading, writing = os.pipe()
-        try:
-            with stdout.open("ab") as output:
-                process = subprocess.Popen(
-                    role.argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={
-                        **child_environment(self._env, plays=role.kind == "orchestrator"),
-                        **role.env,
-                        BEAT_VARIABLE: str(writing),
-                    },
-                    pass_fds=(writing,),
-                    start_new_session=True,
-                )
-        except BaseException:
-            os.close(reading)
-            raise
-        finally:
-            os.close(writing)
-        child = Child(role, process, stdout, BeatReader.of(reading))
+        child = self._start_there(role, stdout) if role.node else self._start_here(role, stdout)
         self.children.append(child)
         if self._attempt is not None:
             link_log(self._output_dir, self._attempt, stdout.name)
         return child
+
+    def absent(self, roles: Iterable[Role]) -> list[str]:
+        """What messages call the nodes of these roles that are not there now."""
+        numbers = sorted({role.node for role in roles if role.node})
+        return self._nodes.absent(numbers) if self._nodes is not None and numbers else []
+
+    def _start_here(self, role: Role, stdout: Path) -> Child:
+        env = {**child_environment(self._env, plays=role.kind == "orchestrator"), **role.env}
+        with stdout.open("ab") as output:
+            process, beats = start_session(role.argv, env=env, output=output)
+        return Child(role, process, stdout, BeatReader.of(beats))
+
+    def _start_there(self, role: Role, stdout: Path) -> Child:
+        assert self._nodes is not None, "a plan with other nodes is carried out with them"
+        env = {**self._shared_env, **role.env}
+        process = self._nodes.start(role.node, title=role.title, words=role.argv[1:], env=env, stdout=stdout)
+        return Child(role, process, stdout, BeatReader.of(process.beats))
 
     def _log_of(self, role: Role) -> Path:
         if self._attempt is None:
@@ -151,13 +171,12 @@ class Processes:
 
 
 def _signal_session(child: Child, number: signal.Signals) -> None:
-    if child.running:
-        _signal_group(child.process.pid, number)
-
-
-def _signal_group(leader: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(leader, number)
+    if not child.running:
+        return
+    if isinstance(child.process, RemoteProcess):
+        child.process.signal_session(number)
+    else:
+        signal_session(child.process.pid, number)
 
 
 def last_lines(path: Path, count: int) -> list[str]:

@@ -42,11 +42,13 @@ def birth_of(pid: int) -> float:
 
 class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
     """A process of a run, `started` at a time in seconds since the epoch; its `birth` tells it from a later
-    one with the same pid, also when the clock is set. `log` is its file in `logs/`. What it does is `doing`,
+    one with the same pid, also when the clock is set. It is on `node` of the run, 0 for that of the launcher.
+    `log` is its file in `logs/`. What it does is `doing`,
     since `since`; with `on` it waits for that kind of process. It was started again `restarts` times."""
 
     title: str
     pid: int
+    node: int = 0
     started: float
     birth: float = 0.0
     port: int | None = None
@@ -58,7 +60,9 @@ class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
     restarts: int = 0
 
     def process(self) -> psutil.Process | None:
-        """The process, if it is still there."""
+        """The process, if it is still there, and on this host."""
+        if self.node:
+            return None
         try:
             process = psutil.Process(self.pid)
             same = birth_of(self.pid) == self.birth

@@ -56,7 +56,7 @@ class Recorder:
             started=time.time(),
             place=place_of(config.output_dir),
         )
-        self._processes: dict[int, ProcessRecord] = {}
+        self._processes: dict[tuple[int, int], ProcessRecord] = {}
         self._seen = {"weights": self._versions("weights"), "checkpoints": self._versions("checkpoints")}
         self._restarts: Counter[str] = Counter()
         self._ended: Ended | None = None
@@ -119,17 +119,16 @@ class Recorder:
         """Whether there are other processes than before, or some are ready that were not."""
         before, self._processes = self._processes, {}
         for child in children:
-            known = before.get(child.process.pid) or self._first_record(child)
+            known = before.get(child.key) or self._first_record(child)
             if known is not None:
-                self._processes[known.pid] = self._record_of(child, known)
-        same = {pid: known.ready for pid, known in before.items()}
-        return same != {pid: known.ready for pid, known in self._processes.items()}
+                self._processes[child.key] = self._record_of(child, known)
+        same = {key: known.ready for key, known in before.items()}
+        return same != {key: known.ready for key, known in self._processes.items()}
 
     def _first_record(self, child: Child) -> ProcessRecord | None:
         """None for a child that has ended already."""
         try:
-            started = psutil.Process(child.process.pid).create_time()
-            birth = birth_of(child.process.pid)
+            started, birth = _beginning(child)
         except psutil.NoSuchProcess:
             return None
         role = child.role
@@ -137,6 +136,7 @@ class Recorder:
         return ProcessRecord(
             title=role.title,
             pid=child.process.pid,
+            node=role.node,
             started=started,
             birth=birth,
             port=role.port,
@@ -216,3 +216,12 @@ class Recorder:
                 "The state of the run cannot be recorded, so `buckeye rl status` may be wrong: %s", error
             )
         self._broken = True
+
+
+def _beginning(child: Child) -> tuple[float, float]:
+    """When a child was started, and its birth; that of another node's is not known here. Raises
+    psutil.NoSuchProcess if it has ended already."""
+    pid = child.process.pid
+    if not child.is_here:
+        return time.time(), 0.0
+    return psutil.Process(pid).create_time(), birth_of(pid)

@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 FULL_DISK_SECONDS = 10.0
 """Until a start is tried again for which there was no disk space."""
 
+NODE_SECONDS = 1.0
+"""Until a start is tried again for which a node was not there."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
@@ -63,7 +66,7 @@ class Restarts:
         a server that ended too often."""
         for request in take_restart_requests(self._output_dir):
             for child in self._processes.of_kind("inference"):
-                if request.url == f"http://127.0.0.1:{child.role.port}" and child.running:
+                if request.url == child.role.url and child.running:
                     log.warning("%s is ended to be started anew: %s", child.role.title, request.reason)
                     self._processes.kill(child, f"was not right ({request.reason})")
         homeless = []
@@ -93,6 +96,9 @@ class Restarts:
         self._due = [(at, moved[role.index] if role.kind == "inference" else role) for at, role in self._due]
 
     def _start(self, role: Role, now: float) -> None:
+        if self._processes.absent([role]):  # the run goes on without it, as long as it can
+            self._due.append((now + NODE_SECONDS, role))
+            return
         try:
             self._processes.start(role)
         except OSError as error:  # its log is a new file if an attempt has begun meanwhile

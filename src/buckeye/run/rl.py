@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from buckeye.checkpoint import list_checkpoints
+from buckeye.cluster.head import Nodes
 from buckeye.config.environments import EnvConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.shared import WandbConfig
@@ -25,6 +26,7 @@ from buckeye.run.disk import check_disk, disk_environment
 from buckeye.run.gateway import run_gateways
 from buckeye.run.machine import this_machine
 from buckeye.run.model_files import fetch_model
+from buckeye.run.nodes import other_nodes, sites_of
 from buckeye.run.plan import RolePlan, make_plan
 from buckeye.run.ports import Ports, held_ports
 from buckeye.run.processes import TERM_GRACE_SECONDS, Processes
@@ -39,6 +41,7 @@ from buckeye.run.resume import (
     wait_for_leftovers,
 )
 from buckeye.run.role_configs import Origin, write_role_configs
+from buckeye.run.stopping import Stopping
 from buckeye.run.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -54,34 +57,46 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     Raises UsageError before anything was started, RunError if a process failed.
     """
     output_dir = config.output_dir
-    wandb = wandb_settings(config)
-    check_wandb(wandb)
+    check_wandb(wandb_settings(config))
     with locked(output_dir), held_ports() as ports:
         begin = beginning(config)
         if not begin.again and not config.clean:
             refuse_used(output_dir, resume_command=resume_command(command))
         wait_for_leftovers(output_dir)
         model_path = fetch_model(config.trainer.model.name)
-        plan = make_plan(config, this_machine(), model_path=model_path, ports=ports)
-        disk_warning = check_disk(config, plan.disk)
-        ports.take(plan.fixed_ports, patience=_PORT_SECONDS)
-        if not begin.again and config.clean:
-            clean(output_dir, needed=[model_path])
-        identity = begin_attempt(output_dir, resumed_step=begin.step)
-        prune_logs(output_dir, config.disk.keep_logs)
-        setup_logging(config.log.level, "rl", run_log(output_dir) if config.log.file else None)
-        if disk_warning is not None:
-            log.warning("%s", disk_warning)
-        if begin.again:
-            _tell_beginning(begin, config)
-        write_role_configs(config, plan, model_path=model_path, origin=Origin(begin.step))
-        register(output_dir, identity.run_id)
-        launch = Launch(config=config, model_path=model_path, first=identity, step=begin.step)
-        gateways = run_gateways(played_environments(config), rollouts=config.orchestrator.rollouts_at_once)
-        plan = replace(plan, roles=(*gateways.roles, *plan.roles))
-        env = {**_run_environment(config), **gateways.env}
-        with tracked(wandb, output_dir=output_dir, run_id=identity.run_id, config=config):
-            return _run_recorded(launch, plan, command, ports, env)
+        with other_nodes(config) as nodes:
+            return _run_planned(config, command, begin, model_path, ports, nodes)
+
+
+def _run_planned(
+    config: RLConfig,
+    command: Sequence[str],
+    begin: Beginning,
+    model_path: Path,
+    ports: Ports,
+    nodes: Nodes | None,
+) -> int:
+    output_dir = config.output_dir
+    others = sites_of(nodes, config)
+    plan = make_plan(config, this_machine(), model_path=model_path, ports=ports, others=others)
+    disk_warning = check_disk(config, plan.disk)
+    ports.take(plan.fixed_ports, patience=_PORT_SECONDS)
+    if not begin.again and config.clean:
+        clean(output_dir, needed=[model_path])
+    identity = begin_attempt(output_dir, resumed_step=begin.step)
+    prune_logs(output_dir, config.disk.keep_logs)
+    setup_logging(config.log.level, "rl", run_log(output_dir) if config.log.file else None)
+    if disk_warning is not None:
+        log.warning("%s", disk_warning)
+    if begin.again:
+        _tell_beginning(begin, config)
+    write_role_configs(config, plan, model_path=model_path, origin=Origin(begin.step))
+    register(output_dir, identity.run_id)
+    launch = Launch(config=config, model_path=model_path, first=identity, step=begin.step, nodes=nodes)
+    gateways = run_gateways(played_environments(config), rollouts=config.orchestrator.rollouts_at_once)
+    plan = replace(plan, roles=(*gateways.roles, *plan.roles))
+    with tracked(wandb_settings(config), output_dir=output_dir, run_id=identity.run_id, config=config):
+        return _run_recorded(launch, plan, command, ports, gateways.env)
 
 
 def wandb_settings(config: RLConfig) -> WandbConfig | None:
@@ -130,22 +145,29 @@ def _run(
     env: Mapping[str, str],
 ) -> int:
     stop = StopFlag().install()
+    stopping = Stopping(launch.config.output_dir, stop, launch.nodes)
     config, identity, started = launch.config, launch.first, time.monotonic()
     log.info("Starting RL run %s (attempt %d) in %s", identity.run_id, identity.attempt, config.output_dir)
-    processes = Processes(config.output_dir, env)
+    shared = _run_environment(config)
+    processes = Processes(
+        config.output_dir,
+        {**shared, "BUCKEYE_INFERENCE_KEY": _inference_key(launch.nodes), **env},
+        nodes=launch.nodes,
+        shared_env=shared,
+    )
     processes.begin(identity)
     progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
     supervisor = Supervisor(launch, plan, processes, recorder, ports)
     try:
         supervisor.start()
-        while not stop.requested:
+        while not stopping.requested():
             progress.update("starting: waiting for the first step (logs/ has the details)")
             if supervisor.tick(step=progress.step, trained=progress.trained):
                 progress.update("")
                 break
             time.sleep(_POLL_SECONDS)
         progress.clear()
-        if stop.requested:
+        if stopping.requested():
             recorder.stopping()
             return _stop_early(config, processes, stop, command)
     except Exception:
@@ -170,12 +192,14 @@ def _what_is_there(config: RLConfig) -> str:
 
 
 def _run_environment(config: RLConfig) -> dict[str, str]:
-    key = os.environ.get("BUCKEYE_INFERENCE_KEY") or secrets.token_urlsafe(24)
-    return {
-        "BUCKEYE_INFERENCE_KEY": key,
-        "TOKENIZERS_PARALLELISM": "false",
-        **disk_environment(config.disk),
-    }
+    """What all processes are told. It holds no key: it goes to other hosts."""
+    return {"TOKENIZERS_PARALLELISM": "false", **disk_environment(config.disk)}
+
+
+def _inference_key(nodes: Nodes | None) -> str:
+    """That of the servers of the run."""
+    given = os.environ.get("BUCKEYE_INFERENCE_KEY")
+    return given or (nodes.inference_key if nodes is not None else secrets.token_urlsafe(24))
 
 
 def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command: Sequence[str]) -> int:

@@ -40,7 +40,8 @@ def _role_config(config: RLConfig, role: Role, plan: RolePlan, model_path: Path,
     model = section.model.model_copy(update={"name": str(model_path)})
     changes: dict[str, object] = {"output_dir": output_dir, "model": model}
     if role.kind == "inference":
-        changes["server"] = section.server.model_copy(update={"port": role.port})
+        host = {"host": role.host} if role.node else {}
+        changes["server"] = section.server.model_copy(update={"port": role.port, **host})
     else:  # one resolver: both processes are told the same step
         changes["ckpt"] = _checkpoints(section.ckpt, role, origin)
     if role.kind == "orchestrator" and plan.base_urls:

@@ -161,7 +161,7 @@ def _seconds_left(record: RunRecord, trained: Mapping[int, Mapping[str, Any]], s
 def _process_status(known: ProcessRecord, record: RunRecord) -> ProcessStatus:
     if record.elsewhere:
         state = "not seen from here"
-    elif known.process() is None:
+    elif known.node == 0 and known.process() is None:
         state = "gone"
     else:
         state = "ready" if known.ready else "starting"

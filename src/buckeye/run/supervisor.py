@@ -48,7 +48,7 @@ class Supervisor:
         self._look_at = now
         self._told = False
         self._disk = DiskWatch(launch.config.output_dir, note=recorder.note)
-        self._doomed: dict[int, float] = {}
+        self._doomed: dict[tuple[int, int], float] = {}
         self._trained = 0
         self._furthest = self._committed = launch.step or 0
         self._refilled_at = self._furthest
@@ -134,9 +134,8 @@ class Supervisor:
             ill = illness(vitals, self._limits, now)
             if ill is None or not child.running or child.killed is not None:
                 continue
-            pid = child.process.pid
-            at = self._doomed[pid] = before.get(pid, now + _STACK_SECONDS)
-            if pid not in before:
+            at = self._doomed[child.key] = before.get(child.key, now + _STACK_SECONDS)
+            if child.key not in before:
                 self._processes.ask_for_stacks(child)
             elif now >= at:
                 beat = child.beats.beat
@@ -158,6 +157,12 @@ class Supervisor:
         )
         self._recorder.stalled(now - self._stepped, [sentence(wait, now) for wait in waits])
 
+    def _another_port(self, child: Child) -> int:
+        node = child.role.node
+        if node and self._launch.nodes is not None:
+            return self._launch.nodes.choose_ports(node, 1)[0]
+        return self._ports.choose(1)[0]
+
     def _move(self, homeless: list[Child], now: float) -> None:
         """Give servers that cannot have their port another, and tell the orchestrator by a new attempt."""
         if self._attempts.plan.fixed_ports:
@@ -166,9 +171,7 @@ class Supervisor:
                 f"{taken.role.title.capitalize()} cannot have port {taken.role.port}, which another process "
                 "has taken. Stop that one, choose another inference.server.port, or leave it out."
             )
-        ports = dict(
-            zip((child.role.index for child in homeless), self._ports.choose(len(homeless)), strict=True)
-        )
+        ports = {child.role.index: self._another_port(child) for child in homeless}
         plan = self._attempts.plan
         roles = tuple(
             replace(role, port=ports[role.index])
@@ -186,6 +189,8 @@ class Supervisor:
 
 
 def _memory_of(child: Child) -> int | None:
+    if not child.is_here:
+        return None
     try:
         return int(psutil.Process(child.process.pid).memory_info().rss)
     except psutil.Error:

@@ -52,7 +52,7 @@ def _is_module(name: str) -> bool:
 def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
     """Forced sharding is an error of the configuration; whether `auto` divides is known with the devices."""
     model = config.trainer.model
-    divides = on_gpu and model.device != "cpu" and (len(config.trainer_gpu_ids) > 1 or model.fsdp_cpu_offload)
+    divides = on_gpu and model.device != "cpu" and (config.trainer_ranks > 1 or model.fsdp_cpu_offload)
     if config.trainer.optim.type == "adamw8bit" and model.sharding == "auto" and divides:
         yield (
             "trainer.optim.type: adamw8bit cannot update a model that is divided among GPUs; set "

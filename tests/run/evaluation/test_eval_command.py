@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.command import run_here
 from tests.run.evaluation.chat_server import chat_server
 from tests.small_disk import small_disk
 
@@ -59,14 +60,8 @@ def command(environment, tmp_path, *words):
 
 
 def evaluate(environment, tmp_path, *words, code=0, **variables):
-    done = subprocess.run(
-        command(environment, tmp_path, *words),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, **variables},
-    )
+    argv = command(environment, tmp_path, *words)
+    done = run_here(*argv[3:], cwd=tmp_path, env={**os.environ, **variables})
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -124,6 +119,22 @@ def test_the_table(environment, tmp_path):
     assert lines[2].split()[:2] == ["reward", "1.0000"]
     assert any(line.startswith("3 rollouts of 3 tasks scored, 0 errored") for line in lines)
     assert "ended by: answered 3" in lines
+
+
+def test_it_says_that_rewards_of_groups_are_of_groups_of_one(environment, tmp_path):
+    in_groups = """
+    rollout_in_group = rollout
+
+    async def finish_group(self, task, outcomes):
+        return outcomes
+"""
+    source = ENVIRONMENT.replace("\n\ndef load", f"{in_groups}\n\ndef load")
+    (tmp_path / "numbers.py").write_text(source)
+    with chat_server(lambda body, _: str(number_of(body))) as (url, _):
+        words = ("--base-url", url, "--model", "m", "-n", "1")
+        assert "note: rewards of this environment depend on" in evaluate(environment, tmp_path, *words).stdout
+        (note,) = json.loads(evaluate(environment, tmp_path, *words, "--json", "--resume").stdout)["notes"]
+    assert "scored as a group of its own" in note
 
 
 def test_a_busy_server_is_asked_again(environment, tmp_path):

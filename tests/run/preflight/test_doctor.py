@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def doctor(runner, *words, output="out"):
-    return runner.run(runner.argv("rl", "doctor", *runner.rl(output)[4:], *words))
+    return runner.here(runner.argv("rl", "doctor", *runner.rl(output)[4:], *words))
 
 
 def states(done) -> dict[str, str]:
@@ -32,7 +32,7 @@ def broken_model(runner, tmp_path):
 
 
 def test_the_machine_alone(runner):
-    done = runner.run(runner.argv("rl", "doctor"))
+    done = runner.here(runner.argv("rl", "doctor"))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("ok      Python")
@@ -61,14 +61,14 @@ def test_what_is_broken_is_found_and_a_run_is_refused(runner, broken_model):
     assert f"failed model {broken_model} lacks model.safetensors" in text
     assert "has no chat template" in text
     assert "failed environment nowhere.py" in text
-    refused = runner.run(runner.rl("out", "--model.name", broken_model))
+    refused = runner.here(runner.rl("out", "--model.name", broken_model))
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"error: model: {broken_model} lacks model.safetensors -> ")
     assert not (runner.root / "out").exists()
 
 
 def test_usage(runner):
-    shown = runner.run(runner.argv("rl", "doctor", "--help"))
+    shown = runner.here(runner.argv("rl", "doctor", "--help"))
     assert (shown.returncode, shown.stdout.splitlines()[0]) == (
         0,
         "usage: rl doctor [CONFIG ...] [--sample N] [--json]",
@@ -78,7 +78,7 @@ def test_usage(runner):
         (["--sample", "4"], "plays with the model of a configuration"),
         (["--trainer.optim.lrr", "1"], "lrr"),
     ):
-        wrong = runner.run(runner.argv("rl", "doctor", *words))
+        wrong = runner.here(runner.argv("rl", "doctor", *words))
         assert wrong.returncode == 2
         assert message in wrong.stderr
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from buckeye.config.environments import EnvConfig
-from buckeye.envs.base import Outcome, Task
+from buckeye.envs.base import GroupEnvironment, Outcome, Task
 from buckeye.envs.registry import load_environment
 from buckeye.errors import RunError, UsageError
 from buckeye.orchestrator.environments import NamedEnvironment, short_name, tasks_of
@@ -30,6 +30,10 @@ from buckeye.storage import read_json, write_file
 from buckeye.tasks.keys import variables
 
 SETTINGS, FIGURES, GATEWAY_LOG = "settings.json", "figures.json", "gateway.log"
+_GROUPS_OF_ONE = (
+    "rewards of this environment depend on the other rollouts of a task; here every rollout is scored as a "
+    "group of its own (`evals` scores whole groups)"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,10 +84,13 @@ class EvalReport:
     figures: Figures
     output_dir: Path
     resumed: int
+    notes: tuple[str, ...] = ()
+    """What the figures do not say about how they came about."""
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON."""
-        return {**self.settings, **self.figures.to_json(), "output_dir": str(self.output_dir)}
+        figures = self.figures.to_json()
+        return {**self.settings, **figures, "notes": list(self.notes), "output_dir": str(self.output_dir)}
 
 
 def run_eval(request: EvalRequest) -> EvalReport:
@@ -110,7 +117,10 @@ def run_eval(request: EvalRequest) -> EvalReport:
         each=request.rollouts,
         pass_reward=request.pass_reward,
     )
-    report = EvalReport(settings=settings, figures=figures, output_dir=request.output_dir, resumed=resumed)
+    notes = (_GROUPS_OF_ONE,) if isinstance(env.environment, GroupEnvironment) else ()
+    report = EvalReport(
+        settings=settings, figures=figures, output_dir=request.output_dir, resumed=resumed, notes=notes
+    )
     write_file(request.output_dir / FIGURES, json.dumps(report.to_json(), indent=1, ensure_ascii=False))
     if not figures.scored:
         first = next(iter(figures.errors), "there are no tasks")

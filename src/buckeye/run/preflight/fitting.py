@@ -146,7 +146,7 @@ def _recompute(config: RLConfig, _hardware: Hardware) -> Iterator[Remedy]:
 
 
 def _small_moments(config: RLConfig, hardware: Hardware) -> Iterator[Remedy]:
-    divided = len(config.trainer_gpu_ids) > 1 or config.trainer.model.sharding == "full"
+    divided = config.trainer_ranks > 1 or config.trainer.model.sharding == "full"
     if config.trainer.optim.type == "adamw" and hardware.gpus and not divided:
         optim = AdamW8bitConfig(lr=config.trainer.optim.lr)
         yield Remedy(

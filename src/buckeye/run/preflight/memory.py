@@ -73,17 +73,18 @@ def processor_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def plan_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> list[ProcessMemory]:
-    """The memory of every process of a run, in the order in which they are started."""
+    """The memory of every process that a run has on this machine, in the order in which they are started."""
     needs: list[ProcessMemory] = []
-    if config.inference is not None:
+    if config.inference is not None and 0 in config.cluster.of_inference:
         tp = config.inference.parallel.tp
         ids = config.inference_gpu_ids
         for number, first in enumerate(range(0, len(ids), tp)):
             devices = ids[first : first + tp]
             needs += _inference(config, config.inference, shape, hardware, number, devices)
     needs.append(_process("orchestrator", MAIN, [Part("the program", _ORCHESTRATOR)]))
-    for number, device in enumerate(config.trainer_gpu_ids):
-        needs += _trainer(config.trainer, shape, hardware, number, device, len(config.trainer_gpu_ids))
+    ranks = config.trainer_gpu_ids if 0 in config.cluster.of_trainer else []
+    for number, device in enumerate(ranks):
+        needs += _trainer(config.trainer, shape, hardware, number, device, config.trainer_ranks)
     return needs
 
 
@@ -309,7 +310,8 @@ def _cache(
 def _at_a_time(config: RLConfig) -> int:
     """Rollouts that one replica plays at a time."""
     assert config.inference is not None
-    replicas = max(1, len(config.inference_gpu_ids) // config.inference.parallel.tp)
+    nodes = len(config.cluster.of_inference)
+    replicas = max(1, nodes * len(config.inference_gpu_ids) // config.inference.parallel.tp)
     return math.ceil(config.orchestrator.rollouts_at_once / replicas)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.config.flags import apply, parse_flags
-from buckeye.config.names import use_field_names
+from buckeye.config.names import resolve, use_field_names
 from buckeye.config.problems import report
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath, Settings
@@ -93,12 +93,22 @@ def run_text(recipe: Recipe, words: Sequence[str] = ()) -> str:
     problems += use_field_names(settings, RLConfig)
     if problems:
         raise ConfigError(report(problems))
+    for one in flags.assignments:
+        if settings.get(one.path) is None and _is_none_by_itself(one.path):
+            del settings.get(one.path[:-1])[one.path[-1]]  # TOML has no None
     _evaluate_at_the_end(settings, {one.path for one in flags.assignments})
     head = (
         f"# Written by `buckeye rl`. Start it again, from the same folder, with\n"
         f"#   buckeye rl @ {recipe.file} --output-dir ANOTHER\n\n"
     )
     return head + to_toml(settings.values, _comments(recipe, settings))
+
+
+def _is_none_by_itself(path: KeyPath) -> bool:
+    """Whether what is not set there is None."""
+    section = resolve(RLConfig, [str(key) for key in path[:-1]]).shape
+    fields = [table.model_fields.get(str(path[-1])) for table in section.tables] if section else []
+    return bool(fields) and all(field is not None and field.get_default() is None for field in fields)
 
 
 def _evaluate_at_the_end(settings: Settings, given: set[KeyPath]) -> None:

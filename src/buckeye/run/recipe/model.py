@@ -9,6 +9,7 @@ from pathlib import Path
 from buckeye.errors import UsageError
 from buckeye.run.model_files import find_model
 from buckeye.run.preflight.shape import read_shape
+from buckeye.storage import read_json
 
 _IN_A_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", re.I)
 _UNIT = {"b": 1_000_000_000, "m": 1_000_000}
@@ -42,7 +43,8 @@ def usual_model(*, on_gpu: bool) -> str:
 
 
 def model_facts(name: str) -> ModelFacts:
-    """Look at a local model, or at the name of one. Raises UsageError for a path that leads nowhere."""
+    """Look at a local model, or at the name of one. Raises UsageError for a path that leads nowhere, and for
+    a model that is not whole."""
     path = find_model(name)
     shape = read_shape(path) if path is not None else None
     if shape is not None:
@@ -52,9 +54,22 @@ def model_facts(name: str) -> ModelFacts:
             f"--model {name}: this is no folder with a model (it has no config.json). Name one that is, or a "
             "model of the Hugging Face hub, as --model Qwen/Qwen3-0.6B"
         )
+    if path is not None:
+        _check_whole(name, path)
     named = _IN_A_NAME.search(name.rpartition("/")[2])
     if named is None:
         return ModelFacts(name=name, path=path, parameters=_UNKNOWN_PARAMETERS, guessed=True)
     return ModelFacts(
         name=name, path=path, parameters=int(float(named[1]) * _UNIT[named[2].lower()]), guessed=False
     )
+
+
+def _check_whole(name: str, path: Path) -> None:
+    """Raises UsageError for a model whose description is damaged: none of its sizes could be told."""
+    file = path / "config.json"
+    try:
+        described = read_json(file)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--model {name}: {file} cannot be read: {error}. Fetch or copy it again") from None
+    if not isinstance(described, dict):
+        raise UsageError(f"--model {name}: {file} does not describe a model. Fetch or copy it again")

@@ -1,0 +1,1 @@
+"""Several hosts for one run: the head has the others start, watch and end processes."""

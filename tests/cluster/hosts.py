@@ -1,0 +1,108 @@
+"""Two hosts on this machine: each has a network, a name and a processor of its own. They share the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_COUNT = itertools.count()
+_NEEDED = ("ip", "nsenter", "unshare", "taskset", "hostname")
+
+needs_hosts = pytest.mark.skipif(
+    os.geteuid() != 0 or sys.platform != "linux" or not all(map(shutil.which, _NEEDED)),
+    reason="needs root on Linux, and iproute2: apt-get install iproute2",
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """`space` is its network namespace."""
+
+    name: str
+    address: str
+    space: str
+    core: int
+
+    def argv(self, *words: object) -> list[str]:
+        """A command as it is run there."""
+        return [
+            *("nsenter", f"--net=/run/netns/{self.space}", "taskset", "-c", str(self.core)),
+            *("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name, *map(str, words)),
+        ]
+
+    def start(self, *words: object, out: Path, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+        with out.open("ab") as file:
+            return subprocess.Popen(
+                self.argv(*words),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,
+            )
+
+    def processes(self) -> list[int]:
+        found = subprocess.run(
+            ["ip", "netns", "pids", self.space], capture_output=True, text=True, check=False
+        )
+        return [int(line) for line in found.stdout.split()]
+
+    def kill(self) -> None:
+        """As if it were switched off."""
+        deadline = time.monotonic() + 20
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Until the context ends; then all that runs there is killed."""
+    number = (os.getpid() * 7 + next(_COUNT)) % 200
+    cores = sorted(os.sched_getaffinity(0))
+    hosts = tuple(
+        Host(f"n{i + 1}", f"10.77.{number}.{i + 1}", f"bk{number}n{i + 1}", cores[i % len(cores)])
+        for i in range(2)
+    )
+    links = [f"bk{number}v{i + 1}" for i in range(2)]
+    try:
+        for host in hosts:
+            _ip("netns", "add", host.space)
+        _ip("link", "add", links[0], "type", "veth", "peer", "name", links[1])
+        for host, link in zip(hosts, links, strict=True):
+            _ip("link", "set", link, "netns", host.space)
+            _ip("-n", host.space, "addr", "add", f"{host.address}/24", "dev", link)
+            _ip("-n", host.space, "link", "set", link, "up")
+            _ip("-n", host.space, "link", "set", "lo", "up")
+        yield hosts[0], hosts[1]
+    finally:
+        for host in hosts:
+            host.kill()
+            subprocess.run(["ip", "netns", "del", host.space], capture_output=True, check=False)
+
+
+def wait_until(true: Callable[[], object], seconds: float, what: str) -> None:
+    """Call `true` until it is so."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.2)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)

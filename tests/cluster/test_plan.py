@@ -1,0 +1,116 @@
+"""Where the processes of a run on several hosts are, and what their ranks are told."""
+
+import pytest
+
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.errors import ConfigError, UsageError
+from buckeye.run.dry_run import plan_table
+from buckeye.run.machine import Machine
+from buckeye.run.nodes import other_nodes
+from buckeye.run.plan import Site, make_plan
+from buckeye.run.ports import held_ports
+
+WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}", "--inference-gpu-ids", "0,1")
+
+
+def load(*words):
+    return load_config(RLConfig, [*WORDS, "--trainer-gpu-ids", "2,3", *words], environ={})
+
+
+def site(number, *, gpus=(0, 1, 2, 3), cores=8):
+    return Site(
+        name=f"node {number} (h{number})",
+        machine=Machine(cores=cores, gpus=gpus),
+        choose_ports=lambda count: [30_000 + 100 * number + i for i in range(count)],
+        address=f"10.0.0.{number + 1}",
+        variables={"NCCL_SOCKET_IFNAME": f"eth{number}"},
+    )
+
+
+def plan(config, *others, gpus=(0, 1, 2, 3)):
+    with held_ports() as ports:
+        machine = Machine(cores=8, gpus=gpus)
+        return make_plan(config, machine, model_path=None, ports=ports, others=others or None)
+
+
+def test_every_node_has_the_devices_of_a_single_host():
+    config = load("--cluster.nodes", "2", "--cluster.address", "127.0.0.1")
+    found = plan(config, site(1))
+    assert [(role.title, role.node, role.devices) for role in found.roles] == [
+        ("inference 0", 0, (0,)),
+        ("inference 1", 0, (1,)),
+        ("inference 2", 1, (0,)),
+        ("inference 3", 1, (1,)),
+        ("orchestrator", 0, ()),
+        ("trainer 0", 0, (2,)),
+        ("trainer 1", 0, (3,)),
+        ("trainer 2", 1, (2,)),
+        ("trainer 3", 1, (3,)),
+    ]
+    assert found.base_urls[2:] == ["http://10.0.0.2:30100/v1", "http://10.0.0.2:30101/v1"]
+    assert all(url.startswith("http://127.0.0.1:") for url in found.base_urls[:2])
+    ranks = [role.env for role in found.of_kind("trainer")]
+    assert [(env["RANK"], env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) for env in ranks] == [
+        (str(rank), "4", "2") for rank in range(4)
+    ]
+    assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in ranks}) == 1
+    assert [env.get("NCCL_SOCKET_IFNAME") for env in ranks] == ["lo", "lo", "eth1", "eth1"]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in ranks] == ["2", "3", "2", "3"]
+    assert config.orchestrator.num_train_workers == 4
+
+
+def test_the_nodes_of_trainer_and_inference_can_be_chosen():
+    words = ("--cluster.nodes", "3", "--cluster.trainer-nodes", "1,2", "--cluster.inference-nodes", "0")
+    found = plan(load(*words, "--cluster.address", "127.0.0.1"), site(1), site(2))
+    assert [role.node for role in found.of_kind("inference")] == [0, 0]
+    assert [role.node for role in found.of_kind("trainer")] == [1, 1, 2, 2]
+    assert {role.env["MASTER_ADDR"] for role in found.of_kind("trainer")} == {"10.0.0.2"}
+    assert {role.env["MASTER_PORT"] for role in found.of_kind("trainer")} == {"30100"}
+    table = plan_table(found, load(*words).output_dir).splitlines()
+    assert table[0].split()[:3] == ["process", "node", "devices"]
+    assert table[-1].split()[:3] == ["trainer", "3", "2"]
+
+
+def test_a_single_host_is_as_it_was():
+    found = plan(load())
+    assert {role.node for role in found.roles} == {0}
+    assert {role.env["MASTER_ADDR"] for role in found.of_kind("trainer")} == {"127.0.0.1"}
+    assert not any("NCCL_SOCKET_IFNAME" in role.env for role in found.roles)
+    assert plan_table(found, load().output_dir).splitlines()[0].split()[:2] == ["process", "devices"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [((0, 1), "node 1 (h1) has 0,1"), ((), "--inference-gpu-ids asks for GPU 0, and node 1")],
+)
+def test_a_node_without_the_gpus_is_named(gpus, said):
+    with pytest.raises(UsageError) as raised:
+        plan(load("--cluster.nodes", "2", "--cluster.address", "127.0.0.1"), site(1, gpus=gpus))
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--cluster.nodes", "2", "--cluster.trainer-nodes", "2"), "names a node beyond the last"),
+        (("--cluster.nodes", "2", "--cluster.trainer-nodes", "1,1"), "names a node twice"),
+        (
+            ("--cluster.nodes", "2", "--cluster.trainer-nodes", "0", "--cluster.inference-nodes", "0"),
+            "nothing would run on node 1",
+        ),
+        (
+            ("--cluster.nodes", "3", "--trainer.model.tp", "4"),
+            "6 trainer devices cannot be divided",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(words, said):
+    with pytest.raises(ConfigError, match=said):
+        load(*words)
+
+
+def test_several_nodes_need_an_address(tmp_path):
+    config = load("--cluster.nodes", "2", "--output-dir", str(tmp_path))
+    with pytest.raises(UsageError, match=r"Add --cluster.address"), other_nodes(config):
+        pass

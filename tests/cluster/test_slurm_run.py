@@ -1,0 +1,59 @@
+"""A run on a real Slurm of two nodes."""
+
+import pytest
+
+from tests.cluster.conftest import STEPS
+from tests.cluster.hosts import needs_hosts, two_hosts, wait_until
+from tests.cluster.project import attempts, records, result
+from tests.cluster.slurm import needs_slurm, slurm
+
+pytestmark = [needs_hosts, needs_slurm, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+SECRET = "hf_abcdefghijklmnopqrstuvwxyz"
+_JOB_SECONDS = 1500
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with two_hosts() as (first, second), slurm(tmp_path / "slurm", first, second) as running:
+        yield first, second, running
+
+
+def submit(project, running, name):
+    words = ("--launcher", "slurm", "--cpus", 1, "--partition", "main", "--time", "2h")
+    env = {**project.env, "HF_TOKEN": SECRET, "PATH": running.env["PATH"]}
+    said = running.run(*project.argv("rl", "@", f"{name}.toml", *words), cwd=project.folder, env=env)
+    return said.partition("Submitted job ")[2].partition(".")[0]
+
+
+def ended(running, job):
+    return running.state(job) in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+
+
+def test_a_job_of_two_nodes_gives_the_result_of_one_host(project, single_host, cluster):
+    _, _, running = cluster
+    output = project.write("slurm", trainers=[1], cluster="[cluster]\nnodes = 2\ninference_nodes = [0]\n")
+    job = submit(project, running, "slurm")
+    wait_until(lambda: ended(running, job), _JOB_SECONDS, "the job ends")
+    log = (output / "slurm" / "job.log").read_text()
+    assert running.state(job) == "COMPLETED", log
+    assert result(output, STEPS) == single_host
+    assert not (output / "slurm" / "keys").exists()
+    assert SECRET not in (output / "slurm" / "job.sh").read_text() + log
+    assert "trainer 1" in (output / "status.json").read_text() + log
+
+
+def test_a_node_that_dies_has_the_job_queued_again_and_resumed(project, single_host, cluster):
+    _, second, running = cluster
+    output = project.write("requeued", trainers=[1], cluster="[cluster]\nnodes = 2\ninference_nodes = [0]\n")
+    job = submit(project, running, "requeued")
+    wait_until(lambda: 1 in records(output, "trainer"), _JOB_SECONDS, "two steps")
+    second.kill()
+    wait_until(lambda: running.state(job) in ("PENDING", "REQUEUED"), 900, "the job waits again")
+    running.start_node(second)
+    wait_until(lambda: ended(running, job), _JOB_SECONDS, "the job ends")
+    log = (output / "slurm" / "job.log").read_text()
+    assert running.state(job) == "COMPLETED", log
+    assert log.count("== job ") == 2
+    assert attempts(output)[-1]["resumed_step"] is not None
+    assert result(output, STEPS) == single_host
