@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.command import run_here
+
 
 @pytest.fixture
 def auth(tmp_path):
@@ -16,6 +18,8 @@ def auth(tmp_path):
     def run(*words, text=None, **variables):
         env = {name: value for name, value in os.environ.items() if not name.endswith(("_KEY", "_TOKEN"))}
         env |= {"HOME": str(tmp_path), "BUCKEYE_HOME": str(tmp_path / ".buckeye"), **variables}
+        if text is None:
+            return run_here("auth", *words, cwd=tmp_path / "project", env=env)
         return subprocess.run(
             [sys.executable, "-m", "buckeye", "auth", *words],
             cwd=tmp_path / "project",

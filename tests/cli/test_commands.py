@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.command import run_here
+
 
 def run(*argv, **kwargs):
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, **kwargs)
@@ -39,7 +41,7 @@ def test_help_lists_every_command():
 
 @pytest.mark.parametrize("command", ["rl", "trainer", "orchestrator", "inference", "sft", "evals"])
 def test_every_launch_command_has_help(command):
-    done = run(sys.executable, "-m", "buckeye", command, "--help")
+    done = run_here(command, "--help", cwd=".")
     assert done.returncode == 0
     assert "--output-dir" in done.stdout
 

@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 
 from buckeye.cli.env_args import environment_args
 from buckeye.errors import UsageError
+from tests.command import run_here
 
 TOY = str(Path(__file__).parents[1] / "envs" / "toy.py")
 
 
 def check(*words):
-    argv = [sys.executable, "-m", "buckeye", "env", "check", *words]
-    return subprocess.run(argv, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False)
+    return run_here("env", "check", *words, cwd=".")
 
 
 def test_an_honest_environment_ends_with_0_and_plain_text():
-    done = check(TOY)
+    argv = [sys.executable, "-m", "buckeye", "env", "check", TOY]
+    done = subprocess.run(argv, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["check", "result"]

@@ -111,7 +111,7 @@ def test_the_completion_script_is_shown():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("nope",), "error: No such command 'nope'. Look at: buckeye --help\n"),
+        (("xyzzy",), "error: No such command 'xyzzy'. Look at: buckeye --help\n"),
         (("env", "nope"), "error: No such command 'nope'. Look at: buckeye env --help\n"),
         (
             ("env", "pusch"),

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.command import run_here
+
 TRAIN = 'max_steps = 2\n\n[model]\nname = "nowhere/to-be-found"\n'
 ORCH = 'batch_size = 8\nrollouts_per_example = 4\n\n[[env]]\nid = "harleycooper/dakota1890"\n'
 FILES = ("--trainer", "@", "train.toml", "--orchestrator", "@", "orch.toml", "--inference", "@", "infer.toml")
@@ -89,6 +91,9 @@ CASES = {
     "schema of something": ({}, ("rl", "schema", "a", "b"), 2, ("directory",)),
 }
 
+QUICK = ("unquoted string", "resuming from nothing", "misspelt command")
+"""Those that `make test` also tries in a process of their own: one of every way to end."""
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
@@ -100,25 +105,41 @@ def model(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_malformed_input(name, tmp_path, model):
-    files, words, code, expected = CASES[name]
-    for file, text in {"train.toml": TRAIN, "orch.toml": ORCH, "infer.toml": "", **files}.items():
-        (tmp_path / file).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "buckeye", *(word.format(model=model) for word in words)],
-        cwd=tmp_path,
-        env={
-            **{k: v for k, v in os.environ.items() if not k.startswith(("PRIME_", "BUCKEYE_"))},
-            "HF_HUB_OFFLINE": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture
+def written(tmp_path):
+    """The files of a case, and the environment variables of its command."""
+
+    def write(files):
+        for file, text in {"train.toml": TRAIN, "orch.toml": ORCH, "infer.toml": "", **files}.items():
+            (tmp_path / file).write_text(text)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PRIME_", "BUCKEYE_"))}
+        return kept | {"HF_HUB_OFFLINE": "1"}
+
+    return write
+
+
+def check(done, code, expected):
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr + done.stdout
     for part in expected:
         assert part in done.stderr, (part, done.stderr)
     assert done.stderr.lower().count("error") <= 2, done.stderr
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_malformed_input(name, tmp_path, model, written):
+    files, words, code, expected = CASES[name]
+    done = run_here(*(word.format(model=model) for word in words), cwd=tmp_path, env=written(files))
+    check(done, code, expected)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_malformed_input_of_a_process_of_its_own(name, tmp_path, model, written):
+    files, words, code, expected = CASES[name]
+    argv = [sys.executable, "-m", "buckeye", *(word.format(model=model) for word in words)]
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=written(files), capture_output=True, text=True, timeout=120, check=False
+    )
+    check(done, code, expected)

@@ -16,19 +16,19 @@ from buckeye.cli.env_report import env_report
 from buckeye.cli.evaluate import evaluate
 from buckeye.cli.export import export
 from buckeye.cli.gateway import gateway
-from buckeye.cli.help import GroupedHelp, LaunchCommand
+from buckeye.cli.help import LaunchCommand
 from buckeye.cli.hf import hf
 from buckeye.cli.launch import COMMANDS
+from buckeye.cli.node import node
+from buckeye.cli.pages import Commands
 from buckeye.cli.vllm import vllm_app
 
-app = typer.Typer(
+app = Commands(
     name="buckeye",
     help="Reinforcement learning for language-model agents that works the first time.",
     no_args_is_help=True,
-    cls=GroupedHelp,
-    pretty_exceptions_enable=False,
 )
-model_app = typer.Typer(cls=GroupedHelp, help="Make and inspect models.", no_args_is_help=True)
+model_app = Commands(help="Make and inspect models.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
 app.add_typer(env_app, name="env")
 app.add_typer(auth_app, name="auth")
@@ -45,6 +45,7 @@ app.command()(export)
 app.command("eval")(evaluate)
 app.command()(gateway)
 app.command()(hf)
+app.command(hidden=True)(node)
 
 
 def _show_version(value: bool) -> None:

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
+from buckeye.cli.pages import Commands
 from buckeye.errors import UsageError
 
-auth_app = typer.Typer(help="Keys: which are known and from where; store one.", no_args_is_help=True)
+auth_app = Commands(help="Keys: which are known and from where; store one.", no_args_is_help=True)
 
 
 @auth_app.command("status")

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buckeye.cli.env_args import environment_args
-from buckeye.cli.help import GroupedHelp
+from buckeye.cli.pages import Commands
 from buckeye.cli.waiting import status_line
 
 if TYPE_CHECKING:
     from buckeye.envs.check import CheckOptions, Report
 
-env_app = typer.Typer(
-    cls=GroupedHelp,
+env_app = Commands(
     help="Environments: write one, see what its rewards are worth, share it, use those of others.",
     no_args_is_help=True,
 )

@@ -60,14 +60,19 @@ def env_list(as_json: _Json = False) -> None:
     """List the environments that are installed."""
     from buckeye.envs.installed import all_installed
 
-    environments = all_installed()
+    environments, damaged = all_installed()
     if as_json:
-        typer.echo(json.dumps([_row(e) for e in environments], ensure_ascii=False))
+        rows = [_row(e) for e in environments]
+        rows += [{"name": name, "damaged": problem} for name, problem in damaged.items()]
+        typer.echo(json.dumps(rows, ensure_ascii=False))
         return
-    if not environments:
+    if not environments and not damaged:
         typer.echo("No environment is installed. Install one: buckeye env install OWNER/NAME", err=True)
         return
-    print_table(("id", "version", "kind", "python", "installed"), [_cells(e) for e in environments])
+    cells = [_cells(e) for e in environments] + [(name, "-", "damaged", "-", "-") for name in damaged]
+    print_table(("id", "version", "kind", "python", "installed"), cells)
+    for problem in damaged.values():
+        typer.echo(f"warning: {problem}", err=True)
 
 
 def env_info(name: _Name, as_json: _Json = False) -> None:

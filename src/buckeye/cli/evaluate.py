@@ -112,6 +112,7 @@ def _text(report: EvalReport) -> str:
         f"ended by: {stops}",
     ]
     lines += [f"error ({count}x): {error}" for error, count in figures.errors.items()]
+    lines += [f"note: {note}" for note in report.notes]
     return "\n".join([*lines, str(report.output_dir)])
 
 

@@ -8,18 +8,18 @@ from typing import Annotated
 
 import typer
 
+from buckeye.cli.pages import Commands
 from buckeye.errors import UsageError
 from buckeye.remote.export.job import read_job
 from buckeye.remote.export.k8s import k8s_manifests
 from buckeye.remote.export.sky import sky_task
 from buckeye.storage import write_file
 
-export_run_app = typer.Typer(
+export_run_app = Commands(
     name="export",
     help="A run as a file for another system. (`buckeye export` writes the model of a run.)",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
 )
 
 _Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A run's file, as in `rl @ run.toml`.")]
@@ -51,7 +51,9 @@ def k8s(
 
 def run_export_run(argv: Sequence[str]) -> int:
     """Carry out `rl export ...`."""
-    return export_run_app(list(argv), standalone_mode=True, prog_name="rl export") or 0
+    from buckeye.cli.errors import run_typer
+
+    return run_typer(export_run_app, argv, "rl export")
 
 
 def _write(text: str, output: Path | None) -> None:

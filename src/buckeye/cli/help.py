@@ -84,13 +84,13 @@ class GroupedHelp(TyperGroup):
 
         name = self.name or "buckeye"
         console = Console(soft_wrap=True)
-        console.print(Text(f"{ctx.command_path} COMMAND ...", style="bold"))
-        console.print(Text(f"{self.help or ''}\n"), soft_wrap=False)
+        console.print(Text(f"usage: {ctx.command_path} COMMAND ...", style="bold"))
+        console.print(Text("\n".join(wrap(self.help or "", console.width)) + "\n"))
         for line in self._lines(name, ctx, console.width):
             console.print(line)
-        console.print()
-        for text in _LAST.get(name, ()):
-            console.print(Text(text, style="dim"), soft_wrap=False)
+        for number, text in enumerate(_LAST.get(name, ())):
+            folded = "\n".join(wrap(text, console.width))
+            console.print(Text(folded if number else f"\n{folded}", style="dim"))
 
     def _lines(self, name: str, ctx: Any, width: int) -> Iterator[Text]:
         from rich.text import Text

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from buckeye.cli.pages import Commands
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from buckeye.tasks.lock import ToolEntry
     from buckeye.tasks.models import McpTask
 
-init_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+init_app = Commands(add_completion=False)
 
 
 def run_init(argv: Sequence[str]) -> int:
@@ -164,9 +165,10 @@ def _constants(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str | int]:
     return {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
 
 
-def write_and_prove(prepared: Prepared, *, as_json: bool) -> int:
-    """Write the configuration, play a scripted rollout with it, print what came of it; the exit code."""
-    from buckeye.cli.init_texts import as_object, summary, trials_text
+def write_and_prove(prepared: Prepared, *, as_json: bool, goes_on: bool = False) -> int:
+    """Write the configuration, play a scripted rollout with it, print what came of it (and what to type next,
+    unless somebody goes on with it); the exit code."""
+    from buckeye.cli.init_texts import as_object, next_text, summary, trials_text
     from buckeye.envs.mcp.config import load_gym_config
     from buckeye.envs.mcp.proof import Proof, prove
     from buckeye.errors import BuckeyeError
@@ -187,7 +189,9 @@ def write_and_prove(prepared: Prepared, *, as_json: bool) -> int:
     if as_json:
         typer.echo(json.dumps(as_object(generated, path, proof), ensure_ascii=False))
     else:
-        typer.echo(trials_text(proof, prepared.source.shown, path, prepared.task_file))
+        typer.echo(trials_text(proof, prepared.source.shown))
+        if proof.passed and not goes_on:
+            typer.echo(next_text(path, prepared.task_file))
     return 0 if proof.passed else 1
 
 

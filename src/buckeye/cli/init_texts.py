@@ -24,10 +24,9 @@ def summary(generated: Generated, path: Path) -> str:
     return "\n".join(lines)
 
 
-def trials_text(proof: Proof, shown: str, path: Path, tasks: Path | None) -> str:
-    """What came of the scripted rollout, and what to do next, with `tasks` where they are known."""
+def trials_text(proof: Proof, shown: str) -> str:
+    """What came of the scripted rollout."""
     lines = [f"Scripted rollout on {shown}"]
-    train = ["buckeye", "rl", "--config", str(path), "--dataset", str(tasks or "tasks.json")]
     width = max((len(trial.action) for trial in proof.trials), default=0)
     for trial in proof.trials:
         what = trial.call if trial.ending in ("worked", "refused", "failed") else ""
@@ -38,14 +37,19 @@ def trials_text(proof: Proof, shown: str, path: Path, tasks: Path | None) -> str
     if proof.reward is not None:
         lines.append(f"  the first task's grading gave {proof.reward:g}")
     if proof.passed:
-        lines += [
-            "The rollout went through the configuration to the tools, and ended with done().",
-            "Next: train on its tasks, which may be a JSON file or a dataset (`buckeye hf`).",
-            f"  {shlex.join(train)}",
-        ]
+        lines.append("The rollout went through the configuration to the tools, and ended with done().")
     else:
         lines.append(f"not proven: {_why(proof)}")
     return "\n".join(lines)
+
+
+def next_text(path: Path, tasks: Path | None) -> str:
+    """What to type when the configuration is right, with `tasks` where they are known."""
+    train = ["buckeye", "rl", "--config", str(path), "--dataset", str(tasks or "tasks.json")]
+    return (
+        "Next: train on its tasks, which may be a JSON file or a dataset (`buckeye hf`).\n"
+        f"  {shlex.join(train)}"
+    )
 
 
 def as_object(generated: Generated, path: Path, proof: Proof | None) -> dict[str, Any]:

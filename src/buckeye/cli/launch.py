@@ -93,8 +93,15 @@ def _rl(argv: list[str]) -> int:
         from buckeye.cli.runs import run_command_on_runs
 
         return run_command_on_runs(argv)
-    if _asks_for_help(argv):
-        return _rl_help()
+    from buckeye.cli.rl_help import asks_for_help, show_help
+
+    if asks_for_help(argv):
+        show_help(RLConfig, "rl", argv)
+        return 0
+    from buckeye.cli.slurm import is_for_slurm, start_slurm
+
+    if is_for_slurm(argv):
+        return start_slurm(argv, lambda words: _load(RLConfig, words, "rl"))
     from buckeye.cli.rl_flags import read_words
 
     words = read_words(argv)
@@ -130,27 +137,6 @@ def _start_run(config: RLConfig, command: list[str]) -> int:
 
     tell_before_start(config)
     return run_rl(config, command)
-
-
-def _rl_help() -> int:
-    from buckeye.cli.rl_flags import flags_help
-    from buckeye.config.load import help_text
-    from buckeye.config.rl import RLConfig
-
-    print(
-        "usage: buckeye rl [--config FILE.yaml] [--dataset TASKS] [--model NAME] ...\n"
-        "   or: buckeye rl @ FILE.toml ...\n\n"
-        "Trains a model on an environment. The first form finds what is not named, makes what is missing,\n"
-        "and writes the file of the second. Settings of the run (below) may be added to both.\n\n"
-        f"{flags_help()}\n\n"
-        f"On runs there are, `rl COMMAND --help`: {', '.join(RUN_COMMANDS)}\n"
-        "To write the configuration of an MCP environment: `rl init --help`\n"
-        "To look at machine and configuration before a run: `rl doctor --help`\n"
-        "To see and end rented machines: `rl pods --help`\n"
-        "To have it run by SkyPilot or Kubernetes: `rl export --help`\n"
-    )
-    print(help_text(RLConfig, "rl"))
-    return 0
 
 
 def _trainer(argv: list[str]) -> int:
@@ -217,10 +203,10 @@ def _evals(argv: list[str]) -> int:
 
 def _load(model: type[T], argv: list[str], program: str) -> T:
     _quiet_threads()
-    if _asks_for_help(argv):
-        from buckeye.config.load import help_text
+    from buckeye.cli.rl_help import asks_for_help, show_help
 
-        print(help_text(model, program))
+    if asks_for_help(argv):
+        show_help(model, program, argv)
         sys.exit(0)
     from buckeye.config.load import load_with_warnings
 
@@ -234,10 +220,6 @@ def _quiet_threads() -> None:
     """Idle OpenMP threads must sleep, not spin: spinning costs other processes of the run their core. The
     library reads this when torch is imported, which no command has done yet."""
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
-
-
-def _asks_for_help(argv: list[str]) -> bool:
-    return "--help" in argv or "-h" in argv
 
 
 def _with_local_model(config: T) -> T:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from buckeye.cli.pages import Commands
 from buckeye.cli.tables import print_table
 from buckeye.errors import RemoteError, UsageError
 from buckeye.remote.base import Clock, GpuRequest, RemoteRequest
@@ -25,12 +26,11 @@ from buckeye.remote.ssh_target import parse_target
 from buckeye.remote.survey import SeenPod, end_seen, find_pod, survey
 from buckeye.run.gpu_layout import parse_gpus
 
-pods_app = typer.Typer(
+pods_app = Commands(
     name="pods",
     help="Machines that are rented for runs: see them, and end them.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
 )
 
 _PROVIDER = "prime"  # the only one that rents
@@ -159,7 +159,9 @@ def gc(
 
 def run_pods(argv: Sequence[str]) -> int:
     """Carry out `rl pods ...`."""
-    return pods_app(list(argv), standalone_mode=True, prog_name="rl pods") or 0
+    from buckeye.cli.errors import run_typer
+
+    return run_typer(pods_app, argv, "rl pods")
 
 
 def _confirm(pods: Sequence[SeenPod], *, yes: bool, as_json: bool) -> None:

@@ -115,7 +115,8 @@ def _plan(words: Words, flags: TrainFlags, place: Place, parts: _Parts) -> Plan:
         raise UsageError(f"{parts.dataset} has no tasks to train on: all {len(held_out)} are held out")
     McpEnvironment(gym, {"train": tasks, "eval": held_out})  # refuses what no rollout could be played with
     model = model_facts(parts.model)
-    sizes = choose_sizes(tasks, held_out, gym, model, on_gpu=place.gpus is not None)
+    evaluated = [] if flags.no_eval else held_out
+    sizes = choose_sizes(tasks, evaluated, gym, model, on_gpu=place.gpus is not None)
     layout = place.layout(model.parameters)
     recipe = Recipe(
         config=parts.config,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 _MOST_LINES = 200
+_NARROWEST = 40
 
 
 def can_ask(*, yes: bool, as_json: bool) -> bool:
@@ -18,8 +21,10 @@ def choose(title: str, options: Sequence[tuple[str, str]]) -> str:
     """Show numbered options, (value, what to say of it), and return the value of the chosen one; the first if
     the answer is empty."""
     print(f"\n{title}")
+    width = max(shutil.get_terminal_size().columns, _NARROWEST)
     for number, (value, note) in enumerate(options, 1):
-        print(f"  {number}  {value}{f'  ({note})' if note else ''}")
+        line = f"  {number}  {value}{f'  ({note})' if note else ''}"
+        print(textwrap.fill(line, width, subsequent_indent=" " * 7, break_long_words=False))
     while True:
         answer = _answer("Number or name [1]: ")
         if not answer:

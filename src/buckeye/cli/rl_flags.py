@@ -11,7 +11,6 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from buckeye.config.base import BaseConfig
 from buckeye.config.flags import apply, parse_flags
-from buckeye.config.help import help_text
 from buckeye.config.names import resolve
 from buckeye.config.problems import closest, did_you_mean, report
 from buckeye.config.rl import RLConfig
@@ -25,6 +24,8 @@ _WITH_FILES = {"dry_run", "provider", "yes"}
 _RESUME = "--resume"
 _ELSEWHERE = {"host", "region", "max_price", "max_hours", "keep", "disk_gb", "identity_file"}
 _REMOTE = {"gpus"} | _ELSEWHERE
+_RENTED = {"region", "max_price", "disk_gb"}
+_EVALUATION = ("orchestrator", "eval")
 _WHOLE = ("--trainer", "--orchestrator")  # sections without which no configuration is a whole one
 _FLAG_OF_A_FILE = {".toml": "@", ".yaml": "--config", ".yml": "--config"} | dict.fromkeys(
     (".json", ".jsonl", ".parquet"), "--dataset"
@@ -42,29 +43,31 @@ class TrainFlags(BaseConfig):
     aliases: ClassVar[Mapping[str, str]] = {"json": "as_json"}
 
     model: str | None = None
-    """A model folder, or a name on the Hugging Face hub."""
+    """A folder, or a name on the Hugging Face hub."""
     dataset: str | None = None
-    """Its tasks: a JSON file, a folder that `buckeye hf` has made, or ORG/NAME on the hub."""
+    """A JSON file, a folder of `buckeye hf`, or a hub name."""
     config: Path | None = None
-    """The environment's configuration, as `buckeye rl init` writes it."""
+    """The environment, as `buckeye rl init` writes it."""
     gpus: str | None = None
-    """Number and type of GPUs, as 4xH100; None takes those that are here."""
+    """Number and type; else the GPUs that are here."""
     provider: Literal["local", "prime", "ssh"] | None = None
-    """Where: on this machine, on one that is rented, or on a host of yours."""
+    """This machine, a rented one, a host of yours."""
     output: Path | None = None
-    """Where everything is written; None is a new folder in outputs/."""
+    """Where all is written; else a new folder in outputs/."""
+    no_eval: bool = False
+    """No evaluation on held-out tasks, at start and end."""
     max_price: PositiveFloat | None = None
-    """The most that a rented machine may cost, in US dollars an hour."""
+    """The most that renting may cost, in US $ an hour."""
     max_hours: PositiveFloat | None = None
-    """A rented machine is given back after so long, however far the run is."""
+    """Stop after so long, however far the run is."""
     keep: bool = False
-    """Leave a rented machine as it is at the end; it goes on to cost."""
+    """Do not end a rented machine; it goes on to cost."""
     host: list[str] = Field(default_factory=list)
-    """For the provider ssh: [USER@]HOST[:PORT]."""
+    """For ssh: [USER@]HOST[:PORT]."""
     region: list[str] = Field(default_factory=list)
     """Rent in these regions only."""
     disk_gb: PositiveInt | None = None
-    """Disk of a rented machine; None is what the run is estimated to need."""
+    """Disk to rent; else what the run should need."""
     identity_file: Path | None = None
     """The private key for ssh."""
     dry_run: bool = False
@@ -75,15 +78,6 @@ class TrainFlags(BaseConfig):
     """Print no plan."""
     as_json: bool = False
     """Print the plan as one JSON object."""
-
-    @property
-    def names_parts(self) -> list[str]:
-        """The flags given that say what a run is made of, which a whole configuration says itself."""
-        return [
-            f"--{name}"
-            for name in ("model", "dataset", "config", "output")
-            if getattr(self, name) is not None
-        ]
 
     @property
     def remote(self) -> bool:
@@ -121,26 +115,41 @@ class Words:
                 raise UsageError("--model: needs a value: a folder, or a name on the Hugging Face hub")
             if one.path in _INSTEAD:
                 raise UsageError(f"{one.place.text}: {_INSTEAD[one.path]}")
+            if one.path[:2] == _EVALUATION and self.flags.no_eval:
+                raise UsageError(
+                    f"{one.place.text} sets an evaluation, and --no-eval has none: leave one out"
+                )
+        self._check_place()
         given = sorted(self.flags.model_fields_set & _ELSEWHERE)
         if given and not self.flags.remote:
             raise UsageError(
-                f"--{given[0].replace('_', '-')} is for a run on another machine: add --provider prime or "
+                f"--{written(given[0])} is for a run on another machine: add --provider prime or "
                 "ssh, or leave it out"
             )
 
     def plain_settings(self) -> list[str]:
         """The settings, where they are the whole run. Raises UsageError for flags that go with its parts
         only."""
+        self._check_place()
         given = self.flags.model_fields_set - _WITH_FILES
         given -= _REMOTE if self.flags.remote else set()
         if given:
-            first = sorted(given)[0].replace("as_json", "json").replace("_", "-")
+            first = written(sorted(given)[0])
             where = "; for another machine add --provider" if sorted(given)[0] in _REMOTE else ""
             raise UsageError(
                 f"--{first} is for a run that is put together here, and @ FILE is a whole one: leave out one "
                 f"of them, or change what the file says by a setting, as --model.name or --output-dir{where}"
             )
         return [*self.settings, *(["--dry-run"] if self.flags.dry_run else [])]
+
+    def _check_place(self) -> None:
+        """Raises UsageError for what can be said of a rented machine only."""
+        given = sorted(self.flags.model_fields_set & _RENTED)
+        if given and self.flags.provider == "ssh":
+            raise UsageError(
+                f"--{written(given[0])} says what to rent, and --provider ssh rents nothing: it takes the "
+                "host that you name. Leave it out, or rent with --provider prime"
+            )
 
     @property
     def resumes(self) -> bool:
@@ -175,14 +184,6 @@ def read_words(argv: Sequence[str]) -> Words:
     if flags is None or problems:
         raise ConfigError(report(problems))
     return Words(flags, tuple(settings))
-
-
-def flags_help() -> str:
-    """The flags of the command, a line each."""
-    lines = help_text(TrainFlags, "buckeye rl").splitlines()
-    return "\n".join(
-        line.replace("--as-json", "--json   ") for line in lines[lines.index("buckeye rl:") + 1 :]
-    )
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -231,6 +232,12 @@ def _own_name(word: str) -> str | None:
     return name if name in fields_of(TrainFlags) else None
 
 
+def written(field: str) -> str:
+    """The name of a flag, without its dashes, as people write it."""
+    name = next((alias for alias, of in TrainFlags.aliases.items() if of == field), field)
+    return name.replace("_", "-")
+
+
 def _is_section(word: str, following: Sequence[str]) -> bool:
     """Whether `--model` is the section of that name: with a file, with JSON, or alone."""
     value = word.partition("=")[2] if "=" in word else (following[0] if following else "--")
@@ -242,9 +249,8 @@ def _refuse_misspelt(word: str) -> None:
     if not word.startswith("--") or len(word) == 2 or "." in word:
         return
     name = word[2:].partition("=")[0]
-    known = [flag.replace("as_json", "json") for flag in fields_of(TrainFlags)]
+    known = [written(field) for field in fields_of(TrainFlags)]
     near = closest(name, known)
     bare = name.removeprefix("no-").removeprefix("no_")
     if near and resolve(RLConfig, [bare]).shape is None and resolve(RLConfig, [name]).shape is None:
-        meant = near[0].replace("_", "-")
-        raise UsageError(f"--{name}: no such flag. Did you mean --{meant}? `buckeye rl --help` lists all.")
+        raise UsageError(f"--{name}: no such flag. Did you mean --{near[0]}? `buckeye rl --help` lists all.")

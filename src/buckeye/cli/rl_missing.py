@@ -67,7 +67,7 @@ def _made_config(search: Search) -> Path:
             "there is no configuration of an environment here (configs/*.yaml). Either\n"
             "  write one:       buckeye rl init my-env:latest   (an image, a folder, an address, a command)\n"
             "  or name it:      buckeye rl --config FILE.yaml\n"
-            "  or begin anew:   buckeye env new my-env --kind mcp"
+            "  or begin anew:   buckeye env new my-env --kind mcp" + _tasks_too(search)
         )
     if search.flags.dry_run:
         words = f'--command "{command}"' if command is not None else env
@@ -84,7 +84,7 @@ def _made_config(search: Search) -> Path:
                 raise UsageError(
                     f"{prepared.path} was not written; without a configuration there is no training"
                 )
-        code = write_and_prove(prepared, as_json=False)
+        code = write_and_prove(prepared, as_json=False, goes_on=True)
     if code != 0:
         raise UsageError(
             f"{prepared.path} is written, and its scripted rollout did not go through. "
@@ -92,6 +92,13 @@ def _made_config(search: Search) -> Path:
             f"  buckeye rl --config {prepared.path}"
         )
     return prepared.path
+
+
+def _tasks_too(search: Search) -> str:
+    """What to say of the tasks where the configuration is missing already."""
+    if search.flags.dataset is not None or search.found.datasets:
+        return ""
+    return "\nThere are no tasks here either (tasks.json): `buckeye env new` writes some, or add --dataset"
 
 
 def _environment(search: Search) -> tuple[str | None, str | None]:

@@ -36,7 +36,7 @@ class Plan:
     devices: str
     disk: DiskEstimate
     free: int
-    time: TimeEstimate
+    time: TimeEstimate | None
     price: str
     text: str
 
@@ -86,8 +86,9 @@ def plan_object(plan: Plan) -> dict[str, Any]:
         "trainer_gpu_ids": list(recipe.layout.trainer) if recipe.layout is not None else [],
         "lora": recipe.lora,
         "disk_bytes": plan.disk.total,
-        "seconds": round(plan.time.seconds),
-        "seconds_source": plan.time.source,
+        "seconds": round(plan.time.seconds) if plan.time else None,
+        "seconds_range": [round(plan.time.least), round(plan.time.most)] if plan.time else None,
+        "seconds_source": plan.time.source if plan.time else None,
         "price": plan.price,
         "output_dir": str(config.output_dir),
         "text": plan.text,
@@ -96,10 +97,9 @@ def plan_object(plan: Plan) -> dict[str, Any]:
 
 def _rows(plan: Plan) -> list[tuple[str, str]]:
     recipe, orchestrator = plan.recipe, plan.config.orchestrator
-    held_out = f", {plan.held_out} held out" if plan.held_out else ", none held out"
     return [
         ("environment", f"{plan.environment} ({recipe.config}: {', '.join(plan.actions)})"),
-        ("tasks", f"{plan.tasks} to train on{held_out} ({recipe.dataset})"),
+        ("tasks", f"{plan.tasks} to train on, {_held_out(plan)} ({recipe.dataset})"),
         ("model", _model(plan)),
         (
             "batch",
@@ -115,10 +115,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
             if plan.disk.total
             else f"not known before the model is here; {human_bytes(plan.free)} free",
         ),
-        (
-            "time",
-            f"{human_duration(plan.time.seconds)} ({plan.time.source}, without what the environment takes)",
-        ),
+        ("time", _time(plan.time)),
         ("price", plan.price),
         ("writes", f"{plan.config.output_dir}"),
     ]
@@ -134,6 +131,21 @@ def _model(plan: Plan) -> str:
         else f"; about {human_bytes(model.parameters * _BYTES_PER_PARAMETER)} to fetch"
     )
     return f"{model.name} ({size}, {trained}{here})"
+
+
+def _time(time: TimeEstimate | None) -> str:
+    if time is None:
+        return "until you stop it"
+    if time.least == time.most:
+        return f"about {human_duration(time.seconds)} ({time.source})"
+    between = f"{human_duration(time.least)} to {human_duration(time.most)}"
+    return f"{between} ({time.source}, without what the environment takes)"
+
+
+def _held_out(plan: Plan) -> str:
+    if not plan.held_out:
+        return "none held out"
+    return f"{plan.held_out} held out" + ("" if plan.config.orchestrator.eval else ", without evaluation")
 
 
 def _tasks(count: int) -> str:

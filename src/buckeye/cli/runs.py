@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from buckeye.cli.pages import Commands
 from buckeye.cli.run_texts import cleaning_table, event_line, run_list, status_text
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.remote.steer import is_remote, stop_remote, terminal_of
@@ -29,12 +30,11 @@ from buckeye.run.registry import find_run, known_runs
 from buckeye.run.status import RunStatus, run_status
 from buckeye.space import human_bytes
 
-runs_app = typer.Typer(
+runs_app = Commands(
     name="rl",
     help="Training runs: see and steer them. `rl --help` has the flags that start one.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
 )
 
 _FOLLOW_SECONDS = 0.3

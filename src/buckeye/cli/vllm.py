@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-vllm_app = typer.Typer(help="Set up vLLM in an environment of its own.", no_args_is_help=True)
+from buckeye.cli.pages import Commands
+
+vllm_app = Commands(help="Set up vLLM in an environment of its own.", no_args_is_help=True)
 
 
 @vllm_app.command("install")

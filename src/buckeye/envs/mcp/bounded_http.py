@@ -28,16 +28,20 @@ def _proxy_for(url: str) -> str | None:
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Cuts off answers longer than `MAX_OUTPUT` bytes and remembers the last status that was an error."""
+    """Cuts off answers longer than `MAX_OUTPUT` bytes and remembers the last status that was an error;
+    `refusal` is the first one that a message was answered with."""
 
     def __init__(self, url: str) -> None:
         self._inner = httpx2.AsyncHTTPTransport(verify=_certificates(), proxy=_proxy_for(url))
         self.flooded = ""
+        self.refusal: int | None = None
         self._status: int | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send the request; the answer's body is bounded."""
         response = await self._inner.handle_async_request(request)
+        if response.status_code >= 400 and request.method == "POST" and self.refusal is None:
+            self.refusal = response.status_code
         if response.status_code >= 400 and response.status_code not in (404, 405):
             self._status = response.status_code
         assert isinstance(response.stream, httpx2.AsyncByteStream)

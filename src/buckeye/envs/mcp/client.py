@@ -39,6 +39,7 @@ from buckeye.envs.mcp.errors import (
 )
 from buckeye.envs.mcp.listening import until_it_listens
 from buckeye.envs.mcp.server_process import ServerProcess, clean_environment, without_secrets
+from buckeye.envs.mcp.unreachable import shown_address, why_unreachable
 from buckeye.envs.preload.program import Program
 from buckeye.envs.preload.start import start_program
 from buckeye.tasks.models import HttpServer, StdioServer
@@ -269,8 +270,9 @@ class Session:
             raise
         if not owner.done():
             await _ended(owner)
-            seconds = self._deadlines.start
-            raise StartError(self._message(f"it did not start and shake hands within {seconds:g} s"))
+            seconds, url = self._deadlines.start, getattr(self._server, "url", None)
+            what = "it did not start" if url is None else f"{shown_address(url)} did not answer"
+            raise StartError(self._message(f"{what} and shake hands within {seconds:g} s"))
         raise self._why_not(owner)
 
     def _why_not(self, owner: asyncio.Task[None]) -> McpFault:
@@ -279,6 +281,9 @@ class Session:
         error = None if owner.cancelled() else _root(owner.exception())
         if isinstance(error, McpFault):
             return error
+        if isinstance(self._server, HttpServer):
+            why = why_unreachable(self._server.url, error, self._http.refusal if self._http else None)
+            return StartError(without_secrets(f"server {self.name!r}: {why}", self._secrets))
         return StartError(self._message(f"it could not be started or reached: {_short(error)}"))
 
     async def close(self, owner: asyncio.Task[None], *, grace: float = _SHORT_GRACE) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from buckeye.envs.mcp.errors import McpFault, OutputFlood, StartError
 from buckeye.envs.mcp.guard import GUARD
+from buckeye.process import ends_within
 
 MAX_OUTPUT = 16 * 1024 * 1024
 """Most bytes a server may write to its standard output between two messages to it."""
@@ -175,7 +176,7 @@ class ServerProcess:
     async def settle(self, seconds: float = 1.0) -> None:
         """After its output has ended, wait until it has too, so that its last words are known."""
         await asyncio.wait({self._stderr}, timeout=seconds)
-        await self._ends_within(seconds)
+        await ends_within(self._process, seconds)
 
     def kill(self) -> None:
         """Kill the server and its children at once."""
@@ -187,30 +188,19 @@ class ServerProcess:
         kill what is left of its group. A cancellation kills at once."""
         try:
             self._stdin.close()
-            if not await self._ends_within(grace):
+            if not await ends_within(self._process, grace):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGTERM)
-                await self._ends_within(grace / 2)
+                await ends_within(self._process, grace / 2)
         finally:
             self.kill()
             GUARD.forget(self.pid)
             self._stderr.cancel()
-            await self._ends_within(5.0)
+            await ends_within(self._process, 5.0)
             self._release()  # a stray child may hold a pipe
             if self._listener is not None:
                 self._listener.failed()
                 self._listener = None
-
-    async def _ends_within(self, seconds: float) -> bool:
-        # Not `wait()`: that also waits for every pipe, which a grandchild may keep open.
-        pause, waited = 0.002, 0.0
-        while self._process.returncode is None:
-            if waited >= seconds:
-                return False
-            await asyncio.sleep(pause)
-            waited += pause
-            pause = min(0.05, pause * 1.5)
-        return True
 
     async def _keep_stderr(self, stream: asyncio.StreamReader) -> None:
         total = 0

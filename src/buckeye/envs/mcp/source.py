@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from buckeye.envs.mcp.generate import EnvironmentName
+from buckeye.envs.mcp.unreachable import shown_address
 from buckeye.errors import UsageError
 from buckeye.tasks.images import ImageName, parse_image
 from buckeye.tasks.lock import LOCK_FILE, Lock, ToolEntry, read_lock
@@ -142,8 +143,7 @@ def _of_address(url: str, headers: Mapping[str, str]) -> Source:
     image = next((parse_image(value) for key, value in headers.items() if key.lower() == "mcp-image"), None)
     name = last[-1] if last else parts.hostname or "env"
     environment = _of_image_name(image) if image is not None else _named(name)
-    shown = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "") + parts.path
-    return Source(environment=environment, serving=lambda: _there(server), shown=shown)
+    return Source(environment=environment, serving=lambda: _there(server), shown=shown_address(url))
 
 
 def _of_image(image: ImageName) -> Source:
