@@ -17,12 +17,12 @@ _PIECE = 65536
 class Proxy:
     """Forwards one port. `delay` is in seconds, each way; what is `silent` swallows all that comes."""
 
-    def __init__(self, port: int, *, delay: float = 0.0) -> None:
+    def __init__(self, port: int, *, delay: float = 0.0, listener: socket.socket | None = None) -> None:
         self._target, self._delay = port, delay
         self.silent = False
         self.refusing = False
         self._open: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = listener or socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 

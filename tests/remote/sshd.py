@@ -22,10 +22,10 @@ from tests.remote.venvs import ROOT
 SOFTWARE = ROOT / ".cache" / "venvs" / "remote-pod"
 """What a pod installs, which several pods share."""
 
-_PROGRAM = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
+PROGRAM = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 
 needs_sshd = pytest.mark.skipif(
-    _PROGRAM is None or os.geteuid() != 0, reason="needs root and sshd: apt-get install openssh-server"
+    PROGRAM is None or os.geteuid() != 0, reason="needs root and sshd: apt-get install openssh-server"
 )
 
 
@@ -44,7 +44,7 @@ class Host:
 
 
 def make_key(path: Path) -> Path:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True, timeout=30)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True, timeout=120)
     return path
 
 
@@ -57,22 +57,39 @@ def free_port() -> int:
 @contextmanager
 def sshd(folder: Path, *, port: int | None = None, key: Path | None = None) -> Iterator[Host]:
     """Serve until the context ends; then everything that was started by way of it is killed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = SshTarget(user="root", host="127.0.0.1", port=port or free_port())
+    host = configure(folder, target, key=key or folder / "user_key")
+    with (folder / "sshd.log").open("ab") as log:
+        server = subprocess.Popen(
+            [str(PROGRAM), "-D", "-e", "-f", folder / "sshd_config"], stderr=log, stdin=subprocess.DEVNULL
+        )
+    try:
+        wait_for_port(target.host, target.port, server)
+        yield host
+    finally:
+        server.terminate()
+        server.wait(120)
+        kill_all_of(folder)
+
+
+def configure(folder: Path, target: SshTarget, *, key: Path, authorized: str | None = None) -> Host:
+    """Write what an ssh server needs: `sshd_config`, keys, a home, and a `shutdown` that only takes notes.
+    Who may log in is whoever has `key`, or the `authorized` public one."""
     home = folder / "home"
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(exist_ok=True)
     bin_folder = folder / "bin"
     bin_folder.mkdir(exist_ok=True)
     shutdown = bin_folder / "shutdown"
     shutdown.write_text(f'#!/bin/sh\necho "$@" >> {folder}/shutdown\n')
     shutdown.chmod(0o755)
-    user_key = key or folder / "user_key"
-    if not user_key.exists():
-        make_key(user_key)
     host_key = folder / "host_key"
     if not host_key.exists():
         make_key(host_key)
-    authorized = folder / "authorized_keys"
-    shutil.copy(f"{user_key}.pub", authorized)
-    port = port or free_port()
+    if authorized is None and not key.exists():
+        make_key(key)
+    authorized_keys = folder / "authorized_keys"
+    authorized_keys.write_text(authorized or key.with_name(f"{key.name}.pub").read_text())
     variables = {
         **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},  # packages, as here
         "HOME": home,
@@ -82,23 +99,14 @@ def sshd(folder: Path, *, port: int | None = None, key: Path | None = None) -> I
         "POD_OF": folder,
     }
     settings = " ".join(f"{name}={value}" for name, value in variables.items())
-    config = folder / "sshd_config"
-    config.write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\nPidFile {folder}/pid\n"
-        f"AuthorizedKeysFile {authorized}\nStrictModes no\nPermitRootLogin yes\nUsePAM no\n"
+    (folder / "sshd_config").write_text(
+        f"Port {target.port}\nListenAddress {target.host}\nHostKey {host_key}\nPidFile {folder}/pid\n"
+        f"AuthorizedKeysFile {authorized_keys}\nStrictModes no\nPermitRootLogin yes\nUsePAM no\n"
         "PasswordAuthentication no\nUseDNS no\n"
         f"SetEnv {settings}\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)
-    with (folder / "sshd.log").open("ab") as log:
-        server = subprocess.Popen([_PROGRAM, "-D", "-e", "-f", config], stderr=log, stdin=subprocess.DEVNULL)
-    try:
-        _wait_for(port, server)
-        yield Host(SshTarget(user="root", host="127.0.0.1", port=port), home, user_key, folder)
-    finally:
-        server.terminate()
-        server.wait(10)
-        kill_all_of(folder)
+    return Host(target, home, key, folder)
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -114,7 +122,7 @@ def processes_of(folder: Path) -> list[int]:
 
 def kill_all_of(folder: Path) -> None:
     """As if the machine were switched off."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (left := processes_of(folder)) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -122,10 +130,11 @@ def kill_all_of(folder: Path) -> None:
         time.sleep(0.2)
 
 
-def _wait_for(port: int, server: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 20
+def wait_for_port(host: str, port: int, server: subprocess.Popen) -> None:
+    """Until a server answers."""
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
             return
         assert server.poll() is None, "sshd has ended"
         time.sleep(0.05)

@@ -19,7 +19,7 @@ def do(step, home):
         env={"PATH": "/usr/bin:/bin", "BUCKEYE_HOME": str(home)},
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
 
 

@@ -26,7 +26,7 @@ def a_link(host, known_hosts, **given):
 
 
 async def connected(link, work):
-    await link.connect(patience=5)
+    await link.connect(patience=60)
     try:
         return await work(link)
     finally:

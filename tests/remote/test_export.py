@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from buckeye import __version__
-from buckeye.cli.launch import rl
 from tests.remote.venvs import venv_with
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -49,17 +48,9 @@ def project(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(run_rl):
     """Carry out `rl export WORDS`: exit code, stdout, stderr."""
-
-    def carry_out(*words):
-        monkeypatch.setattr(sys, "argv", ["rl", "export", *words])
-        with pytest.raises(SystemExit) as ended:
-            rl()
-        printed = capsys.readouterr()
-        return ended.value.code, printed.out, printed.err
-
-    return carry_out
+    return functools.partial(run_rl, "export")
 
 
 @pytest.mark.parametrize(

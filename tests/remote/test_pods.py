@@ -2,75 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import signal
 
 import pytest
 
 from buckeye.errors import AccountError, PodGoneError, RemoteError, UsageError
-from buckeye.remote.base import Clock, GpuRequest, RemoteRequest
-from buckeye.remote.ledger import Entry, Ledger
+from buckeye.remote.base import GpuRequest, RemoteRequest
 from buckeye.remote.pods import rented
-from buckeye.remote.providers.prime import PrimeProvider
-from buckeye.remote.providers.prime_account import PrimeAccount
 from buckeye.remote.providers.ssh import SshProvider
-from tests.remote.landlord import KEY, FakeTime, Landlord, row
-
-REQUEST = RemoteRequest(gpus=GpuRequest(count=2, type="A100_80GB"), yes=True)
+from tests.remote.landlord import row
 
 
-class House:
-    """A landlord, a client, a ledger and what the user is told, on one clock."""
-
-    def __init__(self, folder):
-        self.time = FakeTime()
-        self.clock = Clock(now=self.time.now, sleep=self.sleep)
-        self.landlord = Landlord(now=self.time.now)
-        account = PrimeAccount(api_key=KEY, url="http://127.0.0.1:1")
-        self.provider = PrimeProvider(account, clock=self.clock, transport=self.landlord.transport())
-        self.ledger = Ledger(folder / "pods")
-        self.key = folder / "id"
-        self.key.write_text("not read")
-        self.key.with_name("id.pub").write_text("ssh-ed25519 AAAA me\n")
-        self.told: list[str] = []
-        self.asked: list[float] = []
-        self.answer = True
-        self.on_sleep = lambda: None
-
-    def sleep(self, seconds):
-        self.time.sleep(seconds)
-        self.on_sleep()
-
-    def confirm(self, offer):
-        self.asked.append(offer.price_per_hour)
-        return self.answer
-
-    def rented(self, request=REQUEST, **changes):
-        request = dataclasses.replace(request, identity_file=self.key, **changes)
-        return rented(
-            self.provider,
-            request,
-            run_id="ab12cd34",
-            disk_gb=50,
-            confirm=self.confirm,
-            tell=self.told.append,
-            clock=self.clock,
-            ledger=self.ledger,
-        )
-
-    @property
-    def entry(self) -> Entry:
-        return self.ledger.entries()[-1]
-
-    def text(self) -> str:
-        return "\n".join(self.told)
-
-
-@pytest.fixture
-def house(tmp_path) -> House:
-    return House(tmp_path)
+def ordered(house) -> list[str]:
+    """The rows (cloudId) of the orders, in turn."""
+    requests = house.landlord.requests
+    return [body["pod"]["cloudId"] for method, path, body in requests if method == "POST" and "pods" in path]
 
 
 def test_the_cheapest_that_fits_is_rented_and_ended(house):
@@ -219,7 +166,7 @@ def test_keep_does_not_keep_a_pod_that_was_never_ready(house):
 
 def test_an_offer_that_is_refused_gives_way_to_the_next(house):
     house.landlord.refusing = {"2A100.cheap"}
-    with house.rented() as pod:
+    with house.rented(max_price=3) as pod:
         assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
         assert pod.price_per_hour == 2.90
     assert "datacrunch at $2.58 an hour" in house.text()
@@ -229,7 +176,7 @@ def test_an_offer_that_is_refused_gives_way_to_the_next(house):
 
 def test_a_pod_that_costs_more_than_was_offered_gives_way_to_the_next(house):
     house.landlord.lying = {"2A100.cheap": 25.80}
-    with house.rented():
+    with house.rented(max_price=3):
         assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
     assert "costs $25.80 an hour, not $2.58" in house.text()
     assert house.landlord.alive == []
@@ -237,7 +184,7 @@ def test_a_pod_that_costs_more_than_was_offered_gives_way_to_the_next(house):
 
 def test_a_pod_that_fails_gives_way_to_the_next(house):
     house.landlord.failing = {"2A100.cheap": "no driver"}
-    with house.rented():
+    with house.rented(max_price=3):
         assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
     assert "will never be ready: no driver" in house.text()
 
@@ -248,13 +195,16 @@ def test_a_pod_that_is_taken_away_in_the_wait_gives_way_to_the_next(house):
             house.landlord.vanish(house.landlord.alive[0]["id"])
 
     house.on_sleep = take_away
-    with house.rented():
+    with house.rented(max_price=3):
         assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
 
 
 def test_when_all_refuse_nothing_is_left(house):
     house.landlord.refusing = {"2A100.cheap", "2A100.middle", "2A100.dear"}
-    with pytest.raises(RemoteError, match=r"None of 3 offers.*Nothing is rented"), house.rented():
+    with (
+        pytest.raises(RemoteError, match=r"None of 3 offers.*Nothing is rented"),
+        house.rented(max_price=9),
+    ):
         raise AssertionError
     assert house.entry.ended is not None
     assert house.entry.cost(house.time.now()) == 0
@@ -310,6 +260,29 @@ def test_a_higher_price_is_asked_for_again(house):
     assert house.asked == [2.58, 2.90]
 
 
+def test_yes_alone_confirms_the_price_of_the_first_offer_only(house):
+    house.landlord.refusing = {"2A100.cheap", "2A100.same"}
+    house.landlord.rows.append(row("2A100.same", "A100_80GB", 2, "nebius", 2.58))
+    with (
+        pytest.raises(RemoteError, match=r"costs \$2\.90 an hour, .*\$2\.58.*--max-price 2\.90"),
+        house.rented(),
+    ):
+        raise AssertionError
+    assert ordered(house) == ["2A100.cheap", "2A100.same"]
+    assert (house.asked, house.landlord.alive) == ([], [])
+    assert house.entry.ended is not None
+
+
+def test_a_pod_above_the_limit_is_given_back_though_its_offer_was_below(house):
+    house.landlord.lying = {"2A100.cheap": 2.59}  # which passes for 2.58, but not for a limit of 2.58
+    with (
+        pytest.raises(RemoteError, match=r"\$2\.590 an hour, more than --max-price 2\.58"),
+        house.rented(max_price=2.58),
+    ):
+        raise AssertionError
+    assert (ordered(house), house.landlord.alive) == (["2A100.cheap"], [])
+
+
 def test_an_order_without_an_answer_that_arrives_late_is_ended_too(house):
     late = []
     pods = house.provider.pods
@@ -320,7 +293,7 @@ def test_an_order_without_an_answer_that_arrives_late_is_ended_too(house):
     house.provider.pods = blind
     house.landlord.fault("POST", "/pods", code=504, done=True)
     house.on_sleep = lambda: late.append(1) if house.time.now() - 1_800_000_000 > 200 else None
-    with house.rented():
+    with house.rented(max_price=3):
         assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
     assert "An order that was not answered has made a second pod" in house.text()
 
@@ -394,49 +367,6 @@ def test_hosts_that_are_none(hosts):
         SshProvider(hosts)
 
 
-class TestLedger:
-    @pytest.fixture
-    def entry(self) -> Entry:
-        return Entry(
-            name="buckeye-a-1",
-            run_id="a",
-            provider="prime",
-            gpus="2xA100_80GB",
-            price_per_hour=2.5,
-            ordered=0.0,
-        )
-
-    def test_two_processes_do_not_look_after_one_pod(self, house, entry):
-        with (
-            house.ledger.looked_after(entry.name),
-            pytest.raises(RemoteError, match="Another process"),
-            Ledger(house.ledger.folder).looked_after(entry.name),
-        ):
-            raise AssertionError
-
-    def test_a_damaged_file_is_told_and_passed_over(self, house, entry, caplog):
-        house.ledger.write(entry)
-        (house.ledger.folder / "buckeye-b-2.json").write_text('{"name": ')
-        assert house.ledger.entries() == [entry]
-        assert "buckeye-b-2.json cannot be read" in caplog.text
-
-    def test_hours_and_cost(self, entry):
-        assert (entry.hours(5400), entry.cost(5400)) == (1.5, 3.75)
-        ended = dataclasses.replace(entry, pod_id="p", ended=3600.0)
-        assert (ended.hours(1e9), ended.cost(1e9)) == (1.0, 2.5)
-        assert dataclasses.replace(entry, ended=3600.0).cost(1e9) == 0  # it was never made
-
-    def test_the_file_has_no_secret_and_can_be_read(self, house):
-        with house.rented() as pod:
-            text = (house.ledger.folder / f"{pod.name}.json").read_text()
-            assert KEY not in text
-            assert json.loads(text)["run_id"] == "ab12cd34"
-
-    def test_nothing_is_known_of_a_pod_that_is_not_there(self, house):
-        with pytest.raises(RemoteError, match="cannot be read"):
-            house.ledger.read("buckeye-x")
-
-
 def test_ctrl_c_while_an_offer_is_given_up_rents_no_other(house):
     house.landlord.lying = {"2A100.cheap": 25.80}
     presses = iter([signal.SIGINT])
@@ -444,11 +374,7 @@ def test_ctrl_c_while_an_offer_is_given_up_rents_no_other(house):
     with pytest.raises(KeyboardInterrupt), house.rented():
         raise AssertionError
     assert house.landlord.alive == []
-    assert [
-        body["pod"]["cloudId"]
-        for method, path, body in house.landlord.requests
-        if path.endswith("pods/") and body
-    ] == ["2A100.cheap"]
+    assert ordered(house) == ["2A100.cheap"]
 
 
 def test_a_pod_is_ended_though_the_ledger_is_lost(house, caplog):

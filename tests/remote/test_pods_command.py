@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 import shlex
-import sys
 import time
 
 import pytest
 
-from buckeye.cli.launch import rl
 from buckeye.remote.base import GpuRequest, RemoteRequest
 from buckeye.remote.ledger import Entry, Ledger
 from buckeye.remote.pods import rented
@@ -39,17 +38,9 @@ def landlord(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(run_rl):
     """Carry out `rl pods WORDS`: exit code, stdout, stderr."""
-
-    def carry_out(*words):
-        monkeypatch.setattr(sys, "argv", ["rl", "pods", *words])
-        with pytest.raises(SystemExit) as ended:
-            rl()
-        printed = capsys.readouterr()
-        return ended.value.code, printed.out, printed.err
-
-    return carry_out
+    return functools.partial(run_rl, "pods")
 
 
 def rent(**changes):
@@ -84,13 +75,15 @@ def test_a_pod_that_was_left_behind_is_shown_and_ended(landlord, run):
     entry = leave_behind(landlord)
     code, out, err = run("list")
     assert code == 0
-    assert re.search(rf"{entry.name} +{entry.pod_id} +2xA100_80GB +ready +nobody +2\.58 +0 min +\$0\.00", out)
+    assert re.search(
+        rf"{entry.name} +{entry.pod_id} +2xA100_80GB +ready +nobody +2\.58 +\d+ min +\$\d\.\d\d", out
+    )
     assert "pods gc" in err
     assert run("gc")[0] == 2  # nobody can be asked
     assert len(landlord.alive) == 1
     code, out, _ = run("gc", "--yes")
     assert (code, landlord.alive) == (0, [])
-    assert "gc; 0 min, $0.00" in out
+    assert re.search(r"gc; \d+ min, \$\d\.\d\d", out)
     assert "1 pod ended." in out
     assert run("list")[1] == "No pod is rented.\n"
     ((shown),) = json.loads(run("list", "--all", "--json")[1])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from buckeye.errors import UsageError
-from buckeye.remote.project import read_project
+from buckeye.remote.project import read_project, words_for_a_pod
 
 CONFIG = """
 output_dir = "{output}"
@@ -83,6 +83,9 @@ def test_keys_that_are_known_or_given_to_servers_go_along_and_no_others(project,
     config.write_text(config.read_text().replace("path =", "taskset ="))
     assert dict(read_project(config, resume=False).secrets) == {"HF_TOKEN": "1", "JUDGE_KEY": "2"}
     assert dict(read_project(project(), resume=False).secrets) == {"HF_TOKEN": "1"}
+    config = project()
+    config.write_text(config.read_text().replace("args =", 'variables = ["OTHER"]\nargs ='))
+    assert dict(read_project(config, resume=False).secrets) == {"HF_TOKEN": "1", "OTHER": "3"}
 
 
 def test_what_is_outside_of_the_project_is_refused(project, tmp_path):
@@ -94,9 +97,17 @@ def test_what_is_outside_of_the_project_is_refused(project, tmp_path):
             read_project(project(path=path), resume=False)
 
 
-def test_an_environment_that_would_have_to_be_installed_is_refused(project):
-    with pytest.raises(UsageError, match="dakota1890 is an environment that must be installed"):
-        read_project(project(env="dakota1890"), resume=False)
+def test_an_environment_of_the_hub_is_installed_there(project):
+    (needed,) = read_project(project(env="someone/other@1.2"), resume=False).environments
+    assert (needed.what, needed.wheel) == ("someone/other@1.2", None)
+    assert read_project(project(), resume=False).environments == ()
+
+
+def test_a_pod_does_not_wait_a_day_for_room_on_its_disk(project):
+    path = project()
+    assert words_for_a_pod(read_project(path, resume=False).config) == ["--disk.timeout", "1800"]
+    path.write_text(path.read_text() + "[disk]\ntimeout = 7200\n")
+    assert words_for_a_pod(read_project(path, resume=False).config) == []
 
 
 def test_there_is_nothing_to_resume(project):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,18 @@ def test_a_checkpoint_that_was_here_before_stays(run):
     run.checkpoint(2)
     run.update()
     assert [info.step for info in list_checkpoints(run.here / "checkpoints")] == [1, 2]
+
+
+def test_half_a_checkpoint_of_a_command_that_was_killed_goes_with_the_next_one(run):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    half = run.here / f"checkpoints/.step_1-incoming.tmp-{ended.pid}"
+    half.mkdir(parents=True)
+    (half / "weights").write_bytes(b"half")
+    assert list_checkpoints(run.here / "checkpoints") == []
+    run.checkpoint(1)
+    run.update()
+    assert [path.name for path in (run.here / "checkpoints").iterdir()] == ["step_1"]
 
 
 def test_what_was_sent_from_here_is_not_fetched(run):

@@ -178,6 +178,6 @@ def test_the_other_end_needs_the_standard_library_only():
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.stdout.strip() == "['__main__']" or done.stdout.strip() == "[]"

@@ -12,6 +12,7 @@ from buckeye.envs.registry import open_environment
 from buckeye.envs.workers.settings import WorkerSettings
 from buckeye.errors import UsageError
 from buckeye.orchestrator.admission import Admission
+from buckeye.tasks.keys import key
 
 _GIGABYTE = 10**9
 
@@ -48,11 +49,13 @@ def load_environments(
 ) -> list[NamedEnvironment]:
     """Load the environments of a configuration. Rollouts may take `rollout_timeout` seconds where an
     environment does not say; what workers print goes to `log_dir`. Raises UsageError if two would have the
-    same name."""
+    same name, or a variable that one is to be given is nowhere."""
     names = [s.name or short_name(s.id) for s in settings]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"two environments are called {twice[0]}: give each [[env]] a `name` of its own")
+    for name, s in zip(names, settings, strict=True):
+        _check_variables(name, s)
     return [
         NamedEnvironment(
             name=name,
@@ -70,17 +73,28 @@ def load_environments(
     ]
 
 
+def _check_variables(name: str, settings: EnvConfig) -> None:
+    for variable in settings.variables:
+        if not key(variable):
+            raise UsageError(
+                f"environment {name} is to be given the variable {variable}, which is neither in the "
+                f"environment nor in .env. Set it: buckeye auth set {variable}"
+            )
+
+
 def worker_settings(
     settings: EnvConfig, name: str, rollout_timeout: float, log_dir: Path | None
 ) -> WorkerSettings:
-    """How the workers of an environment are run. Limits of turns and tokens are kept by workers only."""
-    limited = settings.max_turns is not None or settings.max_tokens is not None
+    """How the workers of an environment are run. Limits of turns and tokens are kept, and variables given, by
+    workers only."""
+    limited = settings.max_turns is not None or settings.max_tokens is not None or settings.variables
     told = settings.sampling.model_dump(exclude_none=True)
     memory = settings.max_memory_gb
     return WorkerSettings(
         isolation="process" if limited or memory is not None else settings.isolation,
         python=settings.python,
         processes=settings.workers,
+        variables=tuple(settings.variables),
         max_memory_bytes=None if memory is None else int(memory * _GIGABYTE),
         sampling=told,
         max_turns=settings.max_turns,

@@ -10,87 +10,23 @@ import asyncio
 import hashlib
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from buckeye.errors import RemoteError
+from buckeye.inference.vllm.interpreter import SUPPORTED
+from buckeye.remote import scripts
 from buckeye.remote.connection import Link, LostConnectionError
+from buckeye.remote.environments import NeededEnvironment
 from buckeye.remote.software import code_files, pins, requirements, torch_version
 from buckeye.remote.upload import packed
 
 _SECONDS = 2400.0
 _PATIENCE = 600.0
 _CUTS = 5
-_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-
-_PRELUDE = """set -eu
-umask 077
-root="${BUCKEYE_HOME:-$HOME/.buckeye}/software"
-mkdir -p "$root/done"
-"""
-
-_PYTHON = """
-fits() { "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))'; }
-found=
-for name in ${BUCKEYE_PYTHON:-} python3.12 python3.13 python3.11 python3; do
-  path=$(command -v "$name" 2>/dev/null) || continue
-  if fits "$path" 2>/dev/null; then found=$path; break; fi
-done
-if [ -z "$found" ]; then
-  export PATH="$HOME/.local/bin:$PATH"
-  if ! command -v uv >/dev/null; then
-    echo "no Python 3.11 to 3.13 with venv here; getting uv" >&2
-    python3 -m pip install --user --quiet uv 2>/dev/null \\
-      || curl -LsSf https://astral.sh/uv/install.sh | sh >&2 \\
-      || { echo "uv could not be had. Install Python 3.12 with venv there." >&2; exit 1; }
-  fi
-  uv python install --quiet 3.12 >&2
-  found=$(uv python find 3.12)
-fi
-ln -sfn "$found" "$root/python-found"
-"""
-
-_CODE = """
-rm -rf "$root/code-KEY"
-mkdir "$root/code-KEY"
-tar -xf - -C "$root/code-KEY"
-"""
-
-_PACKAGES = """
-place="$root/packages-KEY"
-rm -rf "$place"
-"$(readlink "$root/python-found")" -m venv "$place"
-pip() { "$place/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
-printf %s REQUIREMENTS > "$place/requirements.txt"
-printf %s PINS > "$place/pins.txt"
-if ! command -v nvidia-smi >/dev/null; then
-  [ -z TORCH ] || pip 'torch=='TORCH'+cpu' 2>/dev/null \\
-    || pip 'torch=='TORCH'+cpu' --extra-index-url CPU_INDEX \\
-    || echo "no CPU build of torch TORCH: another one is taken" >&2
-fi
-pip -r "$place/requirements.txt" -c "$place/pins.txt" || {
-  echo "not all versions of the other machine can be had here: the newest ones are taken" >&2
-  pip -r "$place/requirements.txt"
-}
-"""
-
-_VENV = """
-place="$root/venv-KEY"
-rm -rf "$place"
-"$root/packages-PACKAGES/bin/python" -m venv --without-pip "$place"
-purelib() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
-packages=$(purelib "$root/packages-PACKAGES")
-printf 'import site; site.addsitedir("%s")\\n%s\\n' "$packages" "$root/code-CODE" \\
-  > "$(purelib "$place")/buckeye-layers.pth"
-"$place/bin/python" -c 'import buckeye.cli.main, torch'
-"""
-
-_VLLM = """
-if command -v nvidia-smi >/dev/null; then
-  "$root/venv-KEY/bin/python" -m buckeye vllm install >&2 \\
-    || echo "vLLM could not be installed: runs use the built-in engine" >&2
-fi
-"""
+_VLLM, _INSTALLED = "vLLM", "environments"
+_TORCH_INDEX = "https://download.pytorch.org/whl"
+_SAID = "buckeye: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +44,7 @@ class Step:
         marker = f'"$root/done/{slug}-{self.key}"'
         lock = f'"$root/done/{slug}.lock"'
         return (
-            f"{_PRELUDE}exec 9>{lock}\nflock -w {_SECONDS:.0f} 9\n"
+            f"{scripts.PRELUDE}exec 9>{lock}\nflock -w {_SECONDS:.0f} 9\n"
             f"if [ -e {marker} ]; then cat >/dev/null; echo done; exit 0; fi\n"
             f"{self.script}\n: > {marker}\n"
         )
@@ -116,50 +52,84 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """Where things are there. `python` knows this version of Buckeye."""
+    """Where things are there. `python` knows this version of Buckeye; `environments` is the folder of the
+    installed ones, None where none is needed; `vllm` is a Python with vLLM, None if that does not work."""
 
     python: str
+    environments: str | None
+    vllm: str | None
 
 
-def steps() -> list[Step]:
-    """All of them, in order; the last one but vLLM's makes the environment whose key is its own."""
+def steps(environments: Sequence[NeededEnvironment] = ()) -> list[Step]:
+    """All of them, in order; the fourth makes the environment whose key is its own."""
     files = code_files()
     code = _key(*(part for name in sorted(files) for part in (name.encode(), files[name])))
     needed = requirements()
     fixed = pins(needed)
     torch = torch_version()
-    packages = _key("\n".join([*needed, "", *fixed, torch]).encode(), _PACKAGES.encode())
-    venv = _key(code.encode(), packages.encode(), _VENV.encode())
-    install = (
-        _PACKAGES.replace("KEY", packages)
-        .replace("REQUIREMENTS", shlex.quote("\n".join(needed) + "\n"))
-        .replace("PINS", shlex.quote("\n".join(fixed) + "\n"))
-        .replace("CPU_INDEX", _CPU_INDEX)
-        .replace("TORCH", shlex.quote(torch))
+    packages = _key("\n".join([*needed, "", *fixed, torch]).encode(), scripts.PACKAGES.encode())
+    venv = _key(code.encode(), packages.encode(), scripts.VENV.encode())
+    vllm = _key(str(SUPPORTED).encode(), scripts.VLLM.encode())
+    install = _filled(
+        scripts.PACKAGES,
+        KEY=packages,
+        REQUIREMENTS=shlex.quote("\n".join(needed) + "\n"),
+        PINS=shlex.quote("\n".join(fixed) + "\n"),
+        TORCH=torch,
+        WHEELS=_TORCH_INDEX,
     )
-    layers = _VENV.replace("KEY", venv).replace("PACKAGES", packages).replace("CODE", code)
-    return [
-        Step("Python", _key(_PYTHON.encode()), _PYTHON),
-        Step("Buckeye", code, _CODE.replace("KEY", code), packed(files)),
+    found = [
+        Step("Python", _key(scripts.PYTHON.encode()), scripts.PYTHON),
+        Step("Buckeye", code, _filled(scripts.CODE, KEY=code), packed(files)),
         Step("packages", packages, install),
-        Step("environment", venv, layers),
-        Step("vLLM", venv, _VLLM.replace("KEY", venv)),
+        Step("environment", venv, _filled(scripts.VENV, KEY=venv, PACKAGES=packages, CODE=code)),
+        Step(_VLLM, vllm, _filled(scripts.VLLM, KEY=vllm, VENV=venv, WHEELS=_TORCH_INDEX)),
     ]
+    return [*found, _environments(environments, venv)] if environments else found
 
 
-async def bootstrap(link: Link, *, tell: Callable[[str], None]) -> Software:
+def _environments(needed: Sequence[NeededEnvironment], venv: str) -> Step:
+    """The step that installs them, in a folder that no other run's versions are in."""
+    files: dict[str, bytes] = {}
+    installs = []
+    for number, one in enumerate(needed):
+        lock = f"{number}.lock"
+        if one.wheel is not None:
+            files[one.what] = one.wheel
+        if one.lock is not None:
+            files[lock] = one.lock
+        what = one.what if one.wheel is None else f"./{one.what}"
+        how = scripts.BESIDE if one.beside else scripts.INSTALL
+        installs.append(_filled(how, LOCK=lock, WHAT=shlex.quote(what)))
+    parts = (part for name in sorted(files) for part in (name.encode(), files[name]))
+    how_to = "".join((scripts.ENVIRONMENTS, *installs)).encode()
+    key = _key(venv.encode(), how_to, *parts)
+    script = _filled(scripts.ENVIRONMENTS, KEY=key, VENV=venv, INSTALLS="".join(installs))
+    return Step(_INSTALLED, key, script, packed(files))
+
+
+async def bootstrap(
+    link: Link, *, tell: Callable[[str], None], environments: Sequence[NeededEnvironment] = ()
+) -> Software:
     """Carry out what is not done yet. Raises RemoteError with the last words of a step that fails."""
-    needed = steps()
+    needed = steps(environments)
     for number, step in enumerate(needed, 1):
         tell(f"{number}/{len(needed)} {step.title} ...")
-        done = await _carry_out(link, step)
-        if done:
+        if await _carry_out(link, step, tell):
             tell(f"{number}/{len(needed)} {step.title}: was there")
-    found = await link.run(["sh", "-c", f'{_PRELUDE}printf %s "$root"'])
-    return Software(python=f"{found.stdout.decode()}/venv-{needed[3].key}/bin/python")
+    keys = {step.title: step.key for step in needed}
+    ask = f'{scripts.PRELUDE}printf "%s\\n" "$root"; cat "$root/vllm-{keys[_VLLM]}/works" && echo works'
+    found = (await link.run(["sh", "-c", ask])).stdout.decode().splitlines()
+    root = found[0]
+    place = f"{root}/environments-{keys[_INSTALLED]}" if _INSTALLED in keys else None
+    return Software(
+        python=f"{place}/venv/bin/python" if place else f"{root}/venv-{needed[3].key}/bin/python",
+        environments=f"{place}/installed" if place else None,
+        vllm=f"{root}/vllm-{keys[_VLLM]}/bin/python" if "works" in found[1:] else None,
+    )
 
 
-async def _carry_out(link: Link, step: Step) -> bool:
+async def _carry_out(link: Link, step: Step, tell: Callable[[str], None]) -> bool:
     """Whether it was done before. A step that was cut off is begun again."""
     for attempt in range(_CUTS + 1):
         try:
@@ -172,8 +142,16 @@ async def _carry_out(link: Link, step: Step) -> bool:
             continue
         if done.code != 0:
             raise RemoteError(f"Step {step.title!r} failed on {link.target}:\n{done.text()}")
+        for line in done.stderr.decode(errors="replace").splitlines():
+            if line.startswith(_SAID):
+                tell(f"warning: {line.removeprefix(_SAID)}")
         return done.stdout.strip() == b"done"
     raise AssertionError
+
+
+def _filled(script: str, **words: str) -> str:
+    """A script with its words. Raises KeyError for one that is not given."""
+    return re.sub(r"@([A-Z]+)@", lambda found: words[found[1]], script)
 
 
 def _key(*parts: bytes) -> str:

@@ -68,22 +68,28 @@ def cost_text(entry: Entry, now: float) -> str:
 
 
 def _end_all(provider: Provider, entry: Entry, clock: Clock) -> None:
+    """Order the end until nothing is left. Where nobody says how the pod is, it is ordered all the same."""
     deadline = clock.now() + _DEADLINE_SECONDS
     pause = _FIRST_PAUSE
     empty_looks = 0
     failure = "it is still there"
     while True:
+        final = False
         try:
             alive = _alive(provider, entry)
             empty_looks = 0 if alive else empty_looks + 1
             if empty_looks >= (1 if entry.pod_id is not None else _LOOKS_FOR_UNKNOWN):
                 return
+        except RemoteError as error:
+            failure, final = str(error), error.final
+            alive = {entry.pod_id} if entry.pod_id is not None else set()
+        try:
             for pod_id in sorted(alive):
                 provider.terminate(pod_id)
         except RemoteError as error:
-            failure = str(error)
-            if error.final:
-                raise RemoteError(f"{failure}\n{left_text(entry)}") from None
+            failure, final = str(error), final or error.final
+        if final:
+            raise RemoteError(f"{failure}\n{left_text(entry)}")
         if clock.now() + pause > deadline:
             raise RemoteError(f"The end is not confirmed after 10 minutes: {failure}\n{left_text(entry)}")
         clock.sleep(pause)

@@ -15,6 +15,23 @@ from buckeye.remote.connection import Link, LostConnectionError
 
 _ANSWER_SECONDS = 60.0
 
+_START = """
+umask 077
+trap '' HUP
+cd "$1" || exit 1
+if [ -e pid ]; then cat >/dev/null; exit 0; fi
+if ! cat > env || [ "$(wc -c < env)" -ne "$5" ]; then
+  rm -f env
+  echo "the keys did not arrive whole: the connection was cut, or the disk is full" >&2
+  exit 1
+fi
+touch heartbeat
+if command -v tmux >/dev/null; then
+  tmux -L "$2" new-session -d -s run sh -c "$3" >/dev/null 2>&1 && exit 0
+fi
+setsid nohup sh -c "exec $4" </dev/null >>wrapper.log 2>&1 &
+"""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
@@ -51,22 +68,21 @@ async def prepare(link: Link, job: Job, settings: Mapping[str, Any]) -> None:
 
 
 async def start(link: Link, job: Job, secrets: Mapping[str, str]) -> None:
-    """Start a job, or do nothing if it was started. The keys go through standard input into a file that only
-    we may read, and that is deleted as it is read."""
-    keys = 'umask 077; [ -e "$1/pid" ] && { cat >/dev/null; exit 0; }; cat > "$1/env"; touch "$1/heartbeat"'
-    await _must(link, ["sh", "-c", keys, "sh", job.folder], json.dumps(secrets).encode())
-    wrapper = [job.python, "-m", "buckeye.remote.pod.wrapper", job.folder]
+    """Start a job, or do nothing if it was started.
+
+    The keys go through standard input into a file that only we may read, and that is deleted as it is read.
+    One program there takes them and starts the job, and goes on if we are lost meanwhile: keys never lie
+    there without a job that deletes them. Raises RemoteError, and leaves none, if they arrive in part.
+    """
+    keys = json.dumps(secrets).encode()
+    wrapper = shlex.join([job.python, "-m", "buckeye.remote.pod.wrapper", job.folder])
     shown = shlex.join(["tail", "-n", "+1", "-F", f"{job.folder}/log"])
     terminal = (
-        f'{shlex.join(wrapper)} & wrapper=$!; touch "{job.folder}/log"; '
+        f'{wrapper} & wrapper=$!; touch "{job.folder}/log"; '
         f"{shown} --pid=$wrapper 2>/dev/null & wait $wrapper"
     )
-    script = (
-        'cd "$1"; if command -v tmux >/dev/null; then '
-        'tmux -L "$2" new-session -d -s run sh -c "$3" >/dev/null 2>&1 && exit 0; fi; '
-        f"setsid nohup {shlex.join(wrapper)} </dev/null >>wrapper.log 2>&1 &"
-    )
-    await _must(link, ["sh", "-c", script, "sh", job.folder, job.tmux_socket, terminal])
+    words = [job.folder, job.tmux_socket, terminal, wrapper, str(len(keys))]
+    await _must(link, ["sh", "-c", _START, "sh", *words], keys)
 
 
 async def forget_secrets(link: Link, job: Job) -> None:

@@ -14,17 +14,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from buckeye.envs.installed.record import ENVIRONMENTS_VARIABLE
 from buckeye.errors import BuckeyeError, PodGoneError, RemoteError, UsageError
+from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE
 from buckeye.process import INTERRUPTED
 from buckeye.remote import job as jobs
 from buckeye.remote.base import RemoteRequest
-from buckeye.remote.bootstrap import bootstrap
+from buckeye.remote.bootstrap import Software, bootstrap
 from buckeye.remote.connection import Link, check_identity
 from buckeye.remote.disk import disk_gb
 from buckeye.remote.follow import Follower
+from buckeye.remote.nodes import OtherNodes, check_hosts
 from buckeye.remote.offers import ask_price
 from buckeye.remote.pods import RentedPod, rented
-from buckeye.remote.project import Project, read_project
+from buckeye.remote.project import Project, read_project, words_for_a_pod
 from buckeye.remote.providers.choose import open_provider
 from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.pull import Mirror
@@ -79,10 +82,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
             ) as pod,
             _handlers_kept(),
         ):
-            if len(pod.ssh) != 1:
-                raise UsageError(
-                    f"{len(pod.ssh)} hosts were named: this version trains on one machine. Name one --host."
-                )
+            check_hosts(project.config.cluster, len(pod.ssh), rented=provider.rents)
             rents = provider.rents
             dead_man = None if request.keep else _dead_man(pod, minutes, rents=rents)
             try:
@@ -103,13 +103,17 @@ class _RemoteRun:
         self._dead_man, self._rents = dead_man, rents
         self._follower: Follower | None = None
         self._work: asyncio.Task[int] | None = None
-        self._link = Link(
-            pod.ssh[0],
-            known_hosts=pod.known_hosts,
-            identity_file=pod.identity_file.expanduser() if pod.identity_file is not None else None,
-            own_settings=not rents,
-            tell=_tell,
+        self._link, *others = (
+            Link(
+                target,
+                known_hosts=pod.known_hosts,
+                identity_file=pod.identity_file.expanduser() if pod.identity_file is not None else None,
+                own_settings=not rents,
+                tell=_tell,
+            )
+            for target in pod.ssh
         )
+        self._nodes = OtherNodes(others, project.config.cluster, run_id, _tell)
 
     async def carry_out(self) -> int:
         """From the first connection to the last file."""
@@ -127,6 +131,7 @@ class _RemoteRun:
             return await self._work
         finally:
             watching.cancel()
+            await self._nodes.close()
             await self._link.close()
 
     def _interrupt(self) -> None:
@@ -170,12 +175,16 @@ class _RemoteRun:
         try:
             _tell(f"Connecting to {self._link.target} ...")
             await self._link.connect(patience=_CONNECT_SECONDS)
-            software = await bootstrap(self._link, tell=_tell)
+            software = await bootstrap(self._link, tell=_tell, environments=self._project.environments)
+            await self._nodes.prepare()
             folder = f"{await jobs.home_of(self._link)}/.buckeye/jobs/{self._run_id}"
             job = jobs.Job(run_id=self._run_id, folder=folder, python=software.python)
             _tell_sent(await send_project(self._link, job.python, job.project, self._project.manifest))
-            await jobs.prepare(self._link, job, self._settings(job))
+            settings = self._settings(job, software)
+            settings["argv"] += await self._nodes.head_words(self._link, job.python)
+            await jobs.prepare(self._link, job, settings)
             await jobs.start(self._link, job, self._secrets())
+            self._nodes.start()
             self._remember(job)
             _tell(f"The run has started on {self._link.target}.")
             return await self._follow(job)
@@ -184,12 +193,15 @@ class _RemoteRun:
                 await self._leave(job)
             raise
 
-    def _settings(self, job: jobs.Job) -> dict[str, Any]:
+    def _settings(self, job: jobs.Job, software: Software) -> dict[str, Any]:
+        found = {ENVIRONMENTS_VARIABLE: software.environments, PYTHON_VARIABLE: software.vllm}
+        installed = {name: place for name, place in found.items() if place is not None}
+        words = [*self._project.arguments, *(words_for_a_pod(self._project.config) if self._rents else ())]
         return {
-            "argv": [job.python, "-m", "buckeye", "rl", *self._project.arguments],
+            "argv": [job.python, "-m", "buckeye", "rl", *words],
             "cwd": job.project,
             "output_dir": self._project.output_there,
-            "env": {"BUCKEYE_NEW_RUN_ID": self._run_id},
+            "env": {"BUCKEYE_NEW_RUN_ID": self._run_id, **installed},
             "dead_man": self._dead_man,
         }
 
@@ -197,6 +209,7 @@ class _RemoteRun:
         found = dict(self._project.secrets)
         if found:
             _tell(f"Keys that go along: {', '.join(sorted(found))}")
+        found |= self._nodes.head_secrets
         key = os.environ.get(POD_KEY_VARIABLE)
         return {**found, POD_KEY_VARIABLE: key} if key and self._rents else found
 

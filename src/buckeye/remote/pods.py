@@ -183,12 +183,21 @@ class _Rental:
         return fitting.offers
 
     def _ask(self, offer: Offer) -> None:
-        """Have the price confirmed; one that is no higher than a confirmed one is."""
-        if self.request.yes or (self.confirmed is not None and offer.price_per_hour <= self.confirmed):
+        """Have the price confirmed; one that is no higher than a confirmed one is. `--yes` confirms
+        `--max-price`, and without that the price of the first offer: nobody has seen what comes after it."""
+        if self.confirmed is not None and offer.price_per_hour <= self.confirmed:
             return
-        if not self.confirm(offer):
-            raise RemoteError("The price was not confirmed. Nothing is rented.")
-        self.confirmed = offer.price_per_hour
+        if not self.request.yes:
+            if not self.confirm(offer):
+                raise RemoteError("The price was not confirmed. Nothing is rented.")
+            self.confirmed = offer.price_per_hour
+        elif self.confirmed is None:
+            self.confirmed = self.request.max_price or offer.price_per_hour
+        else:
+            raise RemoteError(
+                f"The next offer costs {price_text(offer)}, and --yes has confirmed ${self.confirmed:.2f}. "
+                f"Nothing is rented. To go on up to a price, add --max-price {offer.price_per_hour:.2f}."
+            )
 
     def _try(self, offer: Offer) -> RentedPod:
         """Write down what is going to be ordered, order it, and wait for it."""
@@ -213,9 +222,16 @@ class _Rental:
         self.tell(
             f"Ordered {offer.gpus} from {offer.cloud} for {price_text(offer)}: pod {self.name} ({pod.id})"
         )
-        check_word(offer, pod.price_per_hour, spot=pod.spot)
+        check_word(offer, pod.price_per_hour, spot=pod.spot, limit=self.request.max_price)
         status = wait_ready(
-            self.provider, entry, offer, pod.id, clock=self.clock, tell=self.tell, timeout=self.timeout
+            self.provider,
+            entry,
+            offer,
+            pod.id,
+            limit=self.request.max_price,
+            clock=self.clock,
+            tell=self.tell,
+            timeout=self.timeout,
         )
         self._end_others(pod.id)
         entry = self._record(ssh=tuple(map(str, status.ssh)))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.envs.mcp.environment import NAME
 from buckeye.errors import UsageError
+from buckeye.remote.environments import NeededEnvironment, needed_environments
 from buckeye.remote.manifest import Manifest, project_manifest
 from buckeye.remote.steer import REMOTE_FILE, REMOTE_LOG
 from buckeye.remote.travel import inside, named_here
@@ -20,13 +20,13 @@ from buckeye.run.rl import played_environments
 from buckeye.tasks.keys import KEYS, variables
 from buckeye.tasks.variables import names_in_servers
 
-_OWN_ENVIRONMENTS = (NAME, "agent")
 _STAYS = (
     *("batches", "checkpoints", "exports", "logs", "rollouts", "skipped", "wandb", "weights"),
     *(".lock", REMOTE_FILE, REMOTE_LOG),
 )
 """What of a run is not sent when it goes on elsewhere; of its checkpoints only one is."""
 
+_DISK_SECONDS = 1800
 _MODEL_FOLDER = ".buckeye-model"
 _NOT_KEYS = {"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"}
 _RENTING = "PRIME_API_KEY"  # never leaves: it could rent and end everything
@@ -43,6 +43,7 @@ class Project:
     output_there: str
     manifest: Manifest
     secrets: Mapping[str, str]
+    environments: tuple[NeededEnvironment, ...]
 
     @property
     def output_dir(self) -> Path:
@@ -56,7 +57,6 @@ def read_project(config_path: Path, *, resume: bool) -> Project:
     root = Path.cwd().resolve()
     relative = inside(config_path, root)
     config = load_config(RLConfig, ["@", str(config_path)], environ={})
-    _refuse_packages(config)
     words = ["@", relative.as_posix()]
     output = config.output_dir
     there = output.as_posix()
@@ -80,17 +80,14 @@ def read_project(config_path: Path, *, resume: bool) -> Project:
         output_there=there,
         manifest=manifest,
         secrets=_secrets(config),
+        environments=needed_environments(played_environments(config)),
     )
 
 
-def _refuse_packages(config: RLConfig) -> None:
-    """Raise UsageError for an environment that is neither in the project nor in Buckeye."""
-    for env in played_environments(config):
-        if not Path(env.id).exists() and env.id not in _OWN_ENVIRONMENTS:
-            raise UsageError(
-                f"{env.id} is an environment that must be installed on the other machine, which this version "
-                "does not do. Put its code into the project, and name it by its path."
-            )
+def words_for_a_pod(config: RLConfig) -> list[str]:
+    """What `rl` is told on a machine that costs and that nobody looks at: it does not wait a day for room on
+    its disk, unless the file says so."""
+    return [] if "timeout" in config.disk.model_fields_set else ["--disk.timeout", str(_DISK_SECONDS)]
 
 
 def _add_model(manifest: Manifest, config: RLConfig, model: Path, root: Path) -> list[str]:
@@ -128,9 +125,10 @@ def _add_run(manifest: Manifest, output: Path, there: str) -> None:
 
 
 def _secrets(config: RLConfig) -> dict[str, str]:
-    """The keys that Buckeye knows, and the variables that the servers of the tasks are given. What a prompt
-    mentions is no reason to send it."""
-    known = variables()
-    names = [*KEYS, *names_in_servers(mcp_tasks(played_environments(config)))]
+    """The keys that Buckeye knows, and the variables that environments and the servers of tasks are given.
+    What a prompt mentions is no reason to send it."""
+    known, played = variables(), played_environments(config)
+    names = [*KEYS, *names_in_servers(mcp_tasks(played))]
+    names += [name for env in played for name in env.variables]
     asked = [name if name in known else name.upper() for name in names]
     return {name: known[name] for name in asked if known.get(name) and name not in (*_NOT_KEYS, _RENTING)}

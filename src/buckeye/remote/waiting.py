@@ -21,11 +21,13 @@ def wait_ready(
     offer: Offer,
     pod_id: str,
     *,
+    limit: float | None,
     clock: Clock,
     tell: Callable[[str], None],
     timeout: float,
 ) -> PodStatus:
-    """Wait until a pod has an address for ssh, at most `timeout` seconds and until `entry.expires`.
+    """Wait until a pod has an address for ssh, at most `timeout` seconds and until `entry.expires`. `limit`
+    is the most that it may cost an hour.
 
     Raises PodGoneError if it will never be ready, OfferRefusedError if it is not what was offered, other
     RemoteError if the wait is too long.
@@ -37,7 +39,7 @@ def wait_ready(
         now = clock.now()
         waited = now - started
         seen = seen or status.state != "gone"
-        check_word(offer, status.price_per_hour, spot=False)
+        check_word(offer, status.price_per_hour, spot=False, limit=limit)
         if status.state == "ready":
             tell(f"Pod {entry.name} is ready after {hours_text(waited / 3600)}.")
             return status
@@ -54,10 +56,12 @@ def wait_ready(
         clock.sleep(_POLL_SECONDS)
 
 
-def check_word(offer: Offer, price: float | None, *, spot: bool) -> None:
-    """Raises OfferRefusedError if a pod is not what was offered."""
+def check_word(offer: Offer, price: float | None, *, spot: bool, limit: float | None) -> None:
+    """Raises OfferRefusedError if a pod is not what was offered, or costs more an hour than `limit`."""
     if price is not None and price > offer.price_per_hour * _PRICE_TOLERANCE + 0.01:
         raise OfferRefusedError(f"its pod costs ${price:.2f} an hour, not {price_text(offer)}.")
+    if price is not None and limit is not None and price > limit:
+        raise OfferRefusedError(f"its pod costs ${price:.3f} an hour, more than --max-price {limit:g}.")
     if spot:
         raise OfferRefusedError("its pod can be taken away at any time, which was not offered.")
 

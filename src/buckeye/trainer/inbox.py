@@ -22,6 +22,7 @@ _POLL_SECONDS = 0.02
 _AGREE_SECONDS = 1.0
 _REPORT_SECONDS = 60.0
 _AGAIN_SECONDS = 60.0
+_SEEN_SECONDS = 30.0
 _MOST_DAMAGED = 3
 
 
@@ -150,9 +151,14 @@ class Inbox:
         )
 
     def _must_read(self, step: int) -> Batch:
-        batch = read_batch(self.root, step, identity=self.identity)
-        if batch is None:
+        """What the first rank has seen; on another host, it may take a while to be seen, too."""
+        deadline = time.monotonic() + _SEEN_SECONDS
+        while (batch := read_batch(self.root, step, identity=self.identity)) is None:
+            if time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+                continue
             raise TransportError(
-                f"Batch {step} in {self.root} is seen by the first rank but not by this one."
+                f"Batch {step} in {self.root} is seen by the first rank but not by this one, for "
+                f"{_SEEN_SECONDS:g} s."
             )
         return batch

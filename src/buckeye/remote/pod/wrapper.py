@@ -83,10 +83,11 @@ def carry_out(folder: Path) -> int:
 
 def _take_secrets(path: Path) -> dict[str, str]:
     try:
-        found: dict[str, str] = json.loads(path.read_text())
+        text = path.read_text()
     except FileNotFoundError:
         return {}
     path.unlink()
+    found: dict[str, str] = json.loads(text)
     return found
 
 
