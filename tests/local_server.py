@@ -1,6 +1,7 @@
 """An HTTP server on the loopback, for as long as a block lasts."""
 
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -22,7 +23,8 @@ class QuietHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            with suppress(ConnectionError):  # whoever asked has gone
+                self.wfile.write(content)
 
 
 class LocalServer:

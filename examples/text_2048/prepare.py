@@ -1,9 +1,10 @@
-"""Writes what the example needs: tasks, and conversations of a player who moves at random.
+"""Writes what the example needs: tasks, and conversations of beginners.
 
     python prepare.py DIRECTORY
 
-The conversations teach how a call is written and nothing about the game: every move is drawn from all four
-directions, whether the board can move so or not.
+The conversations teach how a call is written, and nothing about the board: every beginner has a habit. One
+half presses the last key again most of the time, the other half turns (after up or down comes left or right),
+whether the board can move so or not.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from text_2048.board import DIRECTIONS, Game
 
 HERE = Path(__file__).parent
 SIZE, TARGET = 3, 16
-SPLITS = {"train": range(4_000), "eval": range(100_000, 100_300)}
+HABIT = 0.8  # how often it decides; else the move is drawn from all four directions
+SPLITS = {"train": range(4_000), "eval": range(100_000, 101_000)}
 CONVERSATIONS = range(200_000, 203_000)
 SERVER = {
     "url": "http://localhost:8765/mcp",
@@ -42,16 +44,23 @@ def task(split: str, seed: int) -> dict[str, Any]:
 
 
 def conversation(config: GymConfig, seed: int) -> dict[str, Any]:
-    """A game of random moves, in the words of a rollout."""
+    """A game of a beginner, in the words of a rollout."""
     game, rng = Game(seed, SIZE), random.Random(seed)
     messages = [*first_messages(McpTask.model_validate(task("train", seed)), config, str(game))]
+    turns, direction = rng.random() < 0.5, rng.choice(DIRECTIONS)
     for _ in range(config.defaults.max_turns):
-        direction = rng.choice(DIRECTIONS)
+        usual = _across(direction) if turns else (direction,)
+        direction = rng.choice(usual if rng.random() < HABIT else DIRECTIONS)
         messages.append({"role": "assistant", "content": f'<tool>move("{direction}")</tool>'})
         messages.append({"role": "user", "content": f"<result>\n{_result(game, direction)}\n</result>"})
         if game.over:
             break
     return {"messages": messages[:-1]}
+
+
+def _across(direction: str) -> tuple[str, ...]:
+    """The directions at right angles to one."""
+    return ("left", "right") if direction in ("up", "down") else ("up", "down")
 
 
 def _result(game: Game, direction: str) -> str:

@@ -3,7 +3,7 @@
     python report.py DIRECTORY [RUN ...]
 
 A RUN is a folder that `buckeye eval` has written in DIRECTORY. The first row is a player who draws each move
-from all four directions, on the same boards.
+from all four directions, on the same boards: his mean of many games on each.
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ from text_2048.board import DIRECTIONS, Game
 from text_2048.grading import grade
 
 RESAMPLES = 2_000
+RANDOM_GAMES = 20
 
 
 def random_score(seed: int, turns: int) -> float:
-    """What a player earns who moves at random."""
-    game, rng = Game(seed, SIZE), random.Random(seed)
+    """What a player earns on a board who moves at random."""
+    return statistics.fmean(_random_game(seed, turns, number) for number in range(RANDOM_GAMES))
+
+
+def _random_game(seed: int, turns: int, number: int) -> float:
+    game, rng = Game(seed, SIZE), random.Random(f"{seed}/{number}")
     for _ in range(turns):
         if game.over:
             break
@@ -57,7 +62,7 @@ def main() -> None:
     players |= {name: evaluate_scores(directory / name) for name in sys.argv[2:]}
     for name, scores in players.items():
         low, high = interval(scores)
-        print(f"{name:14} {statistics.fmean(scores):.3f}  [{low:.3f}, {high:.3f}]  {len(scores)} games")
+        print(f"{name:14} {statistics.fmean(scores):.3f}  [{low:.3f}, {high:.3f}]  {len(scores)} boards")
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ done
 evaluate() {
   buckeye eval buckeye-vf-gym --args "$args" --model "$1" --max-tokens 20 --max-concurrent 64 --output-dir "$out/$2"
 }
-evaluate "$out/sft/weights/step_40" before
+evaluate "$out/sft/weights/step_80" before
 rl --trainer @ "$here/train.toml" --orchestrator @ "$here/orch.toml" --inference @ "$here/infer.toml" \
-  --model.name "$out/sft/weights/step_40" --output-dir "$out/rl" --orchestrator.env.0.args "$args"
-evaluate "$out/rl/weights/step_30" after
+  --model.name "$out/sft/weights/step_80" --output-dir "$out/rl" --orchestrator.env.0.args "$args"
+evaluate "$out/rl/weights/step_60" after
 python "$here/report.py" "$out" before after

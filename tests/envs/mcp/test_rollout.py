@@ -262,7 +262,8 @@ def test_arguments_nested_without_end_are_the_mistake_of_the_model(marker):
     assert "nested too deeply" in policy.seen[-1]["content"]
 
 
-def test_a_server_that_nobody_runs(marker):
+def test_a_server_that_nobody_runs(marker, monkeypatch):
+    monkeypatch.setattr("buckeye.envs.mcp.rollout._LISTEN_SECONDS", 1.0)
     server = {"url": "http://127.0.0.1:9/mcp"}
     outcome = play(task(marker, mcp_config={"board": server}), Scripted())
     assert (outcome.reward, outcome.stop_reason) == (None, "start_failed")
