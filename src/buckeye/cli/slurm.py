@@ -23,11 +23,10 @@ from buckeye.config.validation import validate
 from buckeye.errors import ConfigError, RunError, UsageError
 from buckeye.run.directory import is_in_use, refuse_used
 from buckeye.run.gpu_layout import parse_gpus
+from buckeye.run.keys import keys_of_run
 from buckeye.run.resume import resume_command
-from buckeye.run.rl import played_environments
 from buckeye.run.slurm import KEYS_FILE, LOG, SCRIPT, SlurmJob, exported, slurm_script, slurm_time
 from buckeye.storage import write_file
-from buckeye.tasks.keys import KEYS, variables
 
 _SUBMIT_SECONDS = 60.0
 _OF_A_START = ("--resume", "--dry-run")
@@ -147,21 +146,11 @@ def _gres(config: RLConfig, flags: SlurmFlags) -> str | None:
 
 def _write_files(job: SlurmJob, script: str, config: RLConfig) -> None:
     write_file(job.files / SCRIPT, script)
-    keys = _keys(config)
+    keys = keys_of_run(config)
     lines = [f"{name}={shlex.quote(value)}\n" for name, value in keys.items()]
     write_file(job.files / KEYS_FILE, "".join(lines), mode=0o600)
     if keys:
         print(f"Keys that the job gets, in a file that is deleted at its end: {', '.join(sorted(keys))}")
-
-
-def _keys(config: RLConfig) -> dict[str, str]:
-    """The keys that Buckeye knows, and the variables that the servers of the tasks are given."""
-    from buckeye.run.gateway import mcp_tasks
-    from buckeye.tasks.variables import names_in_servers
-
-    known = variables()
-    names = {*KEYS, *names_in_servers(mcp_tasks(played_environments(config)))} - {"PRIME_API_KEY"}
-    return {name: known[name] for name in sorted(names) if known.get(name)}
 
 
 def _submit(program: str, job: SlurmJob) -> str:

@@ -14,11 +14,9 @@ from buckeye.remote.manifest import Manifest, project_manifest
 from buckeye.remote.steer import REMOTE_FILE, REMOTE_LOG
 from buckeye.remote.travel import inside, named_here
 from buckeye.run.directory import RUN_FILE
-from buckeye.run.gateway import mcp_tasks
+from buckeye.run.keys import keys_of_run
 from buckeye.run.resume import where_it_left_off
 from buckeye.run.rl import played_environments
-from buckeye.tasks.keys import KEYS, variables
-from buckeye.tasks.variables import names_in_servers
 
 _STAYS = (
     *("batches", "checkpoints", "exports", "logs", "rollouts", "skipped", "wandb", "weights"),
@@ -28,8 +26,6 @@ _STAYS = (
 
 _DISK_SECONDS = 1800
 _MODEL_FOLDER = ".buckeye-model"
-_NOT_KEYS = {"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"}
-_RENTING = "PRIME_API_KEY"  # never leaves: it could rent and end everything
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +75,7 @@ def read_project(config_path: Path, *, resume: bool) -> Project:
         arguments=tuple(words),
         output_there=there,
         manifest=manifest,
-        secrets=_secrets(config),
+        secrets=keys_of_run(config),
         environments=needed_environments(played_environments(config)),
     )
 
@@ -122,13 +118,3 @@ def _add_run(manifest: Manifest, output: Path, there: str) -> None:
     for path in (*files, *(file for folder in folders for file in sorted(folder.rglob("*")))):
         if path.is_file() and not path.is_symlink():
             manifest.files[f"{there}/{path.relative_to(output).as_posix()}"] = path
-
-
-def _secrets(config: RLConfig) -> dict[str, str]:
-    """The keys that Buckeye knows, and the variables that environments and the servers of tasks are given.
-    What a prompt mentions is no reason to send it."""
-    known, played = variables(), played_environments(config)
-    names = [*KEYS, *names_in_servers(mcp_tasks(played))]
-    names += [name for env in played for name in env.variables]
-    asked = [name if name in known else name.upper() for name in names]
-    return {name: known[name] for name in asked if known.get(name) and name not in (*_NOT_KEYS, _RENTING)}
