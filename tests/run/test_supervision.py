@@ -108,7 +108,8 @@ def test_a_run_survives_the_end_of_its_trainer_its_orchestrator_and_its_engine(r
     begun = [(event["attempt"], event["resumed_step"]) for event in of_kind(runner, "attempt")]
     assert [attempt for attempt, _ in begun] == [2, 3]
     assert 3 <= begun[0][1] < begun[1][1]
-    assert all(event["seconds"] > 0 for event in of_kind(runner, "recovered"))
+    trained_again = [event["seconds"] for event in of_kind(runner, "recovered")]
+    assert min(trained_again[:2]) > 0  # the third may be at once: of what the engine had sampled already
     assert child_count(runner, "inference") == 2
     out = runner.root / "out"
     assert os.readlink(out / "logs" / "trainer.stdout") == "attempt_3/trainer.stdout"
