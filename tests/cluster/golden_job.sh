@@ -8,15 +8,15 @@
 #SBATCH --account=lab
 #SBATCH --time=04:00:00
 #SBATCH --chdir=/work
-#SBATCH --output="/work/my runs/one/slurm/job.log"
+#SBATCH --output="/srv/my runs/one/slurm/job.log"
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@300
 #SBATCH --constraint=ib
 
 python=/opt/venv/bin/python
-output='/work/my runs/one'
-files='/work/my runs/one/slurm'
+output='/srv/my runs/one'
+files='/srv/my runs/one/slurm'
 settings=(@ run.toml --max-steps 7)
 srun_options=(--wait=60 --kill-on-bad-exit=1 --cpus-per-task=64)
 run_file=run.json

@@ -54,7 +54,7 @@ def sbatch(project, monkeypatch):
 def test_the_script_is_this_one():
     job = SlurmJob(
         settings=("@", "run.toml", "--max-steps", "7"),
-        output_dir=Path("/work/my runs/one"),
+        output_dir=Path("/srv/my runs/one"),
         folder=Path("/work"),
         nodes=4,
         partition="gpu",
