@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ T = TypeVar("T")
 _CONNECT_SECONDS = 600.0
 _LOOK_SECONDS = 5.0
 _LAST_SECONDS = 20.0
+_AT_ONCE_SECONDS, _MOST_AT_ONCE = 60.0, 3
 
 
 def check_hosts(config: ClusterConfig, hosts: int, *, rented: bool) -> None:
@@ -114,16 +116,32 @@ class OtherNodes:
         return found.stdout.decode().strip()
 
     async def _keep(self, number: int, link: Link, python: str) -> None:
+        """Until the node has ended in good order, or can be none. The run's head then says what it lacks."""
+        at_once = 0
         for start in itertools.count(1):
-            run_id = f"{self._run_id}-node{number}-{start}"
-            folder = f"{await self._home(link)}/.buckeye/jobs/{run_id}"
-            job = self._jobs[number] = jobs.Job(run_id=run_id, folder=folder, python=python)
-            await self._through_cuts(link, partial(self._begin, link, job, number))
-            code = await self._until_end(link, job)
+            begun = time.monotonic()
+            try:
+                job, code = await self._once(number, start, link, python)
+            except BuckeyeError as error:
+                self._tell(f"error: node {number} on {link.target}: {error}")
+                return
             if code == 0:
                 return
-            self._tell(f"Node {number} on {link.target} has ended: it is started again")
+            at_once = at_once + 1 if time.monotonic() - begun < _AT_ONCE_SECONDS else 0
+            ended = f"Node {number} on {link.target} has ended ({job.folder}/log there says why)"
+            if at_once == _MOST_AT_ONCE:
+                self._tell(f"error: {ended}, {at_once} times at once: it is not started again")
+                return
+            self._tell(f"{ended}: it is started again")
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _once(self, number: int, start: int, link: Link, python: str) -> tuple[jobs.Job, int | None]:
+        """Have the node started, and wait for its end."""
+        run_id = f"{self._run_id}-node{number}-{start}"
+        folder = f"{await self._home(link)}/.buckeye/jobs/{run_id}"
+        job = self._jobs[number] = jobs.Job(run_id=run_id, folder=folder, python=python)
+        await self._through_cuts(link, partial(self._begin, link, job, number))
+        return job, await self._until_end(link, job)
 
     async def _home(self, link: Link) -> str:
         return await self._through_cuts(link, partial(jobs.home_of, link))
