@@ -28,6 +28,13 @@ def test_no_port_is_given_twice_as_long_as_it_is_held(folder):
         later.take(ports, patience=0.0)
 
 
+def test_one_run_asks_for_ports_again_and_gets_others(monkeypatch):
+    with held_ports() as ports:
+        some = ports.choose(3)
+        monkeypatch.setattr("buckeye.run.ports._CHOICE", range(min(some), min(some) + 40))
+        assert not set(some) & set(ports.choose(20))
+
+
 def test_a_port_that_somebody_listens_on_is_waited_for_and_refused():
     ports = Ports()
     with socket.socket() as server:

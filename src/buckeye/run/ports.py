@@ -34,12 +34,12 @@ class Ports:
         self._held: dict[int, int] = {}
 
     def choose(self, count: int) -> list[int]:
-        """Hold `count` ports that nobody listens on. Raises RunError if there are not so many."""
+        """Hold `count` more ports that nobody listens on. Raises RunError if there are not so many."""
         chosen: list[int] = []
         for port in random.sample(_CHOICE, len(_CHOICE)):
             if len(chosen) == count:
                 return chosen
-            if self._hold(port):
+            if port not in self._held and self._hold(port):
                 if is_free(port):
                     chosen.append(port)
                 else:
