@@ -169,6 +169,18 @@ def test_without_supervision_the_first_end_is_the_last(runner, start):
 
 
 @pytest.mark.slow
+def test_who_waits_for_a_failed_rank_is_not_waited_for(runner, start):
+    running = start(runner.rl("out", "--trainer-gpu-ids", "1,2", "--supervision.restart", "false", steps=9))
+    wait_for(lambda: (runner.root / "out" / "status.json").exists() and child(runner, "trainer 1"), "a rank")
+    child(runner, "trainer 1").suspend()
+    wait_for(lambda: child(runner, "trainer 0").net_connections(), "its sibling waits for it")
+    child(runner, "trainer 1").send_signal(signal.SIGKILL)
+    printed, _ = running.communicate(timeout=120)  # the sibling would wait trainer.dist_timeout_seconds, 600
+    assert running.returncode == 1
+    assert "Trainer 1 was ended by SIGKILL" in printed
+
+
+@pytest.mark.slow
 def test_a_suspended_launcher_kills_nobody_when_it_wakes(runner, start):
     running = start(runner.rl("out", *QUICK, steps=4000))
     after(runner, 1)

@@ -29,7 +29,7 @@ from buckeye.run.model_files import fetch_model
 from buckeye.run.nodes import other_nodes, sites_of
 from buckeye.run.plan import RolePlan, make_plan
 from buckeye.run.ports import Ports, held_ports
-from buckeye.run.processes import TERM_GRACE_SECONDS, Processes
+from buckeye.run.processes import TERM_GRACE_SECONDS, Child, Processes
 from buckeye.run.progress import Progress, human_duration
 from buckeye.run.recorder import Recorder
 from buckeye.run.registry import register
@@ -208,7 +208,7 @@ def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command:
     log.info("Stopping: the trainer finishes its step and checkpoints (Ctrl-C again to end at once)")
     _end_trainers(processes, stop, grace)
     processes.stop(processes.children, grace=_AT_ONCE_SECONDS if stop.requested else TERM_GRACE_SECONDS)
-    failed = [child for child in processes.of_kind("trainer") if child.returncode not in (0, INTERRUPTED)]
+    failed = [child for child in processes.of_kind("trainer") if _failed(child)]
     if failed:
         log.warning("%s did not checkpoint on the way out", failed[0].role.title)
     checkpoints = list_checkpoints(config.output_dir / "checkpoints")
@@ -223,14 +223,20 @@ def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command:
 
 
 def _end_trainers(processes: Processes, stop: StopFlag, grace: float) -> None:
-    """Ask the trainers to end, and wait until they have: at most `grace` seconds, or until the next
-    Ctrl-C."""
+    """Ask the trainers to end, and wait until they have: at most `grace` seconds, until the next Ctrl-C, or
+    until one has failed, without whom the others cannot finish a step."""
     trainers = processes.of_kind("trainer")
     stop.requested = False
     processes.request_stop(trainers)
     deadline = time.monotonic() + grace
-    while any(child.running for child in trainers) and not stop.requested and time.monotonic() < deadline:
+    while any(child.running for child in trainers) and not any(_failed(child) for child in trainers):
+        if stop.requested or time.monotonic() >= deadline:
+            return
         time.sleep(_POLL_SECONDS)
+
+
+def _failed(trainer: Child) -> bool:
+    return trainer.returncode not in (None, 0, INTERRUPTED)
 
 
 def final_weights(config: RLConfig) -> Path:
