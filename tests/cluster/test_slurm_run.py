@@ -57,3 +57,20 @@ def test_a_node_that_dies_has_the_job_queued_again_and_resumed(project, single_h
     assert log.count("== job ") == 2
     assert attempts(output)[-1]["resumed_step"] is not None
     assert result(output, STEPS) == single_host
+
+
+def test_before_its_time_is_over_a_job_checkpoints_and_is_queued_again(project, single_host, cluster):
+    _, _, running = cluster
+    output = project.write("warned", trainers=[1], cluster="[cluster]\nnodes = 2\ninference_nodes = [0]\n")
+    job = submit(project, running, "warned")
+    wait_until(lambda: 1 in records(output, "trainer"), _JOB_SECONDS, "two steps")
+    running.run("scancel", "--batch", "--signal=USR1", job)  # as Slurm does by --signal=B:USR1@...
+    wait_until(lambda: running.state(job) in ("PENDING", "REQUEUED"), 900, "the job waits again")
+    assert (output / "slurm" / "keys").exists()
+    wait_until(lambda: ended(running, job), _JOB_SECONDS, "the job ends")
+    log = (output / "slurm" / "job.log").read_text()
+    assert running.state(job) == "COMPLETED", log
+    assert log.count("== job ") == 2
+    assert attempts(output)[-1]["resumed_step"] >= 1
+    assert result(output, STEPS) == single_host
+    assert not (output / "slurm" / "keys").exists()
