@@ -55,6 +55,7 @@ class FakeReplica(Fake):
                 "/v1/models": (200, {"data": [{"id": "m", "owned_by": "buckeye"}]}),
                 "/collective_rpc": self._workers,
                 "/weight_info": lambda _: (200, {"weight_version": self.version}),
+                "/is_paused": (200, {"is_paused": False}),
                 "/update_weights": self._update,
                 "/finish_weight_update": self._finish,
                 **dict.fromkeys(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -279,14 +280,24 @@ async def abort_requests(request: Request) -> Response:
 
 
 def _open_weights(service: Service, directory: Path) -> tuple[ModelWeights, WeightsManifest]:
-    manifest = verify_weights(directory)
+    """Weights that are those published, and fit. They are read while their checksums are computed."""
+    with ThreadPoolExecutor(1, "verify") as other:
+        verified = other.submit(verify_weights, directory)
+        try:
+            prepared = _prepare(service, directory)
+        finally:
+            manifest = verified.result()  # files that were damaged explain all other errors
+    return prepared, manifest
+
+
+def _prepare(service: Service, directory: Path) -> ModelWeights:
     spec = replace(read_spec(directory), eos_token_ids=service.spec.eos_token_ids)
     if spec != service.spec:
         raise UsageError(f"{directory} holds another architecture than the model that is served.")
     checkpoint = Checkpoint(directory)
     weights = service.engine.decoder.weights
     weights.check(checkpoint)
-    return weights.prepare(checkpoint), manifest
+    return weights.prepare(checkpoint)
 
 
 def _version(asked: str | int | None, default: int, field: str) -> int:

@@ -42,9 +42,13 @@ async def load(replica: Replica, target: Target) -> None:
         with contextlib.suppress(InferenceError):  # the first error is the one to tell
             await replica.call("POST", "/resume")
         raise
-    await replica.call("POST", "/resume")
+    # By whomever: a client may have ended in the middle of an update. What the engine itself has to answer
+    # waits for the step after new weights, which is a long one.
+    state = await replica.call("GET", "/is_paused")
+    if replica.parsed("/is_paused", lambda: state["is_paused"]):
+        await replica.call("POST", "/resume")
     info = await replica.call("GET", "/weight_info")
-    workers = await replica.workers()
+    workers = [info] if "checksum" in info else await replica.workers()  # the former is its only worker
     echoed = {worker.get("checksum") for worker in workers}
     if (str(info.get("weight_version")), echoed) != (str(target.version), {target.checksum}):
         shown = ", ".join(str(one)[:12] for one in echoed)
@@ -68,7 +72,8 @@ async def hear_canary(replica: Replica, target: Target, canary: Canary, before: 
 
 
 async def _load_weights(replica: Replica, target: Target) -> None:
-    await replica.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
+    if replica.is_vllm:
+        await replica.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
     if replica.is_vllm and any(worker.get("updating") for worker in await replica.workers()):
         await _finish_as_it_is(replica)  # whoever began that update is gone; vLLM would end at another start
     await replica.call("POST", "/start_weight_update")
