@@ -3,6 +3,9 @@ turn of a conversation."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -206,3 +209,10 @@ def test_after_new_weights_a_shared_prompt_is_computed_once(make_model):
 def test_small_models_are_computed_in_float32_on_a_cpu(qwen3):
     assert auto_dtype(Checkpoint(qwen3.directory), torch.device("cpu")) is torch.float32
     assert auto_dtype(Checkpoint(qwen3.directory), torch.device("cuda")) is torch.bfloat16
+
+
+def test_the_server_does_not_load_a_compiler():
+    """It would be a third of the memory of a server for a small model, and a second of its start."""
+    code = "import sys, buckeye.inference.server; print({'torch._dynamo', 'transformers'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert found.stdout.strip() == "set()", found.stderr

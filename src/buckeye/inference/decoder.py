@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 from buckeye.inference.architecture import ModelSpec
 from buckeye.inference.cache import KVCache
@@ -152,7 +151,7 @@ class Decoder:
         spec = self.spec
         mask = None
         if chunk.start:
-            mask = causal_lower_right(heads.shape[1], chunk.end)  # for which CUDA has a fast kernel
+            mask = _causal_mask(heads.shape[1], chunk.end, heads.device)
             query, keys_values = heads[: spec.num_heads], kv[chunk.slot, :, : chunk.end]
         else:
             query, keys_values = heads.split([spec.num_heads, 2 * spec.num_kv_heads])
@@ -166,3 +165,12 @@ class Decoder:
         x = x + layer.out(attended)
         gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, -1)
         return x + layer.down(F.silu(gate) * up)
+
+
+def _causal_mask(tokens: int, end: int, device: torch.device) -> torch.Tensor:
+    """Of the last `tokens` of `end` positions: each sees all up to itself."""
+    if device.type == "cuda":  # it has a fast kernel for this; the import costs memory and a second
+        from torch.nn.attention.bias import causal_lower_right
+
+        return causal_lower_right(tokens, end)
+    return torch.ones(tokens, end, dtype=torch.bool, device=device).tril_(end - tokens)
