@@ -19,7 +19,7 @@ from buckeye.run.preflight.shape import ModelShape
 
 MAIN = "main memory"
 
-_HEAD_CHUNK = 128 * 2**20  # of logits, as trainer/head.py computes them
+_HEAD_CHUNK, _HEAD_TOKENS = 128 * 2**20, 1024  # of logits, as trainer/head.py computes them
 _PREFILL_TOKENS = 8192  # as inference/engine.py
 _BFLOAT16_PARAMETERS = 5_000_000  # as inference/dtype.py
 _EMBEDDED_SHARE = 0.25  # of memory for keys and values, as inference/cache.py
@@ -209,7 +209,7 @@ def _activations(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu
 
 def _logits(config: TrainerConfig, shape: ModelShape, width: int) -> Part:
     """Three chunks of logits, the gradient of the output projection before it is added, and its cast."""
-    tokens = min(config.seq_len, max(1, _HEAD_CHUNK // (4 * shape.vocabulary)))
+    tokens = min(config.seq_len, _HEAD_TOKENS, max(1, _HEAD_CHUNK // (4 * shape.vocabulary)))
     head = shape.vocabulary * shape.hidden
     gradient = 4 * head if config.model.experimental.lora is None else 0
     return Part("logits and their gradients", (3 * 4 + width) * tokens * shape.vocabulary + gradient)
