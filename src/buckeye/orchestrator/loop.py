@@ -288,10 +288,11 @@ class Orchestrator:
         if collected.dropped or collected.errored_rollouts:
             log.log(
                 logging.WARNING if collected.errored_rollouts else logging.INFO,
-                "Step %d: groups dropped: %s; rollouts errored: %d",
+                "Step %d: groups dropped: %s; rollouts errored: %d%s",
                 step,
                 ", ".join(f"{n} {reason}" for reason, n in sorted(collected.dropped.items())) or "none",
                 collected.errored_rollouts,
+                f", the last with: {collected.last_error}" if collected.last_error else "",
             )
 
     async def _evaluate_if_due(self, step: int, watcher: WeightsWatcher) -> None:
