@@ -237,3 +237,29 @@ def test_killed_at_any_moment_and_resumed_is_bit_exact(tmp_path, tiny_model, cha
         return {(r["process"], r["step"]): r.get("loss", r.get("val_loss")) for r in read_metrics(run)}
 
     assert curve(broken / "metrics.jsonl") == curve(straight / "metrics.jsonl")
+
+
+@pytest.mark.slow
+def test_batches_of_ever_other_lengths_do_not_fill_the_memory(tmp_path, tiny_model):
+    """oneDNN keeps what it has prepared for the shape of every product, torch's caches of it are large."""
+    chats = [
+        [{"role": "user", "content": "a" * (7 * n % 97)}, {"role": "assistant", "content": "b" * (1 + 3 * n)}]
+        for n in range(160)
+    ]
+    path = tmp_path / "chat.jsonl"
+    path.write_text("\n".join(json.dumps({"messages": messages}) for messages in chats))
+    argv = [sys.executable, "-m", "buckeye", "sft", "--model.name", tiny_model, "--model.device", "cpu"]
+    argv += [
+        "--model.compute-dtype",
+        "bfloat16",
+        "--data.path",
+        path,
+        "--batch-size",
+        "4",
+        "--seq-len",
+        "2048",
+    ]
+    argv += ["--max-steps", "120", "--output-dir", tmp_path / "out"]
+    subprocess.run([str(word) for word in argv], check=True, timeout=400, stdout=subprocess.DEVNULL)
+    peaks = [record["peak_memory_gib"] for record in records(tmp_path / "out")]
+    assert peaks[-1] - peaks[20] < 0.12
