@@ -77,9 +77,10 @@ def test_without_shaping_there_are_no_figures_of_it():
 
 def test_the_record_has_raw_and_shaped_rewards(tmp_path):
     shaped = rollout(1.0, turns=(1, 1), turn_rewards=(0.25, 0.75), shaping={"length": -0.5})
-    groups = [group(shaped, rollout(None))]
+    groups = [(None, group(shaped, rollout(None))), ("errored", group(rollout(None)))]
     asyncio.run(write_rollouts(tmp_path / "step_2.jsonl", groups, lambda ids: "text"))
-    good, errored = map(json.loads, (tmp_path / "step_2.jsonl").read_text().splitlines())
+    good, errored, dropped = map(json.loads, (tmp_path / "step_2.jsonl").read_text().splitlines())
+    assert [one["dropped"] for one in (good, errored, dropped)] == [None, None, "errored"]
     assert good["reward"] == 1.0
     assert good["shaped_reward"] == pytest.approx(0.5)
     assert good["shaping"] == {"length": -0.5}
@@ -88,10 +89,11 @@ def test_the_record_has_raw_and_shaped_rewards(tmp_path):
 
 
 def test_only_the_newest_rollouts_are_kept(tmp_path):
-    for name in ("step_1.jsonl", "step_2.jsonl", "step_9.jsonl", "step_10.jsonl", "step_x.jsonl", "notes"):
+    kept = ("step_9.jsonl", "step_9.dropped.jsonl", "step_10.jsonl")
+    for name in (*kept, "step_1.jsonl", "step_2.jsonl", "step_2.dropped.jsonl", "step_x.jsonl", "notes"):
         (tmp_path / name).write_text("")
     prune_rollouts(tmp_path, 10, keep=2)
     assert {path.name for path in tmp_path.iterdir()} == {
-        *("step_9.jsonl", "step_10.jsonl"),
+        *kept,
         *("step_x.jsonl", "notes"),  # of somebody else
     }

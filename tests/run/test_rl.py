@@ -109,6 +109,12 @@ def test_an_environment_that_always_fails_is_not_a_reward_of_zero(runner):
     assert "gave nothing to train on" in done.stderr
     assert not runner.metrics("out", "trainer")
     assert '"restart"' not in (runner.root / "out" / "events.jsonl").read_text()  # no other try can mend it
+    played = (runner.root / "out" / "rollouts" / "step_0.dropped.jsonl").read_text().splitlines()
+    assert len(played) == 2 * 16
+    assert all(
+        one["dropped"] == "errored" and "no such tool" in one["error"] for one in map(json.loads, played)
+    )
+    assert not (runner.root / "out" / "rollouts" / "step_0.jsonl").exists()
 
 
 def test_evaluation_and_validation_are_interleaved(runner):

@@ -117,13 +117,14 @@ def _share(groups: Sequence[Group], holds: Any) -> float:
     return sum(bool(holds(g)) for g in groups) / len(groups)
 
 
-async def write_rollouts(path: Path, groups: Iterable[Group], decode: Any) -> None:
-    """Write one JSON line per rollout, errored ones included: task, reward, components, text, counts; as soon
-    as there is room on the disk."""
+async def write_rollouts(path: Path, groups: Iterable[tuple[str | None, Group]], decode: Any) -> None:
+    """Write one JSON line per rollout, errored ones included: task, reward, components, text, counts, and why
+    its group was dropped if it was; as soon as there is room on the disk."""
     lines = [
         json.dumps(
             {
                 "group": group.index,
+                "dropped": dropped,
                 "env": rollout.env_name,
                 "task_id": rollout.task.id,
                 "reward": rollout.reward,
@@ -143,7 +144,7 @@ async def write_rollouts(path: Path, groups: Iterable[Group], decode: Any) -> No
             },
             ensure_ascii=False,
         )
-        for group in groups
+        for dropped, group in groups
         for rollout in group.rollouts
     ]
     text = ("\n".join(lines) + "\n").encode()
@@ -158,6 +159,6 @@ async def write_rollouts(path: Path, groups: Iterable[Group], decode: Any) -> No
 def prune_rollouts(folder: Path, step: int, *, keep: int) -> None:
     """Delete the rollouts of steps that are not among the `keep` that end with `step`."""
     for path in folder.glob("step_*.jsonl"):
-        number = path.stem.removeprefix("step_")
+        number = path.name.removeprefix("step_").partition(".")[0]
         if number.isdigit() and int(number) <= step - keep:
             path.unlink(missing_ok=True)

@@ -67,12 +67,12 @@ class CollectorSettings:
 
 @dataclass(slots=True)
 class Collected:
-    """The groups of one batch and what was dropped while gathering them, by reason. `played_rewards` are
-    those of the dropped groups too, so that a filter does not flatter or hide the policy. With `all_solved`
-    it is not full: every task is solved for good, and no later batch will be."""
+    """The groups of one batch, and those that were dropped while gathering them, each with the reason.
+    `played_rewards` are those of the dropped groups too, so that a filter does not flatter or hide the
+    policy. With `all_solved` it is not full: every task is solved for good, and no later batch will be."""
 
     groups: list[Group]
-    dropped: Counter[str] = field(default_factory=Counter)
+    dropped_groups: list[tuple[str, Group]] = field(default_factory=list)
     errored_rollouts: int = 0
     last_error: str | None = None
     played_rewards: list[float] = field(default_factory=list)
@@ -84,6 +84,19 @@ class Collected:
     def size(self) -> int:
         """How many rollouts were played for its groups."""
         return sum(len(group.rollouts) for group in self.groups)
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """How many groups were dropped, by reason."""
+        return Counter(reason for reason, _ in self.dropped_groups)
+
+
+class NothingToTrainError(FinalRunError):
+    """Too many groups in a row were dropped; `collected` has them."""
+
+    def __init__(self, message: str, collected: Collected) -> None:
+        super().__init__(message)
+        self.collected = collected
 
 
 class GroupCollector:
@@ -147,8 +160,8 @@ class GroupCollector:
         """Gather the batch of `step`. `on_wait(version)` is called when nothing goes on before that version.
 
         Groups that are dropped are replaced until the batch is full, or no task is left to play. Raises
-        FinalRunError when `max_empty_batches` batches' worth of groups in a row was dropped, or every
-        environment fails for too long.
+        NothingToTrainError when `max_empty_batches` batches' worth of groups in a row was dropped, and
+        FinalRunError when every environment fails for too long.
         """
         settings, collected = self._settings, Collected(groups=[])
         dropped_in_a_row = 0
@@ -159,7 +172,7 @@ class GroupCollector:
             if collected.size >= settings.batch_size:
                 return collected
             if dropped_in_a_row >= settings.max_empty_batches * settings.batch_size:
-                raise FinalRunError(self._all_dropped_message(collected))
+                raise NothingToTrainError(self._all_dropped_message(collected), collected)
             self._pauses.check()
             held = self._start_groups(step, collected.size)
             if not self._playing and not self._finished and self._sampler.exhausted:
@@ -277,7 +290,7 @@ class GroupCollector:
                 collected.groups.append(group)
                 dropped_in_a_row = 0
                 continue
-            collected.dropped[reason] += 1
+            collected.dropped_groups.append((reason, group))
             dropped_in_a_row += len(group.rollouts)
         return dropped_in_a_row
 

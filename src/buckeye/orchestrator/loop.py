@@ -19,7 +19,7 @@ from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.batch import batch_metrics, make_batch, prune_rollouts, write_rollouts
-from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector
+from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector, NothingToTrainError
 from buckeye.orchestrator.environments import NamedEnvironment, load_environments, tasks_of
 from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
 from buckeye.orchestrator.evaluation_files import evaluate_and_write, sampling_record
@@ -199,7 +199,7 @@ class Orchestrator:
             started = time.monotonic()
             self._begin_waves("step", step)
             with self.times.stopwatch.of("collect"):
-                collected = await collector.collect(step, _log_once_per_step())
+                collected = await self._collect(step, collector)
             if collected.all_solved:
                 self._end_early(step, collected)
                 break
@@ -210,6 +210,14 @@ class Orchestrator:
             await self._report(step, collected, collector, times, val_reward)
             step += 1
         await self._final_evaluation(step, watcher)
+
+    async def _collect(self, step: int, collector: GroupCollector) -> Collected:
+        """The batch of a step. If nothing is worth training on, what was played is written all the same."""
+        try:
+            return await collector.collect(step, _log_once_per_step())
+        except NothingToTrainError as error:
+            await self._write_rollouts(step, error.collected)
+            raise
 
     def _end_early(self, step: int, collected: Collected) -> None:
         """Say that there are no more batches, to the trainer and to the user."""
@@ -234,12 +242,20 @@ class Orchestrator:
             "samples": self.state["samples"] + sum(len(g.scored) for g in groups),
             "problems": self.state["problems"] + len(groups),
         }
-        output_dir = self.config.output_dir
-        rollouts = output_dir / "rollouts"
-        await write_rollouts(rollouts / f"step_{step}.jsonl", groups, self.renderer.decode)
-        if self.config.rollouts.keep is not None:
-            prune_rollouts(rollouts, step, keep=self.config.rollouts.keep)
+        await self._write_rollouts(step, collected)
         await self.outbox.write(make_batch(step, groups, self.config, state=self.state))
+
+    async def _write_rollouts(self, step: int, collected: Collected) -> None:
+        folder = self.config.output_dir / "rollouts"
+        trained = [(None, group) for group in collected.groups]
+        for name, groups in ((f"step_{step}", trained), (f"step_{step}.dropped", collected.dropped_groups)):
+            path = folder / f"{name}.jsonl"
+            if groups:
+                await write_rollouts(path, groups, self.renderer.decode)
+            else:
+                path.unlink(missing_ok=True)  # of an attempt before this one
+        if self.config.rollouts.keep is not None:
+            prune_rollouts(folder, step, keep=self.config.rollouts.keep)
 
     async def _report(
         self,
