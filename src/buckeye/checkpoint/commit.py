@@ -86,5 +86,9 @@ def read_orchestrator_state(info: CheckpointInfo) -> dict[str, Any]:
 
 
 def _hashes(directory: Path, known: Mapping[str, str]) -> dict[str, str]:
-    files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
-    return {name: known.get(name) or storage.sha256_file(path) for name, path in sorted(files.items())}
+    """Name -> SHA-256 of every file under a directory, but for those that are `known`."""
+    names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    unknown = [name for name in names if name not in known]
+    computed = zip(unknown, storage.sha256_files([directory / name for name in unknown]), strict=True)
+    found = {**known, **dict(computed)}
+    return {name: found[name] for name in names}

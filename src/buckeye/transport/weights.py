@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -70,7 +71,10 @@ def publish_weights(
 
     def fill_and_sign(directory: Path) -> None:
         fill(directory)
-        files = _hashes(directory)
+        with ThreadPoolExecutor(1, "sync") as disk:  # which has time to write while this computes
+            flushed = disk.submit(storage.sync_tree, directory)
+            files = _hashes(directory, sorted(path.name for path in directory.glob("*.safetensors")))
+            flushed.result()
         if not files:
             raise TransportError(f"The weights of step {step} have no .safetensors file; none was written.")
         manifest = WeightsManifest(
@@ -113,8 +117,8 @@ def read_weights_manifest(directory: Path) -> WeightsManifest:
 def verify_weights(directory: Path) -> WeightsManifest:
     """As `read_weights_manifest`, and every file has the content that was published."""
     manifest = read_weights_manifest(directory)
-    for name, digest in manifest.files.items():
-        if storage.sha256_file(directory / name) != digest:
+    for name, digest in _hashes(directory, list(manifest.files)).items():
+        if digest != manifest.files[name]:
             raise TransportError(f"{directory / name} is not the file that was published (SHA-256 differs).")
     return manifest
 
@@ -146,5 +150,6 @@ def _owner(directory: Path) -> str | None:
         return None
 
 
-def _hashes(directory: Path) -> dict[str, str]:
-    return {path.name: storage.sha256_file(path) for path in sorted(directory.glob("*.safetensors"))}
+def _hashes(directory: Path, names: Sequence[str]) -> dict[str, str]:
+    """Name -> SHA-256 of files in a directory."""
+    return dict(zip(names, storage.sha256_files([directory / name for name in names]), strict=True))
