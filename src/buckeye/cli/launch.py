@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from buckeye.cli.errors import run_command, take_debug_flag
-from buckeye.process import INTERRUPTED
+from buckeye.process import INTERRUPTED, idle_spins
 
 if TYPE_CHECKING:
     from buckeye.config.base import BaseConfig
@@ -108,7 +108,7 @@ def _rl(argv: list[str]) -> int:
     if words.is_of_parts:
         from buckeye.cli.rl import run_of_parts
 
-        _tune_libraries()
+        _tune_libraries("rl")
         return run_of_parts(words, _start_run)
     settings = words.plain_settings()
     config = _load(RLConfig, settings, "rl")
@@ -202,7 +202,7 @@ def _evals(argv: list[str]) -> int:
 
 
 def _load(model: type[T], argv: list[str], program: str) -> T:
-    _tune_libraries()
+    _tune_libraries(program)
     from buckeye.cli.rl_help import asks_for_help, show_help
 
     if asks_for_help(argv):
@@ -216,15 +216,18 @@ def _load(model: type[T], argv: list[str], program: str) -> T:
     return config
 
 
-def _tune_libraries() -> None:
+_COMPUTES = {"inference": True, "sft": True, "trainer": False}
+"""The commands that compute, and whether they do so alone where nobody says. (A run tells its processes.)"""
+
+
+def _tune_libraries(program: str) -> None:
     """Libraries read these when torch is imported, which no command has done yet.
 
-    Idle OpenMP threads spin for a few microseconds, which is how soon the next operation comes, and then
-    sleep: without spinning, small models take up to 1.7 times as long; with the library's default, processes
-    that share cores take ten times as long. And oneDNN keeps half a megabyte for every shape of a product, of
-    which a batch of other lengths has dozens; to prepare it again costs nothing that can be measured.
+    oneDNN keeps half a megabyte for every shape of a product, of which a batch of other lengths has dozens;
+    to prepare it again costs nothing that can be measured.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if program in _COMPUTES:
+        os.environ["GOMP_SPINCOUNT"] = idle_spins(cores_to_itself=_COMPUTES[program])
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")  # of ideep, between torch and oneDNN
 

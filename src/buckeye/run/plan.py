@@ -12,6 +12,7 @@ from typing import Literal
 from buckeye.cluster.address import socket_variables
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
+from buckeye.process import idle_spins
 from buckeye.run.disk import DiskEstimate, estimate_disk
 from buckeye.run.machine import Machine
 from buckeye.run.ports import Ports
@@ -153,13 +154,16 @@ def _replica_devices(config: RLConfig) -> list[tuple[int, ...]]:
 
 
 def _threads(config: RLConfig, machine: Machine, node: int) -> int:
-    """Compute threads a process of a node: processes that work at the same time share the cores. In
-    synchronous mode sampling and training take turns."""
+    """Compute threads a process of a node: processes that work at the same time share the cores."""
     replicas = len(_replica_devices(config)) if node in config.cluster.of_inference else 0
     ranks = len(config.trainer_gpu_ids) if node in config.cluster.of_trainer else 0
-    synchronous = config.orchestrator.max_async_level == 0
-    at_once = max(replicas, ranks) if synchronous else replicas + ranks
+    at_once = max(replicas, ranks) if _takes_turns(config) else replicas + ranks
     return max(1, machine.cores // max(at_once, 1))
+
+
+def _takes_turns(config: RLConfig) -> bool:
+    """Whether sampling and training never go on at the same time."""
+    return config.orchestrator.max_async_level == 0
 
 
 def _fixed_ports(config: RLConfig) -> list[int]:
@@ -184,7 +188,7 @@ def _inference_roles(
                 devices,
                 output_dir=config.output_dir,
                 port=port,
-                env=_device_env(devices, on_gpu=on_gpu, threads=threads[node]),
+                env=_device_env(config, devices, on_gpu=on_gpu, threads=threads[node]),
             )
             roles.append(replace(role, node=node, host=sites[node].address if node else LOOPBACK))
     return roles
@@ -209,15 +213,17 @@ def _trainer_roles(
         meeting = sites[node].variables if len(nodes) > 1 else {}
         for device in config.trainer_gpu_ids:
             rank = {"RANK": str(len(roles)), "LOCAL_RANK": "0"} if gang else {}
-            env = {**_device_env((device,), on_gpu=on_gpu, threads=threads[node]), **gang, **rank, **meeting}
+            env = _device_env(config, (device,), on_gpu=on_gpu, threads=threads[node])
+            env |= {**gang, **rank, **meeting}
             role = _role("trainer", len(roles), (device,), output_dir=config.output_dir, env=env)
             roles.append(replace(role, node=node))
     return roles
 
 
-def _device_env(devices: Sequence[int], *, on_gpu: bool, threads: int) -> dict[str, str]:
+def _device_env(config: RLConfig, devices: Sequence[int], *, on_gpu: bool, threads: int) -> dict[str, str]:
     visible = ",".join(map(str, devices)) if on_gpu else ""
     return {
+        "GOMP_SPINCOUNT": idle_spins(cores_to_itself=_takes_turns(config)),
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _HUGE_PAGES),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, whom the ids are from
         "CUDA_VISIBLE_DEVICES": visible,

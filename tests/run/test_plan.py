@@ -1,0 +1,34 @@
+"""What the processes of a run are told about the machine that they share."""
+
+import pytest
+
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.run.machine import Machine
+from buckeye.run.plan import make_plan
+from buckeye.run.ports import held_ports
+
+WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}")
+
+
+def environments(*words):
+    config = load_config(RLConfig, [*WORDS, *words], environ={})
+    with held_ports() as ports:
+        plan = make_plan(config, Machine(cores=8, gpus=()), model_path=None, ports=ports)
+    return [role.env for kind in ("inference", "trainer") for role in plan.of_kind(kind)]
+
+
+@pytest.mark.parametrize(("level", "threads", "spins"), [(0, "8", "5000"), (1, "4", "1000")])
+def test_who_takes_turns_has_all_cores_and_keeps_its_threads_awake(monkeypatch, level, threads, spins):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    told = environments("--max-async-level", str(level))
+    assert [(env["OMP_NUM_THREADS"], env["GOMP_SPINCOUNT"]) for env in told] == [(threads, spins)] * 2
+
+
+def test_the_user_s_own_settings_of_threads_and_memory_are_kept(monkeypatch):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
+    told = environments("--max-async-level", "0")
+    assert [(env["GOMP_SPINCOUNT"], env["GLIBC_TUNABLES"]) for env in told] == [
+        ("7", "glibc.malloc.check=1")
+    ] * 2
