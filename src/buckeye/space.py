@@ -265,12 +265,9 @@ def _hold(run: Path) -> int | None:
 
 
 def size_of_newest_step(folder: Path) -> int:
-    """Bytes of the last `step_N`, or `step_N.jsonl`, in a folder; 0 without one."""
+    """Bytes of the last `step_N` in a folder; 0 without one."""
     steps = list(step_directories(folder).values())
-    if steps:
-        return size_of(steps[-1])
-    files = folder.glob("step_*.jsonl")
-    return size_of(max(files, key=lambda path: path.stat().st_mtime, default=folder / "none"))
+    return size_of(steps[-1]) if steps else 0
 
 
 def size_of(path: Path) -> int:
