@@ -55,7 +55,7 @@ def idle_spins(*, cores_to_itself: bool) -> str:
     if there is one.
 
     A small model's next operation comes after some microseconds, and waking a thread takes longer: who has
-    the cores to itself while it computes is up to 1.4 times as fast if its threads stay awake for 5,000
+    the cores to itself while it computes is 1.1 to 1.7 times as fast if its threads stay awake for 5,000
     looks. Beside another program that computes it is up to 1.9 times as slow, so a thousand are enough there;
     with the library's default, of hundreds of thousands, it is ten times as slow.
     """

@@ -89,11 +89,9 @@ def test_the_record_has_raw_and_shaped_rewards(tmp_path):
 
 
 def test_only_the_newest_rollouts_are_kept(tmp_path):
+    of_somebody = ("step_x.jsonl", "step_2.mine.jsonl", "notes")
     kept = ("step_9.jsonl", "step_9.dropped.jsonl", "step_10.jsonl")
-    for name in (*kept, "step_1.jsonl", "step_2.jsonl", "step_2.dropped.jsonl", "step_x.jsonl", "notes"):
+    for name in (*kept, "step_1.jsonl", "step_2.jsonl", "step_2.dropped.jsonl", *of_somebody):
         (tmp_path / name).write_text("")
     prune_rollouts(tmp_path, 10, keep=2)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        *kept,
-        *("step_x.jsonl", "notes"),  # of somebody else
-    }
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, *of_somebody}

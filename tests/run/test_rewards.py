@@ -104,3 +104,6 @@ def test_a_run_whose_tasks_are_all_solved_is_finished(runner):
     assert list(runner.metrics("out", "trainer")) == list(range(steps))
     assert (out / "checkpoints" / f"step_{steps}").is_dir()
     assert max(runner.metrics("out", "eval")) == steps  # of the last weights
+    left_over = out / "rollouts" / f"step_{steps}.dropped.jsonl"
+    assert left_over.exists() == ("too few for a batch" in said)
+    assert not (out / "rollouts" / f"step_{steps}.jsonl").exists()  # nothing was trained on there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,8 @@ from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.space import write_when_room_async
 from buckeye.storage import write_file
 from buckeye.transport.batches import Batch, Sample
+
+_ROLLOUTS_FILE = re.compile(r"^step_(\d+)(?:\.dropped)?\.jsonl$")
 
 
 def make_batch(
@@ -156,9 +159,14 @@ async def write_rollouts(path: Path, groups: Iterable[tuple[str | None, Group]],
     await write_when_room_async(path, write, what=f"the rollouts of {path.stem}", needed=len(text))
 
 
+def rollouts_file(step: int, *, dropped: bool = False) -> str:
+    """The name of the file that has a step's rollouts: those trained on, or those of dropped groups."""
+    return f"step_{step}.dropped.jsonl" if dropped else f"step_{step}.jsonl"
+
+
 def prune_rollouts(folder: Path, step: int, *, keep: int) -> None:
     """Delete the rollouts of steps that are not among the `keep` that end with `step`."""
     for path in folder.glob("step_*.jsonl"):
-        number = path.name.removeprefix("step_").partition(".")[0]
-        if number.isdigit() and int(number) <= step - keep:
+        match = _ROLLOUTS_FILE.match(path.name)
+        if match and int(match[1]) <= step - keep:
             path.unlink(missing_ok=True)

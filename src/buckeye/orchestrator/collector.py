@@ -91,14 +91,6 @@ class Collected:
         return Counter(reason for reason, _ in self.dropped_groups)
 
 
-class NothingToTrainError(FinalRunError):
-    """Too many groups in a row were dropped; `collected` has them."""
-
-    def __init__(self, message: str, collected: Collected) -> None:
-        super().__init__(message)
-        self.collected = collected
-
-
 class GroupCollector:
     """Keeps groups in flight and hands out batches of them.
 
@@ -129,6 +121,8 @@ class GroupCollector:
         self._failure: BaseException | None = None  # a defect of ours: rollouts do not raise
         self._news = asyncio.Event()
         self.version = 0
+        self.collected = Collected(groups=[])
+        """What was gathered last, or is being gathered."""
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs: the next group, the groups that were started but not used, and what the
@@ -160,10 +154,11 @@ class GroupCollector:
         """Gather the batch of `step`. `on_wait(version)` is called when nothing goes on before that version.
 
         Groups that are dropped are replaced until the batch is full, or no task is left to play. Raises
-        NothingToTrainError when `max_empty_batches` batches' worth of groups in a row was dropped, and
-        FinalRunError when every environment fails for too long.
+        FinalRunError when `max_empty_batches` batches' worth of groups in a row was dropped, or every
+        environment fails for too long; `collected` then has what was played.
         """
         settings, collected = self._settings, Collected(groups=[])
+        self.collected = collected
         dropped_in_a_row = 0
         while True:
             if self._failure is not None:
@@ -172,7 +167,7 @@ class GroupCollector:
             if collected.size >= settings.batch_size:
                 return collected
             if dropped_in_a_row >= settings.max_empty_batches * settings.batch_size:
-                raise NothingToTrainError(self._all_dropped_message(collected), collected)
+                raise FinalRunError(self._all_dropped_message(collected))
             self._pauses.check()
             held = self._start_groups(step, collected.size)
             if not self._playing and not self._finished and self._sampler.exhausted:

@@ -14,12 +14,19 @@ from buckeye import beat
 from buckeye.checkpoint import read_orchestrator_state, resolve_checkpoint
 from buckeye.config.environments import EnvConfig
 from buckeye.config.orchestrator import EvalConfig, OrchestratorConfig
+from buckeye.errors import RunError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.orchestrator.batch import batch_metrics, make_batch, prune_rollouts, write_rollouts
-from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector, NothingToTrainError
+from buckeye.orchestrator.batch import (
+    batch_metrics,
+    make_batch,
+    prune_rollouts,
+    rollouts_file,
+    write_rollouts,
+)
+from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector
 from buckeye.orchestrator.environments import NamedEnvironment, load_environments, tasks_of
 from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
 from buckeye.orchestrator.evaluation_files import evaluate_and_write, sampling_record
@@ -28,7 +35,7 @@ from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.outbox import Outbox
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.policy import derive_seed
-from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.orchestrator.rollout import Group, RolloutPlayer
 from buckeye.orchestrator.running import first_to_end, until_stopped
 from buckeye.orchestrator.shaping import RewardShaping, reward_shaping
 from buckeye.orchestrator.task_sampler import task_sampler
@@ -212,12 +219,19 @@ class Orchestrator:
         await self._final_evaluation(step, watcher)
 
     async def _collect(self, step: int, collector: GroupCollector) -> Collected:
-        """The batch of a step. If nothing is worth training on, what was played is written all the same."""
+        """The batch of a step. If there will be none, what was played is written all the same."""
         try:
-            return await collector.collect(step, _log_once_per_step())
-        except NothingToTrainError as error:
-            await self._write_rollouts(step, error.collected)
+            collected = await collector.collect(step, _log_once_per_step())
+        except RunError:
+            await self._write_untrained(step, collector.collected)
             raise
+        if collected.all_solved:
+            await self._write_untrained(step, collected)
+        return collected
+
+    async def _write_untrained(self, step: int, collected: Collected) -> None:
+        left_over = [("left_over", group) for group in collected.groups]
+        await self._write_rollouts(step, [], [*collected.dropped_groups, *left_over])
 
     def _end_early(self, step: int, collected: Collected) -> None:
         """Say that there are no more batches, to the trainer and to the user."""
@@ -242,18 +256,22 @@ class Orchestrator:
             "samples": self.state["samples"] + sum(len(g.scored) for g in groups),
             "problems": self.state["problems"] + len(groups),
         }
-        await self._write_rollouts(step, collected)
+        await self._write_rollouts(step, groups, collected.dropped_groups)
         await self.outbox.write(make_batch(step, groups, self.config, state=self.state))
 
-    async def _write_rollouts(self, step: int, collected: Collected) -> None:
+    async def _write_rollouts(
+        self, step: int, trained: Sequence[Group], dropped: Sequence[tuple[str, Group]]
+    ) -> None:
         folder = self.config.output_dir / "rollouts"
-        trained = [(None, group) for group in collected.groups]
-        for name, groups in ((f"step_{step}", trained), (f"step_{step}.dropped", collected.dropped_groups)):
-            path = folder / f"{name}.jsonl"
+        kinds = {
+            rollouts_file(step): [(None, g) for g in trained],
+            rollouts_file(step, dropped=True): dropped,
+        }
+        for name, groups in kinds.items():
             if groups:
-                await write_rollouts(path, groups, self.renderer.decode)
+                await write_rollouts(folder / name, groups, self.renderer.decode)
             else:
-                path.unlink(missing_ok=True)  # of an attempt before this one
+                (folder / name).unlink(missing_ok=True)  # of an attempt before this one
         if self.config.rollouts.keep is not None:
             prune_rollouts(folder, step, keep=self.config.rollouts.keep)
 
