@@ -125,6 +125,18 @@ def test_bfloat16_is_near_float32_and_weights_stay_float32(tiny_model):
     assert torch.nn.functional.cosine_similarity(gradient.flatten(), other.flatten(), dim=0) > 0.99
 
 
+def test_the_head_sums_in_float32(tiny_model):
+    policy = load_policy(str(tiny_model), CPU, compute_dtype="bfloat16")
+    row = _group(CPU)
+    temperatures = torch.ones(len(row.targets))
+    expected = policy.token_logprobs(row, temperatures)
+    with policy.computing():
+        found = policy.token_logprobs(row, temperatures)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.float32
+        assert torch.equal(one, other)
+
+
 def test_weights_are_cast_anew_after_a_step(tiny_model):
     policy = load_policy(str(tiny_model), CPU, compute_dtype="bfloat16")
     row = _group(CPU)

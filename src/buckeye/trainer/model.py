@@ -48,7 +48,8 @@ class PolicyModule(nn.Module):
         it was drawn from; both [N]."""
         hidden = self._run(row).index_select(0, row.sources)
         head = self.model.get_output_embeddings().weight
-        return token_logprobs(hidden, head, row.targets, temperatures)
+        with torch.autocast(hidden.device.type, enabled=False):  # it would sum entropies in bfloat16
+            return token_logprobs(hidden, head, row.targets, temperatures)
 
     def hidden_states(self, row: Row) -> Tensor:
         """Final hidden states [tokens, hidden] of a row; a second way in, with which `forward` is not run."""

@@ -1,0 +1,91 @@
+"""The engine on other devices computes what it computes on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from buckeye.inference.architecture import read_spec
+from buckeye.inference.cache import KVCache
+from buckeye.inference.decoder import Chunk, Decoder
+from buckeye.inference.engine import Engine
+from buckeye.inference.sequences import Sequence
+from buckeye.inference.types import SamplingParams
+from buckeye.inference.weights import Checkpoint, Weights
+from tests.devices import DEVICES
+
+from .conftest import MAX_LEN, VOCAB, finish, make_engine
+
+
+def make_decoder(directory: Path, device: str, dtype: torch.dtype) -> Decoder:
+    spec = read_spec(directory)
+    weights = Weights(spec, dtype=dtype, device=torch.device(device))
+    weights.load(Checkpoint(directory))
+    cache = KVCache(spec, slots=8, max_len=MAX_LEN, dtype=dtype, device=torch.device(device), spare=2)
+    return Decoder(spec, weights, cache)
+
+
+def token_ids(count: int, seed: int) -> torch.Tensor:
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+SETTINGS = [
+    {},
+    {"top_p": 0.9},
+    {"temperature": 0.0},
+    {"top_k": 20, "temperature": 0.7},
+    {"min_tokens": 20, "stop_token_ids": (5, 6, 7), "top_logprobs": 3},
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+def test_sampled_tokens_are_those_of_a_cpu(make_model, family, device):
+    directory = make_model(family).directory
+
+    def sequences() -> list[Sequence]:
+        settings = [SamplingParams(max_tokens=30, seed=i, **SETTINGS[i]) for i in range(len(SETTINGS))]
+        return [Sequence(tuple(token_ids(9 * i + 1, i).tolist()), p) for i, p in enumerate(settings)]
+
+    on_cpu, elsewhere = sequences(), sequences()
+    finish(make_engine(directory), *on_cpu)
+    finish(Engine(make_decoder(directory, device, torch.float32)), *elsewhere)
+    for cpu, other in zip(on_cpu, elsewhere, strict=True):
+        assert other.token_ids == cpu.token_ids
+        assert other.logprobs == pytest.approx(cpu.logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_prompts_that_others_have_and_new_weights_in_the_middle(make_model, device):
+    old, new = (make_model("qwen3", seed).directory for seed in (0, 1))
+    prompt = tuple(token_ids(40, 0).tolist())
+    results = []
+    for engine in (make_engine(old), Engine(make_decoder(old, device, torch.float32))):
+        sequences = [Sequence(prompt, SamplingParams(max_tokens=8 + i, seed=i)) for i in range(4)]
+        engine.submit(sequences)
+        for _ in range(4):
+            engine.step()
+        engine.pause("keep")
+        engine.install_weights(Checkpoint(new), 1)
+        engine.resume()
+        while engine.step():
+            pass
+        longer = Sequence((*prompt, *sequences[0].token_ids), SamplingParams(max_tokens=5, seed=9))
+        finish(engine, longer)
+        results.append([(s.token_ids, s.error) for s in (*sequences, longer)])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+def test_a_prompt_in_parts_gives_the_same_keys_and_values(make_model, dtype, tolerance, device):
+    decoder = make_decoder(make_model("qwen3").directory, device, dtype)
+    ids = token_ids(50, 0)
+    with torch.inference_mode():
+        decoder.prefill([Chunk(0, ids), Chunk(1, ids[:20])])
+        decoder.prefill([Chunk(1, ids[20:], 20)])
+    whole, parts = (decoder.cache.kv[:, slot, :, :50].float().cpu() for slot in (0, 1))
+    assert float(whole.abs().max()) > 0.5
+    torch.testing.assert_close(parts, whole, rtol=tolerance, atol=tolerance)

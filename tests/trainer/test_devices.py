@@ -1,0 +1,96 @@
+"""Training on other devices is what it is on a CPU, and nothing is left behind there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from buckeye.trainer.rl import run_trainer
+from buckeye.trainer.sft import run_sft
+from tests.devices import DEVICES
+from tests.trainer.rl_runs import put, records
+from tests.trainer.trainer_config import sft_config, trainer_config
+
+
+@pytest.fixture(autouse=True)
+def _parameters_move_in_place():
+    """As they do to a real device; else tied ones would come apart."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.fixture
+def take(monkeypatch):
+    """`take(device)`: what trainers take from then on."""
+    monkeypatch.setenv("BUCKEYE_THREADS", "1")
+    return lambda device: monkeypatch.setattr(
+        "buckeye.trainer.setup.pick_device", lambda *_: torch.zeros(0, device=device).device
+    )
+
+
+def final_weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(next((run / "weights" / f"step_{step}").glob("*.safetensors")))
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:  # Muon's products are bfloat16
+        torch.testing.assert_close(
+            one[name], other[name], rtol=0, atol=2e-3, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss": {"type": "ppo", "kl_coef": 0.1, "entropy_coef": 0.01}},
+        {"optim": {"type": "muon"}, "loss": {"type": "decoupled_ppo"}},
+        {"optim": {"type": "sgd"}, "loss": {"type": "gspo"}},
+        {"model": {"ac": {}}, "loss": {"type": "dppo"}},
+        {"model": {"experimental": {"lora": {"rank": 4}}}, "loss": {"type": "cispo", "kl_coef": 0.1}},
+    ],
+    ids=["adamw", "muon", "sgd", "recomputed", "lora"],
+)
+def test_a_run_that_goes_on_from_a_checkpoint(tmp_path, tiny_model, batches, take, device, settings):
+    settings = {**settings, "model": {"compute_dtype": "float32", **settings.get("model", {})}}
+    warm = [replace(b, samples=tuple(replace(s, temperature=0.9) for s in b.samples)) for b in batches]
+    for name in ("cpu", device):
+        take(name)
+        run = tmp_path / name
+        put(run, warm)
+        run_trainer(trainer_config(tiny_model, run, max_steps=2, ckpt={"interval": 2}, **settings))
+        run_trainer(trainer_config(tiny_model, run, max_steps=4, ckpt={"resume_step": -1}, **settings))
+    assert_close(final_weights(tmp_path / device, 4), final_weights(tmp_path / "cpu", 4))
+    for one, other in zip(records(tmp_path / device), records(tmp_path / "cpu"), strict=True):
+        for key in ("loss", "entropy", "mismatch_kl"):
+            assert one[key] == pytest.approx(other[key], rel=1e-2, abs=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fine_tuning(tmp_path, tiny_model, take, device):
+    path = tmp_path / "chat.jsonl"
+    pairs = [("one", "waŋži"), ("two", "nuŋpa"), ("three", "yamni"), ("four", "topa")]
+    lines = [
+        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in pairs
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    for name in ("cpu", device):
+        take(name)
+        run_sft(
+            sft_config(
+                tiny_model,
+                tmp_path / name,
+                batch_size=3,
+                max_steps=3,
+                data={"path": str(path), "val_path": str(path), "seed": 0},
+                model={"compute_dtype": "float32"},
+            )
+        )
+    assert_close(final_weights(tmp_path / device, 3), final_weights(tmp_path / "cpu", 3))
