@@ -81,6 +81,7 @@ def train(settings: Settings) -> Figures:
         "gflops_per_second": speed["gflops_per_second"],
         "mfu": speed.get("mfu"),
         "peak_gib": peak,
+        "flash": learner.policy.flash,
         "step_seconds": median,
         "first_step_seconds": seconds[0],
     }
@@ -232,7 +233,11 @@ def _run_config(settings: Settings, output: Path) -> Settings:
         "model": {"name": settings["model"]},
         "inference_gpu_ids": devices["inference_gpu_ids"],
         "trainer_gpu_ids": devices["trainer_gpu_ids"],
-        "trainer": {"model": {"device": settings["device"]}, "optim": {"lr": 3e-6}},
+        "trainer": {
+            "model": {"device": settings["device"]},
+            "optim": {"lr": 3e-6},
+            "seq_len": 4 * settings["length"],  # a row of several rollouts keeps a GPU busier than one of one
+        },
         "orchestrator": {
             "batch_size": settings["batch"],
             "rollouts_per_example": settings["group"],
@@ -259,7 +264,7 @@ def _devices(settings: Settings) -> Settings:
     return {
         "inference_gpu_ids": [first],
         "trainer_gpu_ids": [last],
-        "inference_share": 0.35 if first == last else 0.8,
+        "inference_share": 0.37 if first == last else 0.8,
         "gpu_gb": round(int(mebibytes) * 2**20 / 1e9, 1),
     }
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from buckeye.inference.architecture import read_spec
-from buckeye.inference.cache import KVCache
+from buckeye.inference.cache import KVCache, cache_budget
 from buckeye.inference.decoder import Chunk, Decoder
 from buckeye.inference.engine import Engine
 from buckeye.inference.sequences import Sequence
@@ -89,3 +89,12 @@ def test_a_prompt_in_parts_gives_the_same_keys_and_values(make_model, dtype, tol
     whole, parts = (decoder.cache.kv[:, slot, :, :50].float().cpu() for slot in (0, 1))
     assert float(whole.abs().max()) > 0.5
     torch.testing.assert_close(parts, whole, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("free", "left"), [(80 * 10**9, 40), (30 * 10**9, 30)])
+def test_the_cache_takes_what_a_share_of_the_gpu_leaves(monkeypatch, free, left):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 2 * 10**9)
+    budget = cache_budget(torch.device("cuda", 0), gpu_share=0.525, logits=10**8)
+    others = 4 * 10**8 + 2**30  # beside a second model
+    assert budget == left * 10**9 - 2 * 10**9 - others

@@ -268,6 +268,42 @@ def test_weights_that_give_no_numbers_are_an_error_not_tokens(engine):
     assert "version 0" in sequence.error
 
 
+def test_numbers_that_are_none_do_not_stay_for_others(qwen3):
+    engine, fresh = (make_engine(qwen3.directory, slots=2) for _ in range(2))
+    layer = engine.decoder.weights.layers[0]
+    good = layer.input_norm.clone()
+    layer.input_norm.fill_(float("nan"))
+    failed = [sample(), sample(range(100, 140))]
+    finish(engine, *failed)
+    assert [s.finish_reason for s in failed] == ["abort", "abort"]
+    layer.input_norm.copy_(good)
+    later, expected = ([sample((5, 6)), sample((7, 8, 9))] for _ in range(2))
+    finish(engine, *later)
+    finish(fresh, *expected)
+    assert [s.token_ids for s in later] == [s.token_ids for s in expected]
+    assert all(s.finish_reason == "length" for s in later)
+
+
+def test_after_an_error_of_the_gpu_the_process_ends(engine, monkeypatch):
+    def lost(*_):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    engine.submit([sample()])
+    monkeypatch.setattr(engine.decoder, "decode", lost)
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        engine.run()
+
+
+def test_more_sequences_than_a_sequence_has_tokens(qwen3):
+    engine = make_engine(qwen3.directory, slots=12, max_len=8)
+    sequences = [sample((20 + i, 30 + i), seed=i) for i in range(12)]
+    finish(engine, *sequences)
+    for sequence in sequences:
+        assert sequence.error is None
+        expected = qwen3.logprobs(sequence.prompt_ids, sequence.token_ids)
+        assert sequence.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
 def test_streamed_sequences_report_every_token(engine):
     seen = []
     sequence = sample()

@@ -67,10 +67,10 @@ class InferenceConfig(BaseConfig):
     max_num_seqs: PositiveInt = 128
     """Most sequences that are generated at a time."""
     kv_cache_gb: PositiveFloat | None = None
-    """Memory for keys and values in GB; None is a quarter of what there is, for vLLM 1 GB on a CPU and what
-    gpu_memory_utilization leaves on a GPU."""
+    """Memory for keys and values in GB; None is what gpu_memory_utilization leaves on a GPU, and on a CPU a
+    quarter of the RAM, for vLLM 1 GB."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of a GPU's memory that vLLM takes; 0.4 by default where the trainer uses the GPU too."""
+    """Share of a GPU's memory that the engine takes; 0.4 by default where the trainer uses the GPU too."""
     seed: int | None = None
     """Seed of requests that bring none."""
     max_lora_rank: PositiveInt | None = None

@@ -194,15 +194,6 @@ _EMBEDDED_ENGINE = (
     ),
 )
 
-_NEVER_VLLM = (
-    Rule(
-        "gpu_memory_utilization",
-        _is_not(0.9, 0.4),  # the latter is the default on a GPU that is shared
-        "warning",
-        "set kv_cache_gb for the embedded engine.",
-    ),
-)
-
 _EVALS = (
     Rule("model.trust_remote_code", _is_set, "warning", _OWN_MODELS_ONLY),
     Rule("client.headers", _is_set, "error", "further headers are not sent in this version; leave it out."),
@@ -237,7 +228,7 @@ def check_supported(config: BaseConfig) -> list[Problem]:
 
 def _rules_for(config: BaseConfig) -> tuple[Rule, ...]:
     if isinstance(config, InferenceConfig) and config.backend != "vllm":
-        return (*_INFERENCE, *_EMBEDDED_ENGINE, *(_NEVER_VLLM if config.backend == "torch" else ()))
+        return (*_INFERENCE, *_EMBEDDED_ENGINE)
     return RULES[type(config)]
 
 

@@ -11,7 +11,8 @@ import torch
 from buckeye.errors import InferenceError
 from buckeye.inference.architecture import ModelSpec
 
-_BUDGET_SHARE = 0.25
+_SHARE_OF_RAM = 0.25
+_GPU_WORK = 2**30  # a prompt on its way through the layers, and what libraries take
 
 
 class KVCache:
@@ -46,6 +47,10 @@ class KVCache:
         """Copy the first `length` positions of a slot over those of another."""
         self.kv[:, target, :, :length] = self.kv[:, source, :, :length]
 
+    def clear(self, slot: int, length: int) -> None:
+        """Write zeros over the first `length` positions of a slot."""
+        self.kv[:, slot, :, :length] = 0
+
     def share(self, source: int, targets: Sequence[int], length: int) -> None:
         """Copy the first `length` positions of a slot to each of `targets`."""
         for target in targets:
@@ -63,12 +68,10 @@ def count_slots(
     max_num_seqs: int,
     max_len: int,
     dtype: torch.dtype,
-    device: torch.device,
-    budget_gb: float | None,
+    budget: int,
 ) -> int:
-    """How many sequences of `max_len` tokens fit into the budget (by default a quarter of the RAM or of the
-    free GPU memory), at most `max_num_seqs`. Raises `InferenceError` if not one does."""
-    budget = int(budget_gb * 1e9) if budget_gb is not None else int(_BUDGET_SHARE * _memory(device))
+    """How many sequences of `max_len` tokens fit into `budget` bytes, at most `max_num_seqs`. Raises
+    `InferenceError` if not one does."""
     size = slot_bytes(spec, max_len, dtype)
     slots = min(max_num_seqs, budget // size)
     if slots < 1:
@@ -79,11 +82,15 @@ def count_slots(
     return slots
 
 
-def _memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free
-    return psutil.virtual_memory().total
+def cache_budget(device: torch.device, *, gpu_share: float, logits: int) -> int:
+    """Bytes for keys and values where nothing is said: a quarter of the RAM; on a GPU what is left of
+    `gpu_share` of it. That is for all of this process, which by now holds the model's weights and will hold
+    a second model during an update, and several times `logits` bytes."""
+    if device.type != "cuda":
+        return int(_SHARE_OF_RAM * psutil.virtual_memory().total)
+    free, total = torch.cuda.mem_get_info(device)
+    weights = torch.cuda.memory_allocated(device)
+    return min(int(gpu_share * total) - weights, free) - weights - 4 * logits - _GPU_WORK
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

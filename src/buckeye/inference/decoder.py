@@ -67,6 +67,7 @@ class Decoder:
             spec.rope, spec.head_dim, cache.max_len, dtype=kv.dtype, device=kv.device
         )
         self._positions = torch.arange(cache.max_len, device=kv.device)
+        self._slots = torch.arange(cache.slots, device=kv.device)
         self._caches = kv.unbind(0)
         self._root_eps = torch.tensor(math.sqrt(spec.rms_eps), device=kv.device)
         self._views: tuple[tuple[int, int], list[_LayerCache]] = ((0, 0), [])
@@ -78,7 +79,7 @@ class Decoder:
         """
         spec, count = self.spec, tokens.shape[0]
         length = min(self.cache.max_len, -(-longest // _LENGTH_BUCKET) * _LENGTH_BUCKET)
-        rows = self._positions[:count]
+        rows = self._slots[:count]
         hidden_positions = self._positions[:length] > positions[:, None]
         mask = torch.zeros(count, length, dtype=self.cache.kv.dtype, device=self.device)
         mask = mask.masked_fill_(hidden_positions, float("-inf"))[:, None, None]
@@ -99,6 +100,7 @@ class Decoder:
         tokens = torch.cat([chunk.token_ids for chunk in chunks]).to(self.device)
         positions = torch.cat([self._positions[chunk.start : chunk.end] for chunk in chunks])
         x, cos, sin = self._embed(tokens, positions)
+        masks = [_causal_mask(len(c.token_ids), c.end, self.device) if c.start else None for c in chunks]
         for layer, kv in zip(self.weights.layers, self._caches, strict=True):
             qkv = self._project(x, layer, cos, sin)
             heads = [part.transpose(0, 1) for part in qkv.split(lengths)]  # [H + 2K, T, D] each
@@ -106,8 +108,8 @@ class Decoder:
                 kv[chunk.slot, :, chunk.start : chunk.end] = part[spec.num_heads :]
             if layer is self.weights.layers[-1]:
                 return  # what follows the last keys and values is for logits, and no token is sampled here
-            pairs = zip(chunks, heads, strict=True)
-            attended = torch.cat([self._attend_causally(part, chunk, kv) for chunk, part in pairs])
+            parts = zip(heads, chunks, masks, strict=True)
+            attended = torch.cat([self._attend_causally(*part, kv) for part in parts])
             x = self._finish_layer(x, attended, layer)
 
     def _embed(
@@ -126,7 +128,10 @@ class Decoder:
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4), over the last dimension."""
         if x.is_cuda:
-            return F.rms_norm(x, (x.shape[-1],), None, self.spec.rms_eps) * weight
+            shape = (x.shape[-1],)
+            if weight.dim() == 1:
+                return F.rms_norm(x, shape, weight, self.spec.rms_eps)
+            return F.rms_norm(x, shape, None, self.spec.rms_eps) * weight
         # On a CPU PyTorch puts its own together from twice as many operations.
         root_mean = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         root_mean = root_mean.mul_(x.shape[-1] ** -0.5).hypot_(self._root_eps)
@@ -146,12 +151,13 @@ class Decoder:
         torch.addcmul(qk * cos, swapped, sin, out=qkv[:, : spec.qk_heads])
         return qkv
 
-    def _attend_causally(self, heads: torch.Tensor, chunk: Chunk, kv: torch.Tensor) -> torch.Tensor:
-        """[H + 2K, T, D] of one chunk -> [T, H x D]; what comes before the chunk is read from the cache."""
+    def _attend_causally(
+        self, heads: torch.Tensor, chunk: Chunk, mask: torch.Tensor | None, kv: torch.Tensor
+    ) -> torch.Tensor:
+        """[H + 2K, T, D] of one chunk -> [T, H x D]; what comes before the chunk, which then has a `mask`, is
+        read from the cache."""
         spec = self.spec
-        mask = None
         if chunk.start:
-            mask = _causal_mask(heads.shape[1], chunk.end, heads.device)
             query, keys_values = heads[: spec.num_heads], kv[chunk.slot, :, : chunk.end]
         else:
             query, keys_values = heads.split([spec.num_heads, 2 * spec.num_kv_heads])

@@ -154,6 +154,8 @@ class Engine:
                 self._admit()
                 count = len(self.running)
                 self._decode()
+            except torch.AcceleratorError:
+                raise  # after it the GPU refuses this process everything: only another one can serve on
             except Exception:  # whatever it was, the requests that suffered it end and the engine serves on
                 log.exception("A decode step failed; %d running sequences are ended", len(self.running))
                 self._fail_running("the engine failed in a decode step; see its log")
@@ -260,6 +262,8 @@ class Engine:
             return
         device = self.decoder.device
         positions = running.position[:count]
+        # before the forward pass: a GPU's copies wait for what was asked of it sooner
+        random = torch.from_numpy(uniforms(running.stream[:count], positions)).to(device)
         logits = self.decoder.decode(
             torch.from_numpy(running.last_token[:count]).to(device),
             torch.from_numpy(positions).to(device),
@@ -271,7 +275,6 @@ class Engine:
         rows, forbidden = running.forbidden()
         if len(rows):
             logits[torch.from_numpy(rows).to(device), torch.from_numpy(forbidden).to(device)] = float("-inf")
-        random = torch.from_numpy(uniforms(running.stream[:count], positions)).to(device)
         self._ranking.tell(logits, self._batch)
         tokens, logprobs = sample(logits, self._batch, random)
         ended = running.record(tokens.cpu().numpy(), logprobs.cpu().numpy())
@@ -301,6 +304,8 @@ class Engine:
         """End a sequence that `RunningSequences.record` named."""
         running = self.running
         if not np.isfinite(running.logprobs[slot, running.position[slot]]):
+            # under attention's mask they would be left over for whoever takes the slot: NaN times 0 is NaN
+            self.decoder.cache.clear(slot, int(running.position[slot]) + 1)
             error = f"the model (weights version {self.version}) gave logits that are not finite numbers"
             self._finish(slot, "abort", error)
         else:

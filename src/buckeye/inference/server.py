@@ -26,7 +26,7 @@ from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, PortTakenError, UsageError
 from buckeye.inference.app import create_app
 from buckeye.inference.architecture import model_directory, read_spec
-from buckeye.inference.cache import KVCache, count_slots
+from buckeye.inference.cache import KVCache, cache_budget, count_slots
 from buckeye.inference.decoder import Decoder
 from buckeye.inference.engine import Engine
 from buckeye.inference.render import ChatRenderer
@@ -113,6 +113,7 @@ def load_engine(config: InferenceConfig, directory: Path) -> Engine:
     device = _device(config.model.device)
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads())
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it prepares every shape anew, and decoding has thousands
     spec = read_spec(directory)
     max_len = min(config.model.max_model_len or spec.max_positions, spec.max_positions)
     if config.model.max_model_len and max_len < config.model.max_model_len:
@@ -123,13 +124,17 @@ def load_engine(config: InferenceConfig, directory: Path) -> Engine:
     weights = Weights(spec, dtype=dtype, device=device)
     weights.check(checkpoint)
     weights.load(checkpoint)
+    if config.kv_cache_gb is not None:
+        budget = int(config.kv_cache_gb * 1e9)
+    else:
+        logits = 4 * config.max_num_seqs * spec.vocab_size
+        budget = cache_budget(device, gpu_share=config.gpu_memory_utilization, logits=logits)
     slots = count_slots(
         spec,
         max_num_seqs=2 * config.max_num_seqs,  # as many again for what is kept of earlier turns
         max_len=max_len,
         dtype=dtype,
-        device=device,
-        budget_gb=config.kv_cache_gb,
+        budget=budget,
     )
     running = min(slots, config.max_num_seqs)
     cache = KVCache(spec, slots=running, spare=slots - running, max_len=max_len, dtype=dtype, device=device)

@@ -47,7 +47,7 @@ class _RMSNorm(torch.autograd.Function):
         return (hidden.to(precise) * scale).mul_(weight).to(hidden.dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         hidden, weight, scale = ctx.saved_tensors
         gradient, factor = gradient.to(scale.dtype).contiguous(), weight.to(scale.dtype)
         width = hidden.shape[-1]
@@ -59,7 +59,8 @@ class _RMSNorm(torch.autograd.Function):
             scale,
             factor,
             None,
-            [True, True, False],
+            [True, ctx.needs_input_grad[1], False],
         )
         mean = (gradient * factor).sum(-1, keepdim=True).div_(width)  # no product: autocast would round it
-        return d_hidden.addcmul_(scale, mean).to(hidden.dtype), d_weight.to(weight.dtype), None
+        d_weight = d_weight.to(weight.dtype) if ctx.needs_input_grad[1] else None
+        return d_hidden.addcmul_(scale, mean).to(hidden.dtype), d_weight, None

@@ -47,6 +47,7 @@ def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ra
     beat.start_beating()
     torch.set_num_threads(cpu_threads())
     torch.manual_seed(config.seed)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it prepares every shape anew, and every row is another
     device = pick_device(config.model.device, local_rank())
     ranks = join_ranks(device, config.model, timeout_seconds=config.dist_timeout_seconds)
     process = name if ranks.first else f"{name} rank {ranks.rank}"

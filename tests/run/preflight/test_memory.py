@@ -156,6 +156,20 @@ def test_the_cache_of_an_engine():
     assert list(vllm.values()) == [int(0.9 * 24 * GB)]
 
 
+@pytest.mark.parametrize(("free", "words"), [(24 * GB, ("0.5",)), (10 * GB, ("0.9",))])
+def test_the_cache_of_an_engine_on_a_gpu(free, words):
+    """Its share, or what is free, without two models, their logits and a gigabyte."""
+    shape = shape_of(SMALL)
+    weights = 2 * (shape.parameters + 151_936 * 1024)
+    given = config("--seq-len", "8192", "--inference.gpu-memory-utilization", *words)
+    found = parts(given, shape, on_gpus(free, 24 * GB), "inference 0", "GPU 0")
+    room = 12 * GB if free == 24 * GB else free - found["the program"]
+    slot = slot_bytes(shape, 8192, 2)
+    budget = room - 2 * weights - 4 * 4 * 128 * 151_936 - 2**30
+    assert found["keys and values"] == budget // slot * slot
+    assert 4 < budget // slot < 20
+
+
 def test_enough_is_enough():
     check = check_memory(config(), shape_of(TOY), on_cpu())
     assert (check.state, check.do) == ("ok", "")

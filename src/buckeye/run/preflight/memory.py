@@ -19,10 +19,12 @@ from buckeye.run.preflight.shape import ModelShape
 
 MAIN = "main memory"
 
-_HEAD_CHUNK, _HEAD_TOKENS = 128 * 2**20, 1024  # of logits, as trainer/head.py computes them
+_HEAD_CHUNK, _HEAD_CHUNK_ON_GPU = 128 * 2**20, 512 * 2**20  # bytes of logits, as trainer/head.py
+_HEAD_TOKENS = 1024
 _PREFILL_TOKENS = 8192  # as inference/engine.py
 _BFLOAT16_PARAMETERS = 5_000_000  # as inference/dtype.py
-_EMBEDDED_SHARE = 0.25  # of memory for keys and values, as inference/cache.py
+_SHARE_OF_RAM = 0.25  # for keys and values, as inference/cache.py
+_GPU_WORK = 2**30  # what the engine leaves free on a GPU, as inference/cache.py
 _VLLM_CPU_CACHE = 1_000_000_000
 _PROCESS = 450_000_000  # an interpreter with torch and transformers, measured
 _ORCHESTRATOR = 400_000_000  # measured with the tokenizer and an environment without libraries of its own
@@ -106,7 +108,7 @@ def _trainer(
     work = [
         *_casts(config, shape, shards, width),
         _activations(config, shape, width, on_gpu=on_gpu),
-        _logits(config, shape, width),
+        _logits(config, shape, width, on_gpu=on_gpu),
     ]
     title = f"trainer {rank}"
     saved = _saved(config, shape, shards, rank)
@@ -207,9 +209,10 @@ def _activations(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu
     return Part(f"activations of {config.seq_len} tokens", width * per_token * config.seq_len)
 
 
-def _logits(config: TrainerConfig, shape: ModelShape, width: int) -> Part:
+def _logits(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: bool) -> Part:
     """Three chunks of logits, the gradient of the output projection before it is added, and its cast."""
-    tokens = min(config.seq_len, _HEAD_TOKENS, max(1, _HEAD_CHUNK // (4 * shape.vocabulary)))
+    chunk = _HEAD_CHUNK_ON_GPU if on_gpu else _HEAD_CHUNK
+    tokens = min(config.seq_len, _HEAD_TOKENS, max(1, chunk // (4 * shape.vocabulary)))
     head = shape.vocabulary * shape.hidden
     gradient = 4 * head if config.model.experimental.lora is None else 0
     return Part("logits and their gradients", (3 * 4 + width) * tokens * shape.vocabulary + gradient)
@@ -241,16 +244,17 @@ def _inference(
     if on_gpu and hardware.vllm:
         return _vllm_on_gpus(title, inference, hardware, devices)
     width = _width(inference.model.dtype, shape, hardware, on_gpu=on_gpu)
-    cache = Part("keys and values", _cache(config, inference, shape, hardware, width, devices, on_gpu=on_gpu))
     if hardware.vllm:
-        weights = Part("weights", width * shape.parameters)
-        return [_process(title, MAIN, [weights, cache, Part("the program", 2 * _PROCESS)])]
+        cache = int(inference.kv_cache_gb * 1e9) if inference.kv_cache_gb else _VLLM_CPU_CACHE
+        parts = [Part("weights", width * shape.parameters), Part("keys and values", cache)]
+        return [_process(title, MAIN, [*parts, Part("the program", 2 * _PROCESS)])]
     # a tied output projection is the embedding once more, in the layout that is fast to multiply with
-    weights_size = width * (shape.parameters + (shape.embeddings if shape.tied else 0))
+    weights = width * (shape.parameters + (shape.embeddings if shape.tied else 0))
+    gpu = next((g for g in hardware.gpus if on_gpu and g.index == devices[0]), None)
     parts = [
-        Part("weights", weights_size),
-        Part("new weights, beside the old", weights_size),
-        cache,
+        Part("weights", weights),
+        Part("new weights, beside the old", weights),
+        Part("keys and values", _cache(config, inference, shape, hardware, width, weights, gpu)),
         Part("a prompt, and logits", _passing(inference, shape, width)),
     ]
     if not on_gpu:
@@ -285,24 +289,23 @@ def _cache(
     shape: ModelShape,
     hardware: Hardware,
     width: int,
-    devices: Sequence[int],
-    *,
-    on_gpu: bool,
+    weights: int,
+    gpu: Gpu | None,
 ) -> int:
-    """What the engine sets aside; on a CPU only what is written to counts, so no more than the rollouts that
-    are played at a time can use, and as many again for earlier turns."""
-    if hardware.vllm:
-        return int(inference.kv_cache_gb * 1e9) if inference.kv_cache_gb else _VLLM_CPU_CACHE
+    """What the embedded engine sets aside beside its `weights`; on a CPU only what is written to counts, so
+    no more than the rollouts that are played at a time can use, and as many again for earlier turns."""
     length = min(inference.model.max_model_len or shape.max_positions, shape.max_positions)
     slot = slot_bytes(shape, length, width)
     if inference.kv_cache_gb is not None:
         budget = int(inference.kv_cache_gb * 1e9)
-    elif on_gpu:
-        budget = int(_EMBEDDED_SHARE * next((g.free for g in hardware.gpus if g.index == devices[0]), 0))
+    elif gpu is not None:
+        share = int(inference.gpu_memory_utilization * gpu.total) - weights
+        logits = 4 * inference.max_num_seqs * shape.vocabulary
+        budget = min(share, gpu.free - _GPU_PROCESS - weights) - weights - 4 * logits - _GPU_WORK
     else:
-        budget = int(_EMBEDDED_SHARE * hardware.memory.total)
+        budget = int(_SHARE_OF_RAM * hardware.memory.total)
     slots = min(2 * inference.max_num_seqs, max(1, budget // slot))
-    if not on_gpu:
+    if gpu is None:
         slots = min(slots, 2 * _at_a_time(config))
     return slots * slot
 
