@@ -107,3 +107,14 @@ def test_a_run_whose_tasks_are_all_solved_is_finished(runner):
     left_over = out / "rollouts" / f"step_{steps}.dropped.jsonl"
     assert left_over.exists() == ("too few for a batch" in said)
     assert not (out / "rollouts" / f"step_{steps}.jsonl").exists()  # nothing was trained on there
+
+
+def test_rewards_that_are_all_the_same_are_told(runner):
+    source = (runner.root / "letters.py").read_text()
+    constant = source.replace('reply.text[:3].count("a") / 3', "0.5 + 0 * len(reply.text)")
+    (runner.root / "letters.py").write_text(constant)
+    done = runner.run(runner.rl("out", steps=6))
+    assert done.returncode == 0, done.stderr
+    assert "WARNING orchestrator: Nothing to learn from in the batches of steps 0 to 4" in done.stdout
+    assert "(mean 0.5000)" in done.stdout
+    assert "Choose tasks that are solved now and then" in done.stdout

@@ -38,6 +38,7 @@ from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group, RolloutPlayer
 from buckeye.orchestrator.running import first_to_end, until_stopped
 from buckeye.orchestrator.shaping import RewardShaping, reward_shaping
+from buckeye.orchestrator.standstill import Standstill
 from buckeye.orchestrator.task_sampler import task_sampler
 from buckeye.orchestrator.timing import LoopTimes, Throughput
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
@@ -86,6 +87,7 @@ class Orchestrator:
         self.lockstep = Lockstep(self.client) if config.max_async_level == 0 else None
         self.throughput = Throughput()
         self.times = LoopTimes(self.client)
+        self.standstill = Standstill(config.advantage)
         self.environments = self._load(config.env)
         self.sampler = task_sampler(config, self.environments, self.state)
         self.eval_environments = self._load(config.eval.env) if config.eval is not None else []
@@ -328,6 +330,10 @@ class Orchestrator:
                 collected.errored_rollouts,
                 f", the last with: {collected.last_error}" if collected.last_error else "",
             )
+
+        standstill = self.standstill.look(step, collected.groups)
+        if standstill is not None:
+            log.warning("%s", standstill)
 
     async def _evaluate_if_due(self, step: int, watcher: WeightsWatcher) -> None:
         settings = self.config.eval

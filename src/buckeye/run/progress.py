@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -88,6 +89,12 @@ class Progress:
             elapsed = human_duration(time.monotonic() - self._started)
             text = self._state.line(self._seconds_left()) if self._step_times else waiting_for
             self._print(f"\r\x1b[2K{elapsed} | {text}"[: 4 + _columns()])
+
+    def tell(self, lines: Sequence[str]) -> None:
+        """Print lines above the live one."""
+        if lines:
+            self.clear()
+            self._print("".join(f"{line}\n" for line in lines))
 
     def clear(self) -> None:
         """Take the live line away, so that a log line can be printed."""

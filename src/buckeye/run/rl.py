@@ -20,10 +20,12 @@ from buckeye.monitor.tracker import check_wandb, tracked
 from buckeye.process import INTERRUPTED, StopFlag
 from buckeye.run.attempts import Launch
 from buckeye.run.changes import changed_settings
+from buckeye.run.child_warnings import ChildWarnings
 from buckeye.run.cleaning import prune_logs
 from buckeye.run.directory import begin_attempt, clean, locked, refuse_used
 from buckeye.run.disk import check_disk, disk_environment
 from buckeye.run.gateway import run_gateways
+from buckeye.run.logs import LAUNCHER
 from buckeye.run.machine import this_machine
 from buckeye.run.model_files import fetch_model
 from buckeye.run.nodes import other_nodes, sites_of
@@ -85,7 +87,7 @@ def _run_planned(
         clean(output_dir, needed=[model_path])
     identity = begin_attempt(output_dir, resumed_step=begin.step)
     prune_logs(output_dir, config.disk.keep_logs)
-    setup_logging(config.log.level, "rl", run_log(output_dir) if config.log.file else None)
+    setup_logging(config.log.level, LAUNCHER, run_log(output_dir) if config.log.file else None)
     if disk_warning is not None:
         log.warning("%s", disk_warning)
     if begin.again:
@@ -157,13 +159,16 @@ def _run(
     )
     processes.begin(identity)
     progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
+    warnings = ChildWarnings(run_log(config.output_dir), own=LAUNCHER)
     supervisor = Supervisor(launch, plan, processes, recorder, ports)
     try:
         supervisor.start()
         while not stopping.requested():
+            progress.tell(warnings.new())
             progress.update("starting: waiting for the first step (logs/ has the details)")
             if supervisor.tick(step=progress.step, trained=progress.trained):
                 progress.update("")
+                progress.tell(warnings.new())
                 break
             time.sleep(_POLL_SECONDS)
         progress.clear()
@@ -180,6 +185,8 @@ def _run(
     finally:
         processes.stop_all()
     log.log(SUCCESS, "RL training finished!")
+    if warnings.unshown:
+        log.info("%d more warnings like those above: buckeye rl logs %s", warnings.unshown, config.output_dir)
     log.info("%s | %s", human_duration(time.monotonic() - started), _what_is_there(config))
     return 0
 

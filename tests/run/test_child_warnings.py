@@ -1,0 +1,43 @@
+"""What of the processes' log lines is shown on the launcher's screen."""
+
+from buckeye.run.child_warnings import ChildWarnings
+
+
+def line(process, level, text):
+    return f"2026-01-02 03:04:05,678 [{process}] {level:>7} {text}\n"
+
+
+def test_the_first_of_each_kind_is_shown_and_the_others_are_counted(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text(line("trainer", "WARNING", "of an attempt before"))
+    warnings = ChildWarnings(log, own="rl")
+    assert warnings.new() == []
+    written = [
+        line("orchestrator", "INFO", "Step 3 | Reward: 0.5"),
+        line("orchestrator", "WARNING", "Step 3: groups dropped: 2 errored, the last with: [Errno 2]"),
+        "a second line of that message\n",
+        line("rl", "WARNING", "Terminating all processes"),
+        line("orchestrator", "WARNING", "Step 14: groups dropped: 12 errored, the last with: no tool"),
+        line("trainer", "WARNING", "Step 14 left out: loss nan, gradient norm 3"),
+        line("trainer rank 1", "ERROR", "It broke"),
+        line("trainer rank 2", "ERROR", "It broke"),
+    ]
+    with log.open("a") as file:
+        file.write("".join(written) + "2026-01-02 03:04:06,000 [trainer] WARN")
+    assert warnings.new() == [
+        "03:04:05 WARNING orchestrator: Step 3: groups dropped: 2 errored, the last with: [Errno 2]",
+        "03:04:05 WARNING trainer: Step 14 left out: loss nan, gradient norm 3",
+        "03:04:05   ERROR trainer rank 1: It broke",
+    ]
+    assert warnings.unshown == 2
+    with log.open("a") as file:
+        file.write("ING Not whole before\n")
+    assert warnings.new() == ["03:04:06 WARNING trainer: Not whole before"]
+
+
+def test_a_log_that_is_not_there_yet(tmp_path):
+    log = tmp_path / "run.log"
+    warnings = ChildWarnings(log, own="rl")
+    assert warnings.new() == []
+    log.write_text(line("trainer", "WARNING", "new"))
+    assert warnings.new() == ["03:04:05 WARNING trainer: new"]
