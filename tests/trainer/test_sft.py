@@ -234,7 +234,9 @@ def test_killed_at_any_moment_and_resumed_is_bit_exact(tmp_path, tiny_model, cha
     assert all(torch.equal(one[name], other[name]) for name in one)
 
     def curve(run):
-        return {(r["process"], r["step"]): r.get("loss", r.get("val_loss")) for r in read_metrics(run)}
+        losses = {(r["process"], r["step"]): r.get("loss", r.get("val_loss")) for r in read_metrics(run)}
+        # that of a checkpoint is written after its commit, when the process may be dead
+        return {key: loss for key, loss in losses.items() if key[0] != "checkpoint"}
 
     assert curve(broken / "metrics.jsonl") == curve(straight / "metrics.jsonl")
 
