@@ -167,15 +167,16 @@ def _reason(log: Path, code: int) -> str:
 def trainer_row(outcome: Outcome, *, published: bool) -> str:
     """A line of the trainer's table."""
     _, length, kind = outcome.name.split("/")
-    label = f"| {length} | {'LoRA, rank 16' if kind == 'lora' else 'all weights'} "
+    trained = "LoRA, rank 16" if kind == "lora" else "all weights"
     theirs = PUBLISHED.get(outcome.name) if published else None
     other = f"{theirs[0]:,} / {theirs[1]}" if theirs else "-"
     f = outcome.figures
     if f is None:
-        return f"{label}| {outcome.error} | | | | {other} |"
+        return f"| {length} | {trained} | {outcome.error} | | | | {other} |"
+    attention = "" if f["flash"] else ", no flash attention"
     mfu = "-" if f["mfu"] is None else f"{f['mfu']:.1%}"
     speed = f"{f['tokens_per_second']:,.0f} | {mfu} | {f['gflops_per_second'] / 1000:,.1f}"
-    return f"{label}| {speed} | {f['peak_gib']:.1f} | {other} |"
+    return f"| {length} | {trained}{attention} | {speed} | {f['peak_gib']:.1f} | {other} |"
 
 
 def engine_row(outcome: Outcome) -> str:

@@ -102,9 +102,14 @@ def test_a_case_gets_its_settings_and_a_folder(tmp_path):
 
 def test_published_figures_stand_beside_the_same_case_only():
     figures = {"tokens_per_second": 20000.4, "gflops_per_second": 123456.0, "mfu": 0.125, "peak_gib": 11.04}
+    figures["flash"] = True
     outcome = gpu.Outcome(name="trainer/16k/lora", part="trainer", seconds=1.0, figures=figures)
     row = gpu.trainer_row(outcome, published=True)
     assert row == "| 16k | LoRA, rank 16 | 20,000 | 12.5% | 123.5 | 11.0 | 13,300 / 5.1 |"
+    figures["flash"] = False
+    assert gpu.trainer_row(outcome, published=False).startswith(
+        "| 16k | LoRA, rank 16, no flash attention | 20,"
+    )
     assert gpu.trainer_row(outcome, published=False).endswith("| - |")
 
 
