@@ -91,10 +91,17 @@ def test_a_prompt_in_parts_gives_the_same_keys_and_values(make_model, dtype, tol
     torch.testing.assert_close(parts, whole, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("free", "left"), [(80 * 10**9, 40), (30 * 10**9, 30)])
-def test_the_cache_takes_what_a_share_of_the_gpu_leaves(monkeypatch, free, left):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 80 * 10**9))
+@pytest.mark.parametrize(
+    ("free", "share", "budget"),
+    [
+        # a share of 80 GB, without the weights, a second model, four times the logits and two gigabytes
+        (80, 0.5, 40 * 10**9 - 4 * 10**9 - 4 * 10**8 - 2**31),
+        (30, 0.9, 30 * 10**9 - 2 * 10**9 - 4 * 10**8 - 2**31),
+        (42, 0.05, 10 * 10**9),  # a quarter of what a second model leaves
+        (1, 0.9, 0),
+    ],
+)
+def test_the_cache_takes_what_a_share_of_the_gpu_leaves(monkeypatch, free, share, budget):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * 10**9, 80 * 10**9))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 2 * 10**9)
-    budget = cache_budget(torch.device("cuda", 0), gpu_share=0.525, logits=10**8)
-    others = 4 * 10**8 + 2**30  # beside a second model
-    assert budget == left * 10**9 - 2 * 10**9 - others
+    assert cache_budget(torch.device("cuda", 0), gpu_share=share, logits=10**8) == budget

@@ -294,6 +294,17 @@ def test_after_an_error_of_the_gpu_the_process_ends(engine, monkeypatch):
         engine.run()
 
 
+def test_nor_does_it_outlive_one_in_an_update(engine, qwen3, monkeypatch):
+    def lost(*_):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(engine.decoder.weights, "load", lost)
+    update = engine.install_weights(Checkpoint(qwen3.directory), 1)
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        engine.run()
+    assert isinstance(update.exception(timeout=0), torch.AcceleratorError)
+
+
 def test_more_sequences_than_a_sequence_has_tokens(qwen3):
     engine = make_engine(qwen3.directory, slots=12, max_len=8)
     sequences = [sample((20 + i, 30 + i), seed=i) for i in range(12)]

@@ -23,7 +23,7 @@ def test_it_is_told_after_five_batches_in_a_row_and_seldom_again():
     told = watch([[EQUAL, EQUAL]] * 600)
     assert list(told) == [14, 59, 509]
     assert "the batches of steps 10 to 14" in told[14]
-    assert "(mean 0.5000)" in told[14]
+    assert "(mean reward 0.5000)" in told[14]
     assert "of steps 10 to 59" in told[59]
 
 
@@ -37,6 +37,8 @@ def test_rewards_that_are_advantages_need_no_spread():
     [
         ([group(rollout(0.0), rollout(0.0))], "No task was solved"),
         ([group(rollout(1.0), rollout(1.0))], "Every task was solved"),
+        ([group(rollout(0.4)), group(rollout(0.7))], "without siblings"),
+        ([group(rollout(0.4, shaping={"length": -0.4}), rollout(0.0))], "No task was solved"),
         ([group(rollout(0.4), rollout(0.4))] * 2 + [EQUAL], "word for word: the policy has collapsed"),
         ([group(rollout(0.4), rollout(0.4)), EQUAL], "Choose tasks that are solved now and then"),
     ],

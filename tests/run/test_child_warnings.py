@@ -41,3 +41,33 @@ def test_a_log_that_is_not_there_yet(tmp_path):
     assert warnings.new() == []
     log.write_text(line("trainer", "WARNING", "new"))
     assert warnings.new() == ["03:04:05 WARNING trainer: new"]
+
+
+def test_a_kind_is_shown_again_after_ten_minutes(tmp_path, monkeypatch):
+    log, clock = tmp_path / "run.log", [0.0]
+    monkeypatch.setattr("buckeye.run.child_warnings.time.monotonic", lambda: clock[0])
+    warnings = ChildWarnings(log, own="rl")
+    shown = []
+    for minute in range(25):
+        clock[0] = 60.0 * minute
+        with log.open("a") as file:
+            file.write(line("trainer", "WARNING", f"step {minute}"))
+        shown += warnings.new()
+    assert shown == [f"03:04:05 WARNING trainer: step {n}" for n in (0, 10, 20)]
+    assert warnings.unshown == 22
+
+
+def test_what_no_terminal_should_get_and_a_log_that_was_replaced(tmp_path):
+    log = tmp_path / "run.log"
+    warnings = ChildWarnings(log, own="rl")
+    log.write_bytes(line("trainer", "ERROR", "red \x1b[31m" + 900 * "x").encode() + b"\xff\xfe\n")
+    (shown,) = warnings.new()
+    assert shown.startswith("03:04:05   ERROR trainer: red ?[31mxxx")
+    assert len(shown) < 540
+    log.write_text("")
+    assert warnings.new() == []
+    log.write_text(line("trainer", "WARNING", "after"))
+    assert warnings.new() == ["03:04:05 WARNING trainer: after"]
+    log.unlink()
+    log.mkdir()
+    assert warnings.new() == []

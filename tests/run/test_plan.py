@@ -4,7 +4,6 @@ import pytest
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.errors import UsageError
 from buckeye.run.machine import Machine
 from buckeye.run.plan import make_plan
 from buckeye.run.ports import held_ports
@@ -35,32 +34,12 @@ def test_the_user_s_own_settings_of_threads_and_memory_are_kept(monkeypatch):
     ] * 2
 
 
-@pytest.mark.parametrize(
-    ("words", "visible"),
-    [
-        ((), ["0", "1"]),
-        (("--trainer.model.device", "cpu"), ["0", ""]),
-        (("--inference.model.device", "cpu"), ["", "1"]),
-        (("--trainer.model.device", "cpu", "--inference.model.device", "cpu"), ["", ""]),
-    ],
-)
-def test_a_kind_of_process_may_do_without_the_gpus(words, visible):
-    told = environments(*words, gpus=(0, 1))
-    assert [env["CUDA_VISIBLE_DEVICES"] for env in told] == visible
-
-
-def test_gpus_that_nobody_takes_need_not_exist():
-    words = ("--trainer.model.device", "cpu", "--trainer-gpu-ids", "7")
-    assert [env["CUDA_VISIBLE_DEVICES"] for env in environments(*words, gpus=(0,))] == ["0", ""]
-    with pytest.raises(UsageError, match=r"--trainer-gpu-ids asks for GPU 7, and this machine has 0"):
-        environments(*words[2:], gpus=(0,))
-
-
 def test_the_memory_of_a_trainer_on_a_gpu_grows_in_place(monkeypatch):
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
     inference, trainer = environments(gpus=(0, 1))
     assert "PYTORCH_ALLOC_CONF" not in inference
     assert trainer["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native")
-    assert environments(gpus=(0, 1))[1]["PYTORCH_ALLOC_CONF"] == "backend:native"
     assert "PYTORCH_ALLOC_CONF" not in environments()[1]
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")  # the user's own word counts
+    assert "PYTORCH_ALLOC_CONF" not in environments(gpus=(0, 1))[1]

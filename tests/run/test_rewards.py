@@ -116,5 +116,5 @@ def test_rewards_that_are_all_the_same_are_told(runner):
     done = runner.run(runner.rl("out", steps=6))
     assert done.returncode == 0, done.stderr
     assert "WARNING orchestrator: Nothing to learn from in the batches of steps 0 to 4" in done.stdout
-    assert "(mean 0.5000)" in done.stdout
+    assert "(mean reward 0.5000)" in done.stdout
     assert "Choose tasks that are solved now and then" in done.stdout

@@ -39,11 +39,10 @@ def final_weights(run: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """As a whole: where a gradient is nearly 0 its sign, and so Adam's step, is a matter of rounding."""
     assert one.keys() == other.keys()
-    for name in one:  # Muon's products are bfloat16
-        torch.testing.assert_close(
-            one[name], other[name], rtol=0, atol=2e-3, msg=lambda m, n=name: f"{n}: {m}"
-        )
+    for name in one:
+        assert (one[name] - other[name]).norm() <= 3e-3 * other[name].norm(), name
 
 
 @pytest.mark.parametrize("device", DEVICES)

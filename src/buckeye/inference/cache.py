@@ -12,7 +12,8 @@ from buckeye.errors import InferenceError
 from buckeye.inference.architecture import ModelSpec
 
 _SHARE_OF_RAM = 0.25
-_GPU_WORK = 2**30  # a prompt on its way through the layers, and what libraries take
+_LEAST_OF_FREE = 0.25
+_GPU_WORK = 2 * 2**30  # a prompt on its way through the layers, and what libraries take
 
 
 class KVCache:
@@ -77,20 +78,23 @@ def count_slots(
     if slots < 1:
         raise InferenceError(
             f"One sequence of {max_len} tokens needs {size / 1e9:.2f} GB of cache and the budget is "
-            f"{budget / 1e9:.2f} GB: lower inference.model.max_model_len or raise inference.kv_cache_gb."
+            f"{budget / 1e9:.2f} GB: lower inference.model.max_model_len or raise inference.kv_cache_gb "
+            "(or inference.gpu_memory_utilization)."
         )
     return slots
 
 
 def cache_budget(device: torch.device, *, gpu_share: float, logits: int) -> int:
     """Bytes for keys and values where nothing is said: a quarter of the RAM; on a GPU what is left of
-    `gpu_share` of it. That is for all of this process, which by now holds the model's weights and will hold
-    a second model during an update, and several times `logits` bytes."""
+    `gpu_share` of it, but no less than a quarter of what is free. The share is for all of this process, which
+    by now holds the model's weights and will hold a second model during an update, and several times `logits`
+    bytes."""
     if device.type != "cuda":
         return int(_SHARE_OF_RAM * psutil.virtual_memory().total)
     free, total = torch.cuda.mem_get_info(device)
     weights = torch.cuda.memory_allocated(device)
-    return min(int(gpu_share * total) - weights, free) - weights - 4 * logits - _GPU_WORK
+    left = min(int(gpu_share * total) - weights, free) - weights - 4 * logits - _GPU_WORK
+    return max(left, int(_LEAST_OF_FREE * (free - weights)), 0)
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -6,6 +6,8 @@ import queue
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import torch
+
 
 class CommandQueue:
     """Functions from any thread, run in their order by the one thread that calls `obey`."""
@@ -26,6 +28,8 @@ class CommandQueue:
                 function()
             except Exception as error:
                 done.set_exception(error)
+                if isinstance(error, torch.AcceleratorError):
+                    raise  # the GPU refuses this process everything from now on
             else:
                 done.set_result(None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -27,18 +28,26 @@ class Standstill:
         self._batches += 1
         if self._batches not in _TOLD_AFTER:
             return None
-        mean = statistics.fmean(reward for group in groups for reward in group.rewards)
+        rewards = [_rewards(group) for group in groups]
+        mean = statistics.fmean(itertools.chain(*rewards))
         steps = f"{step - self._batches + 1} to {step}"
         return (
-            f"Nothing to learn from in the batches of steps {steps}: all rollouts of a task got the "
-            f"same reward (mean {mean:.4f}), so there is no advantage. {_advice(groups)}"
+            f"Nothing to learn from in the batches of steps {steps}: no rollout of a task did better than "
+            f"another (mean reward {mean:.4f}), so there is no advantage. {_advice(groups, rewards)}"
         )
 
 
-def _advice(groups: Sequence[Group]) -> str:
-    if all(max(group.rewards) <= 0.0 for group in groups):
+def _rewards(group: Group) -> list[float]:
+    """What advantages are made of."""
+    return [rollout.as_scored().reward for rollout in group.scored]
+
+
+def _advice(groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> str:
+    if all(len(each) == 1 for each in rewards):
+        return "A rollout without siblings has nothing to be compared with: raise rollouts_per_example"
+    if all(max(each) <= 0.0 for each in rewards):
         return "No task was solved: it needs easier ones, or fine-tuning first"
-    if all(min(group.rewards) >= 1.0 for group in groups):
+    if all(min(each) >= 1.0 for each in rewards):
         return "Every task was solved: it needs harder ones, or the run is done"
     if 2 * sum(map(_alike, groups)) > len(groups):
         return (
@@ -50,4 +59,4 @@ def _advice(groups: Sequence[Group]) -> str:
 
 def _alike(group: Group) -> bool:
     texts = [[tuple(segment.token_ids) for segment in rollout.segments] for rollout in group.scored]
-    return all(text == texts[0] for text in texts)
+    return len(texts) > 1 and all(text == texts[0] for text in texts)

@@ -21,6 +21,7 @@ LOOPBACK = "127.0.0.1"
 
 # Large tensors come and go, and new memory costs less in pages of 2 MB: on CPUs a sixth of a step's time.
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the latter is the older name
 
 RoleKind = Literal["gateway", "inference", "orchestrator", "trainer"]
 
@@ -105,19 +106,20 @@ def make_plan(
     """
     here = this_site(config, machine, ports)
     sites = [here, *([here] * (config.cluster.nodes - 1) if others is None else others)]
-    gpus = _ids_of_gpus(config) if _used(config, sites)[0].machine.gpus else {}
-    for site in _used(config, sites) if gpus else ():
-        _check_gpu_ids(gpus, site)
+    on_gpu = bool(_used(config, sites)[0].machine.gpus) and config.trainer.model.device != "cpu"
+    if on_gpu:
+        for site in _used(config, sites):
+            _check_gpu_ids(config, site)
     threads = [_threads(config, site.machine, number) for number, site in enumerate(sites)]
     fixed = _fixed_ports(config)
     roles = [
-        *_inference_roles(config, sites, fixed, on_gpu="inference" in gpus, threads=threads),
+        *_inference_roles(config, sites, fixed, on_gpu=on_gpu, threads=threads),
         _role("orchestrator", 0, (), output_dir=config.output_dir, env={"CUDA_VISIBLE_DEVICES": ""}),
-        *_trainer_roles(config, sites, on_gpu="trainer" in gpus, threads=threads),
+        *_trainer_roles(config, sites, on_gpu=on_gpu, threads=threads),
     ]
     return RolePlan(
         roles=tuple(roles),
-        on_gpu=bool(gpus),
+        on_gpu=on_gpu,
         disk=estimate_disk(config, model_path),
         fixed_ports=tuple(fixed) if 0 in config.cluster.of_inference else (),
     )
@@ -142,17 +144,6 @@ def _used(config: RLConfig, sites: Sequence[Site]) -> list[Site]:
     """The hosts with devices of the run."""
     inference = config.cluster.of_inference if config.inference is not None else []
     return [sites[number] for number in sorted({*config.cluster.of_trainer, *inference})]
-
-
-def _ids_of_gpus(config: RLConfig) -> dict[str, Sequence[int]]:
-    """The GPUs that each kind of process takes where there are some; a kind that is to compute on the CPU is
-    left out."""
-    ids: dict[str, Sequence[int]] = {}
-    if config.inference is not None and config.inference.model.device != "cpu":
-        ids["inference"] = config.inference_gpu_ids
-    if config.trainer.model.device != "cpu":
-        ids["trainer"] = config.trainer_gpu_ids
-    return ids
 
 
 def _replica_devices(config: RLConfig) -> list[tuple[int, ...]]:
@@ -224,8 +215,10 @@ def _trainer_roles(
         for device in config.trainer_gpu_ids:
             rank = {"RANK": str(len(roles)), "LOCAL_RANK": "0"} if gang else {}
             env = _device_env(config, (device,), on_gpu=on_gpu, threads=threads[node])
-            if on_gpu:  # rows differ in length, and what is cut from fixed blocks leaves gaps
-                env["PYTORCH_ALLOC_CONF"] = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+            if on_gpu and not any(name in os.environ for name in _ALLOCATOR):
+                env[_ALLOCATOR[0]] = (
+                    "expandable_segments:True"  # rows differ in length: fixed blocks leave gaps
+                )
             env |= {**gang, **rank, **meeting}
             role = _role("trainer", len(roles), (device,), output_dir=config.output_dir, env=env)
             roles.append(replace(role, node=node))
@@ -273,10 +266,10 @@ def _role(
     )
 
 
-def _check_gpu_ids(wanted: Mapping[str, Sequence[int]], site: Site) -> None:
+def _check_gpu_ids(config: RLConfig, site: Site) -> None:
     machine = site.machine
-    for kind, ids in wanted.items():
-        flag = f"{kind}-gpu-ids"
+    inference_ids = config.inference_gpu_ids if config.inference is not None else []
+    for flag, ids in (("inference-gpu-ids", inference_ids), ("trainer-gpu-ids", config.trainer_gpu_ids)):
         absent = [gpu for gpu in ids if gpu not in machine.gpus]
         if absent:
             if not machine.gpus:

@@ -168,7 +168,6 @@ def _run(
             progress.update("starting: waiting for the first step (logs/ has the details)")
             if supervisor.tick(step=progress.step, trained=progress.trained):
                 progress.update("")
-                progress.tell(warnings.new())
                 break
             time.sleep(_POLL_SECONDS)
         progress.clear()
@@ -184,9 +183,10 @@ def _run(
         raise
     finally:
         processes.stop_all()
+        progress.tell(warnings.new())
+        if warnings.unshown:
+            log.info("%d more such warnings: buckeye rl logs %s", warnings.unshown, config.output_dir)
     log.log(SUCCESS, "RL training finished!")
-    if warnings.unshown:
-        log.info("%d more warnings like those above: buckeye rl logs %s", warnings.unshown, config.output_dir)
     log.info("%s | %s", human_duration(time.monotonic() - started), _what_is_there(config))
     return 0
 

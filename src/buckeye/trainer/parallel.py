@@ -172,9 +172,9 @@ def whole(tensor: Tensor) -> Tensor:
 
 def _stored(tensor: Tensor, dtype: torch.dtype | None, *, copy: bool) -> Tensor:
     wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    if tensor.dtype != wanted:
-        return tensor.to(wanted).cpu().contiguous()  # first: what is copied from a GPU is half as much
-    return tensor.to("cpu", copy=copy).contiguous()
+    if wanted.itemsize < tensor.dtype.itemsize:
+        return tensor.to(wanted).cpu().contiguous()  # in this order half as much comes from a GPU
+    return tensor.to("cpu", wanted, copy=copy).contiguous()
 
 
 def shard_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:

@@ -158,16 +158,25 @@ def test_the_cache_of_an_engine():
 
 @pytest.mark.parametrize(("free", "words"), [(24 * GB, ("0.5",)), (10 * GB, ("0.9",))])
 def test_the_cache_of_an_engine_on_a_gpu(free, words):
-    """Its share, or what is free, without two models, their logits and a gigabyte."""
+    """Its share, or what is free, without two models, their logits and two gigabytes."""
     shape = shape_of(SMALL)
     weights = 2 * (shape.parameters + 151_936 * 1024)
     given = config("--seq-len", "8192", "--inference.gpu-memory-utilization", *words)
     found = parts(given, shape, on_gpus(free, 24 * GB), "inference 0", "GPU 0")
     room = 12 * GB if free == 24 * GB else free - found["the program"]
     slot = slot_bytes(shape, 8192, 2)
-    budget = room - 2 * weights - 4 * 4 * 128 * 151_936 - 2**30
+    budget = room - 2 * weights - 4 * 4 * 128 * 151_936 - 2 * 2**30
     assert found["keys and values"] == budget // slot * slot
-    assert 4 < budget // slot < 20
+    assert 3 < budget // slot < 20
+
+
+def test_the_cache_of_an_engine_on_a_gpu_is_a_quarter_of_what_is_free_where_its_share_is_used_up():
+    shape = shape_of(SMALL)
+    given = config("--seq-len", "8192", "--inference.gpu-memory-utilization", "0.2")
+    found = parts(given, shape, on_gpus(24 * GB, 24 * GB), "inference 0", "GPU 0")
+    slot = slot_bytes(shape, 8192, 2)
+    free = 24 * GB - found["the program"] - 2 * found["weights"]
+    assert found["keys and values"] == free // 4 // slot * slot
 
 
 def test_enough_is_enough():

@@ -24,7 +24,8 @@ _HEAD_TOKENS = 1024
 _PREFILL_TOKENS = 8192  # as inference/engine.py
 _BFLOAT16_PARAMETERS = 5_000_000  # as inference/dtype.py
 _SHARE_OF_RAM = 0.25  # for keys and values, as inference/cache.py
-_GPU_WORK = 2**30  # what the engine leaves free on a GPU, as inference/cache.py
+_GPU_WORK = 2 * 2**30  # what the engine leaves free on a GPU, as inference/cache.py
+_LEAST_OF_FREE = 0.25  # for keys and values all the same
 _VLLM_CPU_CACHE = 1_000_000_000
 _PROCESS = 450_000_000  # an interpreter with torch and transformers, measured
 _ORCHESTRATOR = 400_000_000  # measured with the tokenizer and an environment without libraries of its own
@@ -301,7 +302,9 @@ def _cache(
     elif gpu is not None:
         share = int(inference.gpu_memory_utilization * gpu.total) - weights
         logits = 4 * inference.max_num_seqs * shape.vocabulary
-        budget = min(share, gpu.free - _GPU_PROCESS - weights) - weights - 4 * logits - _GPU_WORK
+        free = gpu.free - _GPU_PROCESS - weights
+        budget = min(share, free) - weights - 4 * logits - _GPU_WORK
+        budget = max(budget, int(_LEAST_OF_FREE * (free - weights)))
     else:
         budget = int(_SHARE_OF_RAM * hardware.memory.total)
     slots = min(2 * inference.max_num_seqs, max(1, budget // slot))
