@@ -309,6 +309,28 @@ def test_waiting_for_weights_has_a_deadline():
         asyncio.run(play())
 
 
+@pytest.mark.parametrize("turns", range(5))
+def test_a_stop_that_comes_with_news_is_not_forgotten(turns):
+    class Endless(LetterEnvironment):
+        async def rollout(self, task, policy):
+            await asyncio.Event().wait()
+
+    async def play():
+        c = collector(FakeEngine(), Endless())
+        collecting = asyncio.create_task(c.collect(0, lambda version: None))
+        await asyncio.sleep(0.05)
+        c.set_version(0)
+        for _ in range(turns):  # of the event loop, in which the news gets round
+            await asyncio.sleep(0)
+        collecting.cancel()
+        done, _ = await asyncio.wait([collecting], timeout=3)
+        await c.close()
+        assert done
+        assert collecting.cancelled()
+
+    asyncio.run(play())
+
+
 def test_state_continues_with_the_same_tasks():
     """Five batches in one go, against two, a kill, and three: the same group indices are used, none twice."""
 

@@ -248,8 +248,7 @@ class GroupCollector:
         """Until a group ends (each rollout has its own deadline) or the policy version changes."""
         patience = Patience(timeout, self._settings.output_dir) if timeout is not None else None
         while not self._news.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), min(_LOOK_SECONDS, timeout or _LOOK_SECONDS))
+            await self._news_within(min(_LOOK_SECONDS, timeout or _LOOK_SECONDS))
             if patience is not None and not self._news.is_set() and patience.is_over():
                 raise RunError(
                     f"no weights newer than version {self.version} appeared within {timeout:g} s "
@@ -259,9 +258,14 @@ class GroupCollector:
 
     async def _wait_a_moment(self, seconds: float) -> None:
         """Until something new, or for so long, but no longer than it takes to show that we are alive."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), min(_LOOK_SECONDS, seconds))
+        await self._news_within(min(_LOOK_SECONDS, seconds))
         self._news.clear()
+
+    async def _news_within(self, seconds: float) -> None:
+        """Not `wait_for`: until Python 3.12 that forgets a cancellation that comes with the news."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
 
     def _accept(self, step: int, collected: Collected, dropped_in_a_row: int) -> int:
         """Move finished groups into the batch; returns how many rollouts were dropped since the last accepted

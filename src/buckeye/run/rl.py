@@ -168,6 +168,7 @@ def _run(
             progress.update("starting: waiting for the first step (logs/ has the details)")
             if supervisor.tick(step=progress.step, trained=progress.trained):
                 progress.update("")
+                progress.tell(warnings.new())
                 break
             time.sleep(_POLL_SECONDS)
         progress.clear()
@@ -175,6 +176,7 @@ def _run(
             recorder.stopping()
             return _stop_early(config, processes, stop, command)
     except Exception:
+        progress.tell(warnings.new())
         progress.clear()
         log.warning(
             "Terminating all processes: the trainer finishes its step and checkpoints (Ctrl-C to end at once)"
@@ -183,7 +185,6 @@ def _run(
         raise
     finally:
         processes.stop_all()
-        progress.tell(warnings.new())
         if warnings.unshown:
             log.info("%d more such warnings: buckeye rl logs %s", warnings.unshown, config.output_dir)
     log.log(SUCCESS, "RL training finished!")
