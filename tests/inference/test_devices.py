@@ -68,10 +68,11 @@ def test_prompts_that_others_have_and_new_weights_in_the_middle(make_model, devi
         for _ in range(4):
             engine.step()
         engine.pause("keep")
-        engine.install_weights(Checkpoint(new), 1)
+        updated = engine.install_weights(Checkpoint(new), 1)
         engine.resume()
         while engine.step():
             pass
+        updated.result(timeout=0)
         longer = Sequence((*prompt, *sequences[0].token_ids), SamplingParams(max_tokens=5, seed=9))
         finish(engine, longer)
         results.append([(s.token_ids, s.error) for s in (*sequences, longer)])

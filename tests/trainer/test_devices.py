@@ -34,15 +34,17 @@ def take(monkeypatch):
     )
 
 
-def final_weights(run: Path, step: int) -> dict[str, torch.Tensor]:
-    return load_file(next((run / "weights" / f"step_{step}").glob("*.safetensors")))
+def weights(directory: Path) -> torch.Tensor:
+    """All of them, in one vector."""
+    tensors = load_file(next(directory.glob("*.safetensors")))
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
-def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    """As a whole: where a gradient is nearly 0 its sign, and so Adam's step, is a matter of rounding."""
-    assert one.keys() == other.keys()
-    for name in one:
-        assert (one[name] - other[name]).norm() <= 3e-3 * other[name].norm(), name
+def assert_close(found: Path, expected: Path, *, before: Path) -> None:
+    """Together: where a gradient is nearly 0 its sign, and so Adam's step, is rounding. What moved
+    since `before` is the measure, so that what stood still is not close."""
+    moved = (weights(expected) - weights(before)).norm()
+    assert (weights(found) - weights(expected)).norm() < 0.05 * moved
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -66,7 +68,8 @@ def test_a_run_that_goes_on_from_a_checkpoint(tmp_path, tiny_model, batches, tak
         put(run, warm)
         run_trainer(trainer_config(tiny_model, run, max_steps=2, ckpt={"interval": 2}, **settings))
         run_trainer(trainer_config(tiny_model, run, max_steps=4, ckpt={"resume_step": -1}, **settings))
-    assert_close(final_weights(tmp_path / device, 4), final_weights(tmp_path / "cpu", 4))
+    found, expected = tmp_path / device / "weights", tmp_path / "cpu" / "weights"
+    assert_close(found / "step_4", expected / "step_4", before=expected / "step_2")
     for one, other in zip(records(tmp_path / device), records(tmp_path / "cpu"), strict=True):
         for key in ("loss", "entropy", "mismatch_kl"):
             assert one[key] == pytest.approx(other[key], rel=1e-2, abs=1e-4)
@@ -92,4 +95,5 @@ def test_fine_tuning(tmp_path, tiny_model, take, device):
                 model={"compute_dtype": "float32"},
             )
         )
-    assert_close(final_weights(tmp_path / device, 3), final_weights(tmp_path / "cpu", 3))
+    found, expected = (tmp_path / name / "weights" / "step_3" for name in (device, "cpu"))
+    assert_close(found, expected, before=tiny_model)

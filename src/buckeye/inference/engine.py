@@ -344,8 +344,6 @@ class Engine:
     def _forget_prefixes(self) -> None:
         self._prefixes.clear()
         self._kept.clear()
-        if self._begun is not None:
-            self.decoder.cache.clear(self._begun.slot, self._begun.length)  # see `_end`
         self._begun = None
 
     def _abort(self, sequences: tuple[Sequence, ...]) -> None:

@@ -21,7 +21,9 @@ LOOPBACK = "127.0.0.1"
 
 # Large tensors come and go, and new memory costs less in pages of 2 MB: on CPUs a sixth of a step's time.
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
-_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the latter is the older name
+# Rows differ in length: what is cut from blocks of fixed size leaves gaps. The second name is an older one.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_GROWING = "expandable_segments:True"
 
 RoleKind = Literal["gateway", "inference", "orchestrator", "trainer"]
 
@@ -216,9 +218,7 @@ def _trainer_roles(
             rank = {"RANK": str(len(roles)), "LOCAL_RANK": "0"} if gang else {}
             env = _device_env(config, (device,), on_gpu=on_gpu, threads=threads[node])
             if on_gpu and not any(name in os.environ for name in _ALLOCATOR):
-                env[_ALLOCATOR[0]] = (
-                    "expandable_segments:True"  # rows differ in length: fixed blocks leave gaps
-                )
+                env[_ALLOCATOR[0]] = _GROWING
             env |= {**gang, **rank, **meeting}
             role = _role("trainer", len(roles), (device,), output_dir=config.output_dir, env=env)
             roles.append(replace(role, node=node))

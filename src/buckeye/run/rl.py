@@ -172,12 +172,14 @@ def _run(
                 break
             time.sleep(_POLL_SECONDS)
         progress.clear()
+        _tell_unshown(warnings, config)
         if stopping.requested():
             recorder.stopping()
             return _stop_early(config, processes, stop, command)
     except Exception:
         progress.tell(warnings.new())
         progress.clear()
+        _tell_unshown(warnings, config)
         log.warning(
             "Terminating all processes: the trainer finishes its step and checkpoints (Ctrl-C to end at once)"
         )
@@ -185,11 +187,14 @@ def _run(
         raise
     finally:
         processes.stop_all()
-        if warnings.unshown:
-            log.info("%d more such warnings: buckeye rl logs %s", warnings.unshown, config.output_dir)
     log.log(SUCCESS, "RL training finished!")
     log.info("%s | %s", human_duration(time.monotonic() - started), _what_is_there(config))
     return 0
+
+
+def _tell_unshown(warnings: ChildWarnings, config: RLConfig) -> None:
+    if warnings.unshown:
+        log.info("%d more such warnings: buckeye rl logs %s", warnings.unshown, config.output_dir)
 
 
 def _what_is_there(config: RLConfig) -> str:

@@ -22,11 +22,8 @@ from buckeye.trainer.distributed import Ranks
 logger = logging.getLogger(__name__)
 
 MICRO_BATCH_FILE = "micro_batch.json"
-_MESSAGES = (
-    "can't allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDA error: out of memory",
-)  # of errors that torch gives no class
+# of errors that torch gives no class
+_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
 
 @dataclass(slots=True)
