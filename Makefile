@@ -2,9 +2,11 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
+# Of the tests, which often wait: two cores are busy with three, if none computes while it waits for another.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-all
+.PHONY: help setup demo check format test test-all mutants
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -15,18 +17,22 @@ setup:  ## Make .venv with everything that training and developing need
 demo: setup  ## Train a small model on Dakota grammar and show that it got better (about ten minutes)
 	@$(BIN)/buckeye demo
 
-check: setup  ## Format, lint, types, import directions
+check: setup  ## Format, lint, types, import directions, uv.lock
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/uv lock --quiet --check
 
 format: setup  ## Format the code and apply the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 test: setup  ## The tests that every change must pass
-	$(BIN)/pytest -m "not slow and not gpu"
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not gpu"
 
 test-all: setup  ## Slow tests too, and those for a GPU where there is one
 	$(BIN)/pytest
+
+mutants: setup  ## Random small defects in the core, and which of them no test notices (an hour)
+	@$(BIN)/python tools/mutants.py

@@ -270,9 +270,9 @@ def _devices(settings: Settings) -> Settings:
 
 
 def _read_run(metrics: Path) -> Figures:
-    from buckeye.monitor.metrics import latest_by_step
+    from buckeye.monitor.metrics import read_run
 
-    trained = latest_by_step(metrics, "trainer")
+    trained = read_run(metrics).of("trainer")
     steps = sorted(trained)
     if len(steps) <= WARM_UP:
         raise RuntimeError(f"only {len(steps)} steps are in {metrics}")

@@ -24,10 +24,10 @@ import sys
 from pathlib import Path
 
 from buckeye.demo.stages import DemoPaths, config_file, warm_started_model
-from buckeye.monitor.metrics import latest_by_step
+from buckeye.monitor.metrics import read_run
 
 LOSSES = {
-    "uncorrected": {"type": "cispo", "clip_low": 0.0, "clip_high": 0.0},
+    "uncorrected": {"type": "reinforce"},
     "ppo": {"type": "ppo", "clip_high": 0.28},
     "default": {},
     "decoupled": {
@@ -82,14 +82,14 @@ def _flags(prefix: str, settings: dict[str, object]) -> dict[str, object]:
 
 
 def _finished(output: Path, steps: int) -> bool:
-    return steps - 1 in latest_by_step(output / "metrics.jsonl", "trainer")
+    return steps - 1 in read_run(output / "metrics.jsonl").of("trainer")
 
 
 def _row(output: Path) -> list[str]:
-    trained = latest_by_step(output / "metrics.jsonl", "trainer")
-    played = latest_by_step(output / "metrics.jsonl", "orchestrator")
-    steps = sorted(trained)
-    rewards = [record["reward/mean"] for _, record in sorted(played.items()) if "reward/mean" in record]
+    run = read_run(output / "metrics.jsonl")
+    trained = run.of("trainer")
+    steps = list(trained)
+    rewards = [reward for step, reward in run.values("orchestrator/reward/mean").items() if step in trained]
     first = trained[steps[0]]
     began = first["time"] - first["seconds"] - first["time/wait"]
 

@@ -33,7 +33,7 @@ from typing import Any
 
 import psutil
 
-from buckeye.monitor.metrics import read_metrics
+from buckeye.monitor.metrics import read_run
 from buckeye.trainer.tiny import TinySize, make_tiny_model
 
 HERE = Path(__file__).parent
@@ -227,9 +227,8 @@ class Bench:
 
         def reached() -> bool:
             """Whether a batch with the target's reward has been trained: TRL's step ends there, too."""
-            records = list(read_metrics(metrics))
-            good = {r["step"] for r in records if r.get("reward/mean", 0.0) >= work.target}
-            return any(r["process"] == "trainer" and r["step"] in good for r in records)
+            steps = read_run(metrics).steps()
+            return any(step.trained is not None and (step.reward or 0.0) >= work.target for step in steps)
 
         command = [str(Path(sys.executable).with_name("rl")), "@", str(config)]
         _, memory = _run(command, directory / "log", enough=reached)
@@ -262,10 +261,10 @@ class Bench:
 
 def _read_run(metrics: Path, memory: float) -> Result:
     """A run from its metrics: a step ends when it is trained; training began before the first."""
-    records = list(read_metrics(metrics))
-    trained = {r["step"]: r for r in records if r["process"] == "trainer"}
-    rewards = {r["step"]: r["reward/mean"] for r in records if "reward/mean" in r}
-    steps = sorted(trained)
+    run = read_run(metrics)
+    trained = run.of("trainer")
+    rewards = run.values("orchestrator/reward/mean")
+    steps = list(trained)
     first = trained[steps[0]]
     began = first["time"] - first["seconds"] - first["time/wait"]
     ends = [began, *(trained[step]["time"] for step in steps)]

@@ -19,13 +19,13 @@ def small_disk(path: Path, *, size: int, files: int = 0) -> Iterator[Path]:
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={files}", "tmpfs", str(path)]
     try:
-        subprocess.run(mount, check=True, capture_output=True, timeout=30)
+        subprocess.run(mount, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"cannot mount a small disk ({error}); be root, or begin with `unshare -rm`")
     try:
         yield path
     finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True, timeout=30)
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def fill(disk: Path, *, leave: int = 0, into: str = "ballast") -> Path:

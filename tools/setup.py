@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROJECTS = (".[train,dev,docs]", "environments/dakota1890", "environments/text_2048")
+FORMER_NAME = "buckeye"  # of our distribution, until 0.1.0; on PyPI it is somebody else's
 INPUTS = (
     "pyproject.toml",
     "environments/dakota1890/pyproject.toml",
@@ -40,14 +41,16 @@ def main() -> int:
     if stamp.exists() and stamp.read_text() == wanted:
         return 0
     python = target / "bin" / "python"
-    if not python.exists():
+    if python.exists():  # first, as both names have the same commands
+        pip(python, "uninstall", "--yes", FORMER_NAME, quiet=True)
+    else:
         print(f"creating {target}", flush=True)
         venv.create(target, with_pip=True)
     if not install_torch(python):
         return 1
     print("installing Buckeye and what it needs", flush=True)
     editable = [word for project in PROJECTS for word in ("-e", project)]
-    if not pip(python, *editable):
+    if not pip(python, "install", *editable):
         print("error: the installation failed; the lines above say why")
         return 1
     stamp.write_text(wanted)
@@ -69,11 +72,13 @@ def install_torch(python: Path) -> bool:
     print("installing torch", flush=True)
     chosen = os.environ.get("BUCKEYE_TORCH")
     if chosen:
-        return pip(python, chosen)
+        return pip(python, "install", chosen)
     if shutil.which("nvidia-smi") or platform.system() != "Linux":
-        return pip(python, f"torch=={TORCH}")
+        return pip(python, "install", f"torch=={TORCH}")
     cpu_build = f"torch=={TORCH}+cpu"
-    if pip(python, cpu_build, quiet=True) or pip(python, cpu_build, "--extra-index-url", CPU_INDEX):
+    if pip(python, "install", cpu_build, quiet=True):
+        return True
+    if pip(python, "install", cpu_build, "--extra-index-url", CPU_INDEX):
         return True
     print(
         f"error: no CPU build of torch {TORCH} could be had; choose one: BUCKEYE_TORCH='torch==X' make setup"
@@ -82,8 +87,8 @@ def install_torch(python: Path) -> bool:
 
 
 def pip(python: Path, *words: str, quiet: bool = False) -> bool:
-    """Run `pip install`; `quiet` also hides its errors (another attempt follows)."""
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words]
+    """Run pip; `quiet` also hides its errors (another attempt follows, or nothing was to be done)."""
+    command = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
     hidden = subprocess.DEVNULL if quiet else None
     return subprocess.run(command, cwd=ROOT, check=False, stderr=hidden).returncode == 0
 

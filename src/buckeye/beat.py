@@ -71,7 +71,7 @@ def ready() -> None:
 def failed(message: str, *, error: str, final: bool) -> None:
     """Say why this process is about to end. `error` is the class of the error; `final` that no other try can
     mend it."""
-    cut = message.encode()[:_LONGEST_MESSAGE].decode(errors="ignore")
+    cut = message.encode(errors="replace")[:_LONGEST_MESSAGE].decode(errors="ignore")
     _write({"failed": {"message": cut, "error": error, "final": final}})
 
 

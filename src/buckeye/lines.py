@@ -6,15 +6,37 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
+import json
 import os
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _LOCK_SECONDS = 2.0  # whoever is suspended in the middle of a line holds the others up for no longer
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON Lines in order; none where there is no file. What is no object (half a
+    line, because a process was killed there) is left out."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        yield from parse_json_lines(file)
+
+
+def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The same of lines that are read already."""
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            yield found
 
 
 class LineFile:

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import sys
 import zlib
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ def write_directory(final: Path, fill: Callable[[Path], None], *, replace: bool 
     """Create the directory `final` with whatever `fill(directory)` puts into it, in one step.
 
     With `replace` an existing `final` is exchanged for the new one; without it, it raises `FileExistsError`.
-    If `fill` raises, nothing remains.
+    If `fill` raises, nothing remains. Files may be read and written by whom the user's umask lets.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(final.parent)
@@ -49,6 +50,7 @@ def write_directory(final: Path, fill: Callable[[Path], None], *, replace: bool 
     try:
         fill(temporary)
         fault_point("storage.temporary_written")
+        _open_to_those_of(temporary)
         sync_tree(temporary)
         fault_point("storage.before_rename")
         _move_into_place(temporary, final)
@@ -59,14 +61,14 @@ def write_directory(final: Path, fill: Callable[[Path], None], *, replace: bool 
 
 
 def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
-    """Create or replace the file `path` in one step. Text is written as UTF-8. `mode` are the rights of the
+    """Create or replace the file `path` in one step. Text is written by `utf8`. `mode` are the rights of the
     new file, of which the user's umask takes some away."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path.parent)
     temporary = _temporary(path)
     try:
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            file.write(utf8(data) if isinstance(data, str) else data)
             file.flush()
             fault_point("storage.temporary_written")
             os.fsync(file.fileno())
@@ -76,6 +78,26 @@ def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
         _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def utf8(text: str) -> bytes:
+    """A text as UTF-8. Half a surrogate pair, which a model's server or an environment may send as JSON and
+    UTF-8 cannot hold, becomes U+FFFD; two halves that belong together become their character."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def well_formed(value: Any) -> Any:
+    """A JSON value whose texts are as `utf8` would write them."""
+    if isinstance(value, str):
+        return utf8(value).decode()
+    if isinstance(value, list):
+        return [well_formed(item) for item in value]
+    if isinstance(value, dict):
+        return {well_formed(key): well_formed(item) for key, item in value.items()}
+    return value
 
 
 def remove_directory(path: Path) -> None:
@@ -128,8 +150,12 @@ def is_locked(path: Path) -> bool:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in a file. Raises `OSError` or `ValueError` as the standard library does."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """The JSON value in a file. Raises `OSError`, or `ValueError` for what is none, or is nested so deeply
+    that nobody could walk it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("its lists or tables are nested too deeply") from None
 
 
 def step_directory(root: Path, step: int) -> Path:
@@ -143,6 +169,18 @@ def step_directories(root: Path) -> dict[int, Path]:
         return {}
     found = {int(match[1]): path for path in root.iterdir() if (match := _STEP.match(path.name))}
     return dict(sorted(found.items()))
+
+
+def _open_to_those_of(directory: Path) -> None:
+    """Let those read and write the files in a directory whom the user's umask lets, as a new directory shows:
+    some libraries make all files private."""
+    granted = directory.stat().st_mode & 0o666
+    for folder, _, names in os.walk(directory):
+        for path in (Path(folder, name) for name in names):
+            seen = path.lstat()
+            own = stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1  # others are files of somebody else too
+            if own and seen.st_mode & granted != granted:
+                path.chmod(stat.S_IMODE(seen.st_mode) | granted)
 
 
 def _temporary(final: Path) -> Path:

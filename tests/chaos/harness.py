@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from buckeye.checkpoint import list_checkpoints, read_orchestrator_state, verify_checkpoint
-from buckeye.monitor.metrics import latest_by_step
+from buckeye.monitor.metrics import read_run
 from buckeye.storage import step_directories, write_file
 from buckeye.transport.weights import verify_weights
 
@@ -191,7 +191,7 @@ class ChaosRun:
         family = [psutil.Process(self._process.pid), *self.children()]
         for process in family:
             _signal(process, signal.SIGKILL)
-        self._process.wait(30)
+        self._process.wait()
         psutil.wait_procs(family[1:], timeout=30)
 
     def until_trained(self, step: int, *, limit: float) -> None:
@@ -268,7 +268,7 @@ class ChaosRun:
 
     def trained(self) -> int:
         """How many steps are trained, as far as they count."""
-        return max(latest_by_step(self.output / "metrics.jsonl", "trainer"), default=-1) + 1
+        return max(read_run(self.output / "metrics.jsonl").of("trainer"), default=-1) + 1
 
     def printed(self) -> str:
         """The last of what the supervisors have printed."""
@@ -319,7 +319,7 @@ class ChaosRun:
     def check_training(self) -> None:
         """Every task was trained on exactly as often as there were epochs, and what was trained on is what
         was recorded."""
-        trainer = latest_by_step(self.output / "metrics.jsonl", "trainer")
+        trainer = read_run(self.output / "metrics.jsonl").of("trainer")
         assert sorted(trainer) == list(range(self.steps))
         tasks: Counter[str] = Counter()
         groups: list[int] = []

@@ -164,7 +164,7 @@ def test_a_kill_at_any_point_leaves_one_of_the_two(tmp_path, point, attempt):
     _save(root, 4)
     environment = {**os.environ, FAULTS: f"{point}=kill", DONE: str(marks)}
     command = [sys.executable, "-c", _AT_A_POINT, str(root)]
-    killed = subprocess.run(command, env=environment, timeout=60, check=False)
+    killed = subprocess.run(command, env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
     info = resolve_checkpoint(root, -1)
     verify_checkpoint(info)
@@ -197,7 +197,7 @@ save_checkpoint(root, 4, fill, orchestrator_state={}, identity=RunIdentity(run_i
 def test_a_kill_during_the_commit_leaves_the_earlier_checkpoints(tmp_path, when):
     _save(tmp_path, 2)
     _save(tmp_path, 4)
-    killed = subprocess.run([sys.executable, "-c", _DYING, str(tmp_path), when], timeout=60, check=False)
+    killed = subprocess.run([sys.executable, "-c", _DYING, str(tmp_path), when], check=False)
     assert killed.returncode == 9
     info = resolve_checkpoint(tmp_path, -1)
     verify_checkpoint(info)

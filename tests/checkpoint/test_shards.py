@@ -45,7 +45,7 @@ def cuts(length: int) -> st.SearchStrategy[list[int]]:
     return inner.map(lambda found: [0, *sorted(found), length])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.data(), st.integers(1, 7), st.integers(1, 5))
 def test_any_grid_of_pieces_makes_the_tensor(tmp_path_factory, data, rows, columns):
     whole = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
@@ -76,7 +76,6 @@ def test_any_grid_of_pieces_makes_the_tensor(tmp_path_factory, data, rows, colum
     assert (directory / "model.safetensors.index.json").stat().st_mtime_ns == before
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_the_common_part_of_two_boxes(data):
     def box() -> Region:

@@ -27,7 +27,6 @@ def auth(tmp_path):
             input=text,
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
 

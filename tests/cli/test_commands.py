@@ -11,7 +11,7 @@ from tests.command import run_here
 
 
 def run(*argv, **kwargs):
-    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, **kwargs)
+    return subprocess.run(argv, capture_output=True, text=True, check=False, **kwargs)
 
 
 def imported_by(*words):
@@ -44,6 +44,14 @@ def test_every_launch_command_has_help(command):
     done = run_here(command, "--help", cwd=".")
     assert done.returncode == 0
     assert "--output-dir" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("@", "nope.toml"), ("@", "nope.toml", "--model.nmae", "m")])
+def test_eval_with_a_file_is_evals(words, tmp_path):
+    both = [run_here(command, *words, cwd=tmp_path) for command in ("eval", "evals")]
+    assert both[0].returncode == both[1].returncode == 2
+    assert "nope.toml" in both[0].stderr
+    assert both[0].stderr == both[1].stderr
 
 
 def test_schemas_are_written_and_accept_what_the_guide_writes(tmp_path):

@@ -6,21 +6,23 @@ import re
 import select
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from buckeye import __version__
 from buckeye.cli import help as help_page
 from buckeye.cli.app import app
-from buckeye.cli.tables import aligned
+from buckeye.cli.launch import COMMANDS, RL_COMMANDS
+from buckeye.columns import aligned
+from tests.command import run_here
 
 BUCKEYE = [sys.executable, "-m", "buckeye"]
 
 
 def run(*words, **variables):
     env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **variables}
-    return subprocess.run(
-        [*BUCKEYE, *words], capture_output=True, text=True, timeout=120, check=False, env=env
-    )
+    return subprocess.run([*BUCKEYE, *words], capture_output=True, text=True, check=False, env=env)
 
 
 def on_a_terminal(*words, columns, **variables):
@@ -39,7 +41,7 @@ def on_a_terminal(*words, columns, **variables):
             break
         written += piece
     os.close(master)
-    process.wait(timeout=60)
+    process.wait()
     return written.decode().replace("\r\n", "\n")
 
 
@@ -66,6 +68,21 @@ def test_every_command_has_a_place():
         assert placed - shown == set(), name
 
 
+@pytest.mark.parametrize("program", [*COMMANDS, ""])
+def test_every_program_says_its_version(program, tmp_path):
+    done = run_here(*program.split(), "--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"buckeye {__version__}\n")
+
+
+@pytest.mark.parametrize("word", RL_COMMANDS)
+def test_every_command_of_rl_explains_itself(word, tmp_path):
+    done = run_here("rl", word, "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+    assert f"rl {word}" in done.stdout.splitlines()[0]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_no_line_is_wider_than_the_terminal(columns):
     shown = plain(on_a_terminal("--help", columns=columns))
@@ -88,12 +105,50 @@ def test_no_color():
         ("buckeye rl --gp", ["--gpus"]),
         ("buckeye rl --trainer.optim.max", ["--trainer.optim.max-norm"]),
         ("buckeye sft --data.val-p", ["--data.val-path"]),
+        ("rl sta", ["status"]),
+        ("rl clean out --dry", ["--dry-run"]),
+        ("rl pods ter", ["terminate"]),
+        ("rl @ ru", []),  # so that the shell completes files
+        ("rl @ run.toml --max-st", ["--max-steps"]),
+        ("trainer --optim.max", ["--optim.max-norm"]),
+        ("inference --model.na", ["--model.name"]),
     ],
 )
-def test_completion(line, completed):
+def test_completion(line, completed, tmp_path):
+    program, *_ = line.split()
     position = str(len(line.split()) - 1)
     asked = {"_BUCKEYE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": position}
-    assert run(**asked).stdout.split() == completed
+    words = [] if program == "buckeye" else [program]
+    assert run_here(*words, cwd=tmp_path, env=os.environ | asked).stdout.split() == completed
+
+
+def test_what_a_shell_completes(tmp_path):
+    """In bash, from the installed script: a command, a flag, a file."""
+    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    (tmp_path / "run.toml").touch()
+    script = """
+        buckeye --install-completion > /dev/null && . ~/.bash_completions/rl.sh || exit 9
+        typed() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _rl_completion rl; echo "${COMPREPLY[*]}"; }
+        typed rl res; typed rl --trainer.optim.max; typed rl @ run; complete -p rl
+    """
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "resume",
+        "--trainer.optim.max-norm",
+        "",  # and then, as the next line says, files
+        "complete -o default -F _rl_completion rl",
+    ]
+    installed = {path.stem for path in (tmp_path / ".bash_completions").iterdir()}
+    assert installed == {"buckeye", *COMMANDS}
 
 
 def test_the_completion_script_is_shown():
@@ -101,11 +156,11 @@ def test_the_completion_script_is_shown():
         ["bash", "-c", '"$0" -m buckeye --show-completion; exit $?', sys.executable],
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert shown.returncode == 0, shown.stderr
     assert "_BUCKEYE_COMPLETE" in shown.stdout
+    assert all(f"{program}\n" in shown.stdout for program in COMMANDS)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from buckeye.cli import waiting
 from buckeye.cli.init import run_init
 from buckeye.envs.mcp.config import load_gym_config
 from buckeye.envs.mcp.generate import EnvironmentName, generate_config
@@ -18,6 +19,7 @@ from buckeye.envs.mcp.mapping import bind
 from buckeye.envs.mcp.parser import parse_reply
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.tasks.lock import ToolEntry
+from tests.command import run_here
 
 ROOT = Path(__file__).parents[2]
 SERVER = Path(__file__).with_name("tool_server.py")
@@ -87,7 +89,7 @@ def bound(config, call):
 
 def test_text_2048_end_to_end_by_the_real_command(tmp_path):
     argv = [sys.executable, "-m", "buckeye", "rl", "init", "--command", "text-2048"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "move  worked" in done.stdout
     config = load_gym_config(tmp_path / "configs" / "text-2048.yaml")
@@ -473,3 +475,20 @@ def test_a_project_folder_is_installed_and_played(init, tmp_path, monkeypatch):
     assert code == 0, printed
     assert "the first task's grading gave 0" in printed
     assert Path("configs/text-2048.yaml").exists()
+
+
+def test_a_mute_server_is_waited_for_in_words(monkeypatch, tmp_path):
+    monkeypatch.setattr(waiting, "FIRST_LINE", 0.1)
+    mute = f"{sys.executable} -c 'import time; time.sleep(2)'"
+    done = run_here("rl", "init", "--command", mute, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "waiting for the command to start and tell its tools, at most 120 s ...\n" in done.stderr
+    assert "it ended with exit code 0" in done.stderr
+
+
+def test_a_program_that_floods_is_told_in_one_line(tmp_path):
+    done = run_here("rl", "init", "--command", "yes", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: server 'environment' wrote 10000 lines that are no messages of MCP, the last: 'y'\n"
+    )

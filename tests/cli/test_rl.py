@@ -16,6 +16,7 @@ import pytest
 from buckeye.cli import launch
 from buckeye.errors import UsageError
 from buckeye.run import machine
+from buckeye.run.directory import begin_attempt, locked
 from buckeye.tasks.dataset import write_dataset
 from buckeye.tasks.models import McpTask
 from tests.cli.rl_project import CONFIG, LOCK, files, fill, task, write_model
@@ -109,6 +110,19 @@ def test_a_run_that_cannot_begin_leaves_its_folder_free(rl, project, monkeypatch
     monkeypatch.setattr(launch, "_start_run", fail)
     assert "run.toml: removed again, as the run did not begin\nerror: there is no such" in rl("--yes")[2]
     assert (files(project), (project / "outputs" / "my-env").exists()) == (before, False)
+
+
+def test_the_same_words_again_after_a_run_that_reached_no_step_take_its_folder(rl, project, monkeypatch):
+    folder = project / "outputs" / "my-env"
+    monkeypatch.setattr(launch, "_start_run", lambda *_: begin_attempt(folder, resumed_step=None).attempt)
+    assert rl("--yes", "--quiet", "--trainer.optim.lr", "0.5")[0] == 1
+    assert rl("--yes", "--quiet", "--output", "outputs/my-env")[0] == 1
+    assert rl("--yes", "--quiet")[0] == 1
+    kept = list((folder / "earlier_starts").glob("*/run.toml"))
+    assert (len(kept), sum("lr = 0.5" in file.read_text() for file in kept)) == (2, 1)
+    with locked(folder):  # it goes on
+        assert json.loads(rl("--dry-run", "--json")[1])["file"] == "outputs/my-env-2/run.toml"
+        assert "nothing is overwritten" in rl("--yes", "--output", "outputs/my-env")[2]
 
 
 def test_a_folder_that_was_taken_while_the_plan_was_read_is_not_written_to(rl, project, monkeypatch):
@@ -275,13 +289,23 @@ def test_tasks_of_the_hub_are_fetched_with_the_key_of_the_project(rl, project, t
             "HF_HUB_OFFLINE": "0",
             "HF_HUB_DISABLE_XET": "1",
         }
-        words = [sys.executable, "-m", "buckeye", "rl", "--dry-run", "--json", "--model", "tiny", "--dataset"]
-        done, absent = (
-            subprocess.run(
-                [*words, name], env=os.environ | env, capture_output=True, text=True, timeout=60, check=False
+
+        def run(*words):
+            return subprocess.run(
+                [sys.executable, *words],
+                env=os.environ | env,
+                capture_output=True,
+                text=True,
+                check=False,
             )
-            for name in ("my-org/my-tasks", "my-org/none")
-        )
+
+        words = ("-m", "buckeye", "rl", "--json", "--model", "tiny", "--dataset")
+        early = run(*words, "my-org/my-tasks", "--dry-run")
+        assert (early.returncode, "nothing may be fetched (--dry-run" in early.stderr) == (2, True)
+        assert not (tmp_path / "hf").exists()
+        run("-c", "from buckeye.tasks.dataset import find_taskset; find_taskset('my-org/my-tasks')")
+        done = run(*words, "my-org/my-tasks", "--dry-run")
+        absent = run(*words, "my-org/none", "--yes")
         assert done.returncode == 0, done.stderr
         assert (json.loads(done.stdout)["tasks"], json.loads(done.stdout)["dataset"]) == (
             1,
@@ -377,13 +401,12 @@ def test_it_trains_with_one_command(tmp_path):
     shutil.copy(source / "tasks.json", tmp_path)
     run = [sys.executable, "-m", "buckeye"]
     tiny = ("model", "tiny", "tiny", "--corpus", "tasks.json", "--layers", "1", "--hidden", "64")
-    subprocess.run([*run, *tiny], cwd=tmp_path, check=True, timeout=300)
+    subprocess.run([*run, *tiny], cwd=tmp_path, check=True)
     done = subprocess.run(
         [*run, "rl", "--yes", "--max-steps", "2"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -394,7 +417,6 @@ def test_it_trains_with_one_command(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
         check=True,
     )
     assert json.loads(again.stdout)["file"] == "outputs/2048-2/run.toml"

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -126,7 +125,7 @@ def test_stop_now_kills_all_that_carries_the_run(rl, start, tmp_path):
     assert "--now" in err
     code, out, _ = rl("stop", "one", "--now", "--json")
     assert (code, json.loads(out)) == (0, {"state": "stopped", "was_running": True, "checkpoint_step": None})
-    assert [p.wait(timeout=10) for p in (launcher, child, grandchild)] == [-9, -9, -9]
+    assert [p.wait() for p in (launcher, child, grandchild)] == [-9, -9, -9]
     assert other.poll() is None
     assert run_status(run).state == "stopped"
     assert [e["event"] for e in read_events(run)] == ["stop"]
@@ -141,7 +140,7 @@ def test_stop_waits_for_the_launcher(rl, start, tmp_path):
     assert "waiting for rl" in err
     assert "of step 5: buckeye rl resume" in out
     assert read_record(run).state == "stopped"
-    assert launcher.wait(timeout=10) == 0
+    assert launcher.wait() == 0
 
 
 def test_a_run_of_another_machine_is_not_touched(rl, start, tmp_path):
@@ -301,10 +300,9 @@ def test_a_fork_never_overwrites_and_never_trusts(rl, tmp_path):
 def test_watching_ends_with_the_run(rl, start, tmp_path):
     process = start("import time; print('up', flush=True); time.sleep(0.5)", "")
     made_run(tmp_path / "one", state="running", launcher=recorded(process))
-    started = time.monotonic()
     code, out, _ = rl("status", "one", "--watch", "--interval", 0.2, "--json")
     states = [json.loads(line)["state"] for line in out.splitlines()]
-    assert (code, states[0], states[-1]) == (0, "running", "dead"), time.monotonic() - started
+    assert (code, states[0], states[-1]) == (0, "running", "dead")
 
 
 def test_following_the_logs_ends_quietly(tmp_path):
@@ -319,6 +317,6 @@ def test_following_the_logs_ends_quietly(tmp_path):
             file.write("d\n")
         assert [following.stdout.readline() for _ in "cd"] == ["trainer | c\n", "trainer | d\n"]
         following.send_signal(signal.SIGINT)
-        out, err = following.communicate(timeout=30)
+        out, err = following.communicate()
     assert (following.returncode, out) == (0, "")
     assert err == "(1 earlier lines are not shown; -n 0 shows all)\n"

@@ -1,5 +1,6 @@
 """The script that Slurm gets, letter by letter, and how the command asks for it."""
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -76,15 +77,26 @@ def test_bash_understands_it():
 @pytest.mark.parametrize(
     ("given", "meant"),
     [("90m", "01:30:00"), ("4h", "04:00:00"), ("2d", "2-00:00:00"), ("36h", "1-12:00:00")]
-    + [(same, same) for same in ("60", "04:00:00", "1-12", "2-00:00")],
+    + [(same, same) for same in ("00:12:00", "04:00:00", "1-12", "2-00:00")],
 )
 def test_time_limits(given, meant):
     assert slurm_time(given) == meant
 
 
-def test_a_wrong_time_limit_is_refused():
-    with pytest.raises(UsageError, match="90m, 4h, 2d"):
-        slurm_time("4 hours")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("4 hours", "90m, 4h, 2d"),
+        ("12", "minutes to Slurm, and hours to many. Write 12m or 12h"),
+        ("1:30", "hours and minutes to many. Write 00:1:30 or 1:30:00"),
+        ("0", "0 for no limit"),
+        ("0h", "0 for no limit"),
+        ("00:00:00", "0 for no limit"),
+    ],
+)
+def test_a_time_limit_that_is_wrong_or_may_be_misread_is_refused(given, said):
+    with pytest.raises(UsageError, match=said):
+        slurm_time(given)
 
 
 def test_what_looks_like_a_key_does_not_go_with_the_job():
@@ -141,3 +153,42 @@ def test_without_slurm_it_is_said(project, monkeypatch):
 def test_a_misspelt_launcher_is_refused(project):
     with pytest.raises(ConfigError, match="slurm"):
         start_slurm(["@", "run.toml", "--launcher", "slrum"], load)
+
+
+def test_every_field_of_the_job_is_in_the_script():
+    """One that is added has to be added here, and then to the script."""
+    job = SlurmJob(settings=("@", "run.toml"), output_dir=Path("/o"), folder=Path("/f"), nodes=1)
+    changed = {
+        "settings": ("@", "another.toml"),
+        "output_dir": Path("/another"),
+        "folder": Path("/another"),
+        "nodes": 2,
+        "partition": "another",
+        "account": "another",
+        "time": "01:00:00",
+        "gres": "gpu:2",
+        "cpus": 3,
+        "options": ("--another",),
+        "python": "/another",
+    }
+    assert set(changed) == {field.name for field in dataclasses.fields(SlurmJob)}
+    for name, value in changed.items():
+        other = slurm_script(dataclasses.replace(job, **{name: value}))
+        assert other != slurm_script(job), f"{name} is not in the script"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gres", "said"),
+    [
+        ("8", "gpu:8", ""),
+        ("8xH100", "gpu:h100:8", ""),
+        ("4xRTX_PRO_6000B", "gpu:rtx_pro_6000b:4", ""),
+        ("4xA100_40GB", "gpu:a100:4", "Slurm may give A100_80GB, too"),
+    ],
+)
+def test_the_gpus_that_are_asked_for(project, capsys, gpus, gres, said):
+    assert start_slurm(["@", "run.toml", "--launcher", "slurm", "--gpus", gpus, "--dry-run"], load) == 0
+    captured = capsys.readouterr()
+    assert f"#SBATCH --gres={gres}\n" in captured.out
+    assert captured.err.startswith("note: " if said else "")
+    assert said in captured.err

@@ -12,6 +12,7 @@ from buckeye.config.losses import (
     MaskCorrectionConfig,
     MaskedRatioLossConfig,
     PPOLossConfig,
+    ReinforceLossConfig,
     TruncateCorrectionConfig,
 )
 from buckeye.config.trainer import TrainerConfig
@@ -26,6 +27,7 @@ from buckeye.config.trainer import TrainerConfig
         ("--loss.type dr_grpo", DrGRPOLossConfig(normalization="constant")),
         ("--loss.type gspo", GSPOLossConfig(normalization="sequence")),
         ("--loss.type cispo", CISPOLossConfig()),
+        ("--loss.type reinforce", ReinforceLossConfig()),
         ("--loss.type dppo --loss.kl-tau 0", DPPOLossConfig(kl_tau=0)),
         (
             "--loss.type decoupled_ppo --loss.correction",
@@ -63,6 +65,7 @@ def test_a_loss_in_a_file(load, folder):
         ("--loss.type ppo --loss.dual-clip 1", "--loss.dual-clip"),
         ("--loss.reference-model m", "reference_model has no effect with kl_coef = 0"),
         ("--loss.type ppo --loss.normalization-length 9", "no effect with normalization = "),
+        ("--loss.type reinforce --loss.correction.high 3", "reinforce has no importance weights to truncate"),
         ("--loss.type custom", "--loss.import-path"),
         ("--loss.type custom --loss.import-path my_loss.py", "import_path = 'my_loss.py' names no function"),
     ],

@@ -36,6 +36,11 @@ IN_FILES = {
         "[modle]\nname = 'x'\n",
         "f.toml:1: modle: no such setting. Did you mean model?",
     ),
+    "a dash in a key": (
+        TrainerConfig,
+        "[scheduler]\ntype = 'linear'\nmin-lr = 3\n",
+        "f.toml:3: scheduler.min-lr: no such setting. Did you mean min_lr?",
+    ),
     "unknown setting in a list of sections": (
         OrchestratorConfig,
         "[[env]]\nid = 'a'\n[[env]]\nid = 'b'\nnmae = 'B'\n",

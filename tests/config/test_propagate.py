@@ -1,6 +1,126 @@
-import pytest
+import json
 
+import pytest
+from pydantic import ValidationError
+
+from buckeye.config.inference import InferenceConfig
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
+from buckeye.config.settings import flag_of
+from buckeye.config.structure import paths_of, shape_at
+from buckeye.config.trainer import SGDConfig, TrainerConfig
+from buckeye.errors import ConfigError
+
+ROLES = {"trainer": TrainerConfig, "orchestrator": OrchestratorConfig, "inference": InferenceConfig}
+
+
+def _shared_keys():
+    """Every setting of a run that a process has too, with the processes that have it."""
+    for path in dict.fromkeys(paths_of(RLConfig)):
+        having = [role for role, model in ROLES.items() if shape_at(model, path) is not None]
+        if path[0] not in ROLES and having:
+            yield path, having
+
+
+SHARED = dict(_shared_keys())
+SETTABLE = [path for path in SHARED if not shape_at(RLConfig, path).tables]
+SECTIONS = [
+    path for path in SHARED if shape_at(RLConfig, path).tables and shape_at(TrainerConfig, path).optional
+]
+
+
+def _other_value(path):
+    """A value that is nobody's default."""
+    shape, default = shape_at(RLConfig, path), _value(RLConfig(trainer={}, orchestrator={}).trainer, path)
+    if shape.is_flag or default is True:
+        return not default
+    if shape.choices:
+        return next(choice for choice in reversed(shape.choices) if choice != default)
+    return "other" if str in shape.scalars or not shape.bounds else 3177
+
+
+def _value(config, path):
+    for name in path:
+        config = getattr(config, name, None)
+    return str(config) if path[-1] == "output_dir" else config
+
+
+def _nested(path, value):
+    for name in reversed(path):
+        value = {name: value}
+    return value
+
+
+def _words(path, value):
+    return f"{flag_of(path)}={json.dumps(value) if not isinstance(value, str) else value}"
+
+
+def _assert_arrives(config, path, value):
+    for role in SHARED[path]:
+        assert _value(getattr(config, role), path) == value, f"{role} was not told"
+
+
+def test_what_is_shared_is_what_the_classes_have_in_common():
+    """So that the walks below are known to walk something."""
+    assert {("max_steps",), ("ckpt", "keep"), ("wandb", "log_extras", "interval"), ("log", "vf_level")} < set(
+        SETTABLE
+    )
+    assert SECTIONS == [("ckpt",), ("wandb",), ("wandb", "log_extras")]
+
+
+@pytest.mark.parametrize("path", SETTABLE, ids=flag_of)
+def test_every_shared_setting_arrives_from_wherever_it_is_written(load_run, load, folder, path):
+    value = _other_value(path)
+    if path == ("bench",):
+        with pytest.raises(ConfigError, match="--bench: there is no benchmark mode"):
+            load_run("--bench")
+        return
+    _assert_arrives(load_run(_words(path, value)), path, value)
+    processes = {role: {} for role in ROLES}
+    folder.write("run.json", json.dumps(processes | _nested(path, value)))
+    _assert_arrives(load(RLConfig, "@ run.json"), path, value)
+    _assert_arrives(RLConfig(**processes, **_nested(path, value)), path, value)
+    section = RLConfig(**processes, **_nested(path, value))
+    given = {role: getattr(section, role) for role in ROLES} | {path[0]: getattr(section, path[0])}
+    _assert_arrives(RLConfig(**given), path, value)
+    if path[0] != "log":  # which each may have of its own
+        of_one = processes | {"orchestrator": _nested(path, value)}
+        _assert_arrives(RLConfig(**of_one), path, value)
+
+
+@pytest.mark.parametrize("path", SETTABLE, ids=flag_of)
+def test_no_shared_setting_may_contradict_a_process_in_silence(path):
+    """What a process says itself is kept (of logs and of rows) or refused; the run's is never passed over."""
+    value, own = _other_value(path), _value(RLConfig(trainer={}, orchestrator={}).trainer, path)
+    if own is None:
+        own = "third" if isinstance(value, str) else 2
+    if path == ("seq_len",):
+        own = 4000
+    given = {"trainer": _nested(path, own), "orchestrator": {}, **_nested(path, value)}
+    if path[0] == "log":
+        config = RLConfig(**given)
+        assert (_value(config.trainer, path), _value(config.orchestrator, path)) == (own, value)
+        return
+    with pytest.raises(ValidationError, match="must be the same"):
+        RLConfig(**given)
+
+
+@pytest.mark.parametrize("path", SECTIONS, ids=flag_of)
+def test_a_shared_section_that_is_off_is_off_for_all(load_run, path):
+    words = ["--trainer", "--orchestrator", *([flag_of(path[:-1])] if path[1:] else [])]
+    config = load_run(*words, f"{flag_of(path)}=None")
+    assert [_value(getattr(config, role), path) for role in SHARED[path]] == [None] * 2
+
+
+def test_objects_say_what_was_set_in_them():
+    """A default in an object is no word of the caller's; a variant that was chosen is one."""
+    trainer = TrainerConfig(optim=SGDConfig())
+    config = RLConfig(max_steps=2, trainer=trainer, orchestrator=OrchestratorConfig(), output_dir="out")
+    assert (config.trainer.max_steps, config.orchestrator.max_steps) == (2, 2)
+    assert (str(config.trainer.output_dir), config.trainer.optim.type) == ("out", "sgd")
+    assert trainer.max_steps is None  # nothing of the caller's is changed
+    with pytest.raises(ValidationError, match=r"max_steps = 2 \(given\) and trainer.max_steps = 3"):
+        RLConfig(max_steps=2, trainer=TrainerConfig(max_steps=3), orchestrator=OrchestratorConfig())
 
 
 @pytest.mark.parametrize("owner", ["", "trainer.", "orchestrator."])
@@ -141,9 +261,10 @@ def test_all_processes_are_one_wandb_run(load_run):
     config = load_run("--wandb.name n --wandb.offline --wandb.id abc --wandb.log-extras.interval 3")
     assert config.trainer.wandb == config.orchestrator.wandb == config.wandb
     config = load_run("--trainer.wandb.name t --orchestrator.wandb.id abc")
-    assert (config.wandb.name, config.wandb.id, config.trainer.wandb.id) == ("t", "abc", "abc")
+    assert config.trainer.wandb == config.orchestrator.wandb
+    assert (config.trainer.wandb.name, config.trainer.wandb.id) == ("t", "abc")
     config = load_run("--trainer.wandb --orchestrator.wandb.log-extras None")
-    assert config.wandb.log_extras is None
+    assert config.trainer.wandb.log_extras is None
 
 
 def test_without_inference(load):

@@ -86,7 +86,7 @@ def _loaded_from_json(model, text):
         return load_config(model, ["@", str(file)], environ={})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(some_of_a_run)
 def test_what_is_written_comes_back(flat):
     config = _loaded_from_json(RLConfig, json.dumps(_nested(flat)))
@@ -117,7 +117,7 @@ def _text(value):
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), some_of_a_run)
 def test_the_order_of_flags_does_not_matter_and_files_say_the_same(data, flat):
     flat.pop("inference.server.host", None)
@@ -172,7 +172,7 @@ words = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(ROOTS),
     words,
@@ -218,7 +218,7 @@ pieces = st.sampled_from(
 ) | st.text(max_size=4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(pieces, max_size=12).map("".join), st.sampled_from([".toml", ".json"]))
 def test_any_file_is_read_or_refused(text, suffix):
     with tempfile.TemporaryDirectory() as folder:
@@ -230,7 +230,7 @@ def test_any_file_is_read_or_refused(text, suffix):
             assert_is_message(error, f"f{suffix}")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=40))
 def test_any_bytes_are_read_or_refused(content):
     with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,16 @@
+import re
+import tomllib
+
 import pytest
 
 from buckeye.config.evals import EvalsConfig
 from buckeye.config.inference import InferenceConfig
-from buckeye.config.load import load_with_warnings
+from buckeye.config.load import help_text, load_with_warnings
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
+from buckeye.config.settings import flag_of
 from buckeye.config.sft import ChatDataConfig, SFTConfig
-from buckeye.config.structure import paths_of
+from buckeye.config.structure import all_classes, paths_of
 from buckeye.config.supported import RULES, check_supported
 from buckeye.config.trainer import TrainerConfig
 
@@ -122,3 +126,46 @@ def test_a_group_of_one_learns_nothing():
     assert warning.startswith("--rollouts-per-example: is 1: a rollout without siblings")
     assert _warnings(OrchestratorConfig, "--rollouts-per-example 4") == []
     assert _warnings(OrchestratorConfig, "--advantage None") == []
+
+
+@pytest.mark.parametrize("model", [*RULES, RLConfig], ids=lambda model: model.__name__)
+def test_help_marks_what_is_not_built(model):
+    """Whoever reads of a setting is told before it is refused."""
+    lines = {line.split()[0]: line for line in help_text(model, "x").splitlines() if line.startswith("  --")}
+    roles = {"trainer": TrainerConfig, "orchestrator": OrchestratorConfig, "inference": InferenceConfig}
+    parts = {f"{name}.": part for name, part in roles.items()} if model is RLConfig else {"": model}
+    for prefix, part in parts.items():
+        for rule in RULES[part]:
+            line = lines.get(flag_of(f"{prefix}{rule.path}".split(".")))
+            if line is not None and not rule.path.endswith("type"):  # of a section, or one of several kinds
+                assert rule.message in line
+    if model is RLConfig:
+        assert "Other values are refused: there is no benchmark mode" in lines["--bench"]
+        assert "Taken, but: weights travel as files" in lines["--weight-broadcast.type"]
+    assert "Other values" not in lines.get("--trainer.optim.lr", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--trainer.loss.type grpo", 'type = "ppo", normalization = "sequence"'),
+        ("--trainer.loss.type DAPO", 'type = "ppo", clip_high = 0.28'),
+        ("--trainer.loss.type rloo", "advantage.leave_one_out = true"),
+        ("--orchestrator.advantage.type rloo", "leave_one_out = true"),
+        ("--trainer.loss grpo", "To choose its kind, write --trainer.loss.type grpo"),
+        ("--trainer.loss.type gspu", "Did you mean gspo?"),
+    ],
+)
+def test_names_of_elsewhere_are_translated(refused, words, said):
+    assert said in refused(RLConfig, f"{RUN} {words}")
+
+
+def test_what_a_translation_says_is_accepted(load, folder):
+    """Every setting that it names exists, with that value."""
+    for model in all_classes(RLConfig):
+        for words in model.known_as.values():
+            own = re.split(", and in|; or", words)[0]
+            values = tomllib.loads(
+                "\n".join(re.findall(r"\w+ = (?:\{.*?\}|[^ ,;]+)", own.replace("C - 1", "4.0")))
+            )
+            assert model.model_validate(values)

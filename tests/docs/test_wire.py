@@ -16,7 +16,6 @@ def test_the_program_of_the_page_runs(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert ran.stdout == "The dog. 1\n", ran.stderr

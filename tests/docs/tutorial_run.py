@@ -1,16 +1,26 @@
-"""Doing what docs/tutorial.md says, in an empty folder, as somebody with an empty home."""
+"""Doing what docs/tutorial.md says, in an empty folder, as somebody with an empty home.
 
+`python -m tests.docs.tutorial_run` does it, and writes what was measured to docs/tutorial.json and into the
+page.
+"""
+
+import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from pathlib import Path
 
 import psutil
 
 from tests.docs.blocks import blocks
 
-TUTORIAL = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+TUTORIAL = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+RECORD = DOCS / "tutorial.json"
 _BLOCK_SECONDS = 1_800
 _EVERY = 0.5  # seconds between two looks at all processes
 
@@ -24,6 +34,7 @@ class Place:
     def __init__(self, root, **variables):
         self.root = root
         self.folder, self.home, self.temporary = (root / name for name in ("work", "home", "tmp"))
+        root.mkdir(exist_ok=True)
         for path in (self.folder, self.home, self.temporary):
             path.mkdir()
         python = _virtual_environment(root / "python")
@@ -89,3 +100,55 @@ def _virtual_environment(folder):
     pip.write_text(f'#!/bin/sh\nexec "{folder}/bin/python" -m pip --disable-pip-version-check "$@"\n')
     pip.chmod(0o755)
     return folder / "bin" / "python"
+
+
+def record_of(folder, *, day):
+    """What the page shows, from the folder in which everything was done: figures with their intervals, and
+    when and on what they were measured."""
+    figures = {
+        name: json.loads((folder / "evals" / name / "figures.json").read_text())
+        for name in ("before", "after")
+    }
+    served = (folder / "outputs" / "guess" / "logs" / "inference.stdout").read_text()
+    return {
+        "made_by": "python -m tests.docs.tutorial_run",
+        "day": day,
+        "cores": os.cpu_count(),
+        "dtype": re.search(r"parameters, (\w+),", served)[1],
+        "tasks": figures["after"]["tasks"],
+        "rollouts": figures["after"]["scored"],
+        **{name: found["reward"] for name, found in figures.items()},
+    }
+
+
+def shown(record):
+    """The texts in which the page says what was measured, by what finds them there."""
+    before, after = (
+        "{value:.2f} [{low:.2f}, {high:.2f}]".format(**record[name]) for name in ("before", "after")
+    )
+    return {
+        r"`reward` was [^:]*? here:": f"`reward` was {before} here:",
+        r"has risen to [^:]*?:": f"has risen to {after}:",
+        r"Measured: .*?,\s+which": "Measured: {day}, {cores} cores, {dtype}, by `{made_by}`, which".format(
+            **record
+        ),
+        r"the \d+ held-out tasks, each played \d+ times": (
+            f"the {record['tasks']} held-out tasks, each played {record['rollouts'] // record['tasks']} times"
+        ),
+    }
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Place(Path(scratch) / "tutorial", HF_HUB_OFFLINE="1")
+        try:
+            place.tutorial()
+        finally:
+            print(place.said)
+        record = record_of(place.folder, day=time.strftime("%Y-%m-%d"))
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    page = TUTORIAL
+    for pattern, text in shown(record).items():
+        page = re.sub(pattern, text, page)
+    (DOCS / "tutorial.md").write_text(page)
+    print(RECORD.read_text())

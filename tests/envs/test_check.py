@@ -18,8 +18,13 @@ def check(variant, **options):
     return asyncio.run(check_environment(TOY, {"variant": variant}, CheckOptions(**options)))
 
 
-def failures(report):
-    return {result.name: result.detail for result in report.checks if result.status == "fail"}
+def found(report, *statuses):
+    statuses = statuses or ("error", "warning")
+    return {result.name: result.detail for result in report.checks if result.status in statuses}
+
+
+def row(report, name):
+    return next(result for result in report.checks if result.name == name)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +34,7 @@ def one_process(request, monkeypatch):
         monkeypatch.setattr("buckeye.envs.check.fingerprint_elsewhere", lambda *_: here(*_))
 
 
-def here(env_id, args, splits, seed):
+def here(env_id, args, splits, seed, seconds):
     from buckeye.envs.honesty.fingerprint import fingerprint
     from buckeye.envs.registry import load_environment
 
@@ -43,7 +48,7 @@ def real_process():
 
 def test_an_honest_environment_passes(real_process):
     report = check("honest")
-    assert failures(report) == {}
+    assert found(report) == {}
     assert report.passed
     assert [r.name for r in report.checks if r.status == "not run"] == []
     assert report.sizes == {"train": 60, "eval": 60}
@@ -51,93 +56,137 @@ def test_an_honest_environment_passes(real_process):
     assert max(s.mean for s in report.scores) <= 0.03
 
 
+ERROR, WARNING = "error", "warning"
 DEFECTS = [
-    ("shown", "no answer in the prompt", "120 show it, as train-"),
-    ("constant", "content-free policies below 0.03", "1.000 by 'one string always' on reverse in"),
-    ("echo", "content-free policies below 0.03", "0.100 by 'its first quotation' on reverse in"),
-    ("letters", "content-free policies below 0.03", " by 'one string always' on reverse in"),
-    ("dump", "content-free policies below 0.03", "1.000 by 'all short words' on reverse in"),
-    ("overlap", "train and held-out apart", "60 of 60 tasks of eval are in train too, as eval-"),
-    ("one id", "task ids", "same names two tasks: one in train, another in train"),
-    ("another each time", "same tasks when made again", "in one, "),
-    ("dice", "same grade again", "then reward 0."),
-    ("memory", "same grade again", "(done, call "),
-    ("too much", "rewards from 0 to 1", "1.5 for train-"),
-    ("not a number", "rewards from 0 to 1", "nan for train-"),
-    ("wrong probe", "probes", "1 of 2 wrong, as 'right': got 1, not 0.5"),
-    ("pays nothing", "accepted answers are paid", "40 of 40 earn less than 0.5"),
-    ("raises", "every reply is graded", "LookupError: no tag in the reply"),
-    ("swallows", "errors are not scored", "a failing engine gets reward 0 on train-"),
-    ("endless", "every reply is graded", "the rollout asked for more than 1000 replies"),
+    ("shown", WARNING, "no answer in the prompt", "60 of 60 of reverse in train show it, answers of others"),
+    ("number shown", WARNING, "no answer in the prompt", "answers of others stand in 0%; as train-"),
+    ("constant", WARNING, "content-free policies", '1.000 by "another task\'s answer" on reverse in'),
+    (
+        "uneven choice",
+        WARNING,
+        "content-free policies",
+        "where chance is 0.333; '<answer>yes</answer>' earns 1",
+    ),
+    ("echo", WARNING, "content-free policies", "0.100 by 'its first quotation' on reverse in"),
+    ("letters", WARNING, "content-free policies", " by 'one string always' on reverse in"),
+    ("dump", WARNING, "content-free policies", "1.000 by 'all short words' on reverse in"),
+    ("overlap", ERROR, "train and held-out apart", "60 of 60 tasks of eval are in train too, as eval-"),
+    ("one id", ERROR, "task ids", "same names two tasks: one in train, another in train"),
+    ("another each time", ERROR, "same tasks when made again", "in one, "),
+    ("dice", ERROR, "same grade again", "then reward 0."),
+    ("memory", ERROR, "same grade again", "(done, call "),
+    ("too much", WARNING, "rewards from 0 to 1", "1.5 for train-"),
+    ("not a number", ERROR, "rewards from 0 to 1", "nan for train-"),
+    ("wrong probe", ERROR, "probes", "1 of 2 wrong, as 'right': got 1, not 0.5"),
+    ("pays nothing", ERROR, "accepted answers are paid", "40 of 40 earn less than 0.5"),
+    ("raises", ERROR, "every reply is graded", "LookupError: no tag in the reply"),
+    ("swallows", ERROR, "errors are not scored", "a failing engine gets reward 0 on train-"),
+    ("endless", ERROR, "every reply is graded", "the rollout asked for more than 1000 replies"),
 ]
 
 
-@pytest.mark.parametrize(("variant", "name", "why"), DEFECTS, ids=[variant for variant, *_ in DEFECTS])
-def test_a_defect_fails_its_check_by_name(variant, name, why):
-    report = check(variant, sample=60 if variant != "endless" else 5)
-    found = failures(report)
-    assert why in found.get(name, f"not failed; failed are {found}")
-    assert not report.passed
+@pytest.mark.parametrize(
+    ("variant", "degree", "name", "why"), DEFECTS, ids=[variant for variant, *_ in DEFECTS]
+)
+def test_a_defect_is_found_by_name_and_has_its_degree(variant, degree, name, why):
+    report = check(variant, sample=60 if variant != "endless" else 2)
+    names = found(report, degree)
+    assert why in names.get(name, f"not found; found are {names}")
+    assert degree == WARNING or not report.passed
 
 
 @pytest.mark.parametrize(
     ("variant", "others"),
     [
         ("shown", set()),
+        ("number shown", {"no answer in the prompt", "content-free policies"}),  # it is the last number
         ("overlap", set()),
         ("too much", {"rewards from 0 to 1", "probes"}),
         ("wrong probe", set()),
         ("swallows", set()),
         ("echo", set()),
+        ("uneven choice", set()),
         ("another each time", {"same tasks when made again", SUBPROCESS}),
     ],
 )
-def test_a_defect_fails_no_other_check(variant, others):
-    found = set(failures(check(variant)))
-    expected = others or {name for v, name, _ in DEFECTS if v == variant}
-    assert found == expected
+def test_a_defect_is_found_by_no_other_check(variant, others):
+    expected = others or {name for v, _, name, _ in DEFECTS if v == variant}
+    assert set(found(check(variant))) == expected
 
 
-def test_tasks_that_depend_on_the_hash_seed_fail(real_process):
-    found = failures(check("hash seed"))
-    assert set(found) == {SUBPROCESS}
-    assert "in the other" in found[SUBPROCESS]
+def test_tasks_that_depend_on_the_hash_seed_are_an_error(real_process):
+    names = found(check("hash seed"))
+    assert set(names) == {SUBPROCESS}
+    assert "in the other" in names[SUBPROCESS]
 
 
-def test_a_single_lucky_answer_in_a_small_family_is_not_a_leak():
-    """With 10 tasks each answer solves a tenth, far above 0.03, by being one of them."""
-    report = asyncio.run(
-        check_environment(TOY, {"size": 10}, CheckOptions(sample=60, limit=0.03)),
-    )
-    assert max(score.mean for score in report.scores) == pytest.approx(0.1)
-    content_free = next(r for r in report.checks if r.name.startswith("content-free"))
-    assert "one lucky answer forgiven in " in content_free.detail
+def test_a_choice_is_judged_against_chance():
+    """Three answers, each right in a third of the tasks: no defect, and worth a note."""
+    report = check("choice")
+    assert found(report) == {}
+    content_free = row(report, "content-free policies")
+    assert content_free.status == "note"
+    assert "where chance is 0.333" in content_free.detail
+    assert "more tasks would tell" in content_free.detail  # the best of many policies, on 60 tasks
+    assert row(report, "no answer in the prompt").status == "pass"
+
+
+def test_a_number_is_looked_for_as_a_number():
+    """300 does not stand in "section 3300.1", and what stands in every prompt says nothing about one."""
+    assert row(check("number"), "no answer in the prompt").status == "pass"
+
+
+def test_a_reward_that_rounding_takes_above_1_is_1():
+    assert found(check("rounded", sample=5)) == {}
+
+
+@pytest.mark.parametrize("variant", ["honest", "lucky", "choice", "echo"])
+def test_what_a_line_says_is_what_the_table_shows(variant):
+    report = check(variant, sample=5)
+    said = row(report, "content-free policies").detail
+    shown = [f"{score.mean:.3f}" for score in report.best_scores().values()]
+    assert any(number in said for number in shown)
+    if "at most" in said:
+        assert max(shown) in said
+
+
+def content_free(size):
+    """Of the toy whose prompts are worth 1 in one of six tasks when said again."""
+    options = CheckOptions(limit=0.03)
+    arguments = {"variant": "lucky", "size": size}
+    return row(asyncio.run(check_environment(TOY, arguments, options)), "content-free policies")
+
+
+def test_few_tasks_cannot_tell_a_defect_from_luck():
+    """One lucky answer of ten is far above 0.03, and no defect. Of many tasks as large a share is one."""
+    small = content_free(10)
+    assert small.status == "note"
+    assert "it may be luck" in small.detail
+    assert row(check("honest", sample=2), "content-free policies").status == "not run"
+    assert content_free(120).status == "warning"
+
+
+def test_where_every_rollout_errors_nothing_else_is_called_passed():
+    report = check("always raises", sample=5)
+    graded = ("same grade again", "rewards from 0 to 1", "accepted answers are paid", "content-free policies")
+    assert not report.passed
+    assert [name for name in graded if row(report, name).status == "pass"] == []
+
+
+def test_what_there_is_no_time_for_is_said_and_no_pass():
+    report = check("slow", budget=0.5)
     assert report.passed
-
-
-def content_free(**options):
-    """The content-free check of the toy whose prompts are worth 0.1 when said again, with these options."""
-    report = asyncio.run(
-        check_environment(TOY, {"size": 60, "variant": "lucky"}, CheckOptions(limit=0.03, **options))
-    )
-    return next(r for r in report.checks if r.name.startswith("content-free"))
-
-
-def test_a_sample_too_small_for_the_limit_is_no_pass():
-    """One task in six is solved by its prompt. Few of many tasks cannot tell luck from that."""
-    small, large = content_free(sample=2), content_free(sample=40)
-    assert (small.status, large.status) == ("not run", "fail")
-    assert "sample too small for reverse in " in small.detail
-    assert "with 2 of 60 tasks played; give --sample 34" in small.detail
-
-
-def test_two_solved_tasks_are_too_many_for_any_sample():
-    assert content_free(sample=20).status == "fail"
+    assert set(report.missed) >= {"policies without content", "the best constant"}
+    assert report.to_json()["no_time_for"] == report.missed
+    assert sum(report.missed.values()) > 0
+    nothing = check("slow", budget=0.0)
+    assert {r.status for r in nothing.checks if r.name in ("probes", "same grade again")} == {"not run"}
+    assert row(nothing, "every reply is graded").status == "not run"
 
 
 def test_an_environment_without_a_train_split_is_checked_without_a_constant():
     report = check("eval only")
-    assert failures(report) == {}
+    assert found(report) == {}
     assert report.sizes == {"eval": 60}
     policies = {score.policy for score in report.scores}
     assert "one string always" not in policies
@@ -146,7 +195,7 @@ def test_an_environment_without_a_train_split_is_checked_without_a_constant():
 
 def test_a_held_out_family_that_is_not_trained_is_played_with_the_constants_of_the_others():
     report = check("new family")
-    assert failures(report) == {}
+    assert found(report) == {}
     assert ("one string always", "new") in {(score.policy, score.family) for score in report.scores}
 
 
@@ -159,8 +208,8 @@ def test_the_best_constant_is_climbed_to():
 
 
 def test_the_limit_is_a_choice():
-    assert check("echo", limit=0.15).passed
-    assert not check("echo", limit=0.09).passed
+    assert found(check("echo", limit=0.15)) == {}
+    assert set(found(check("echo", limit=0.05))) == {"content-free policies"}
 
 
 def test_without_answers_in_the_data_what_needs_them_is_not_run():
@@ -185,7 +234,8 @@ def test_the_report_is_json():
     assert report["passed"] is False
     nothing = next(s for s in report["content_free"] if s["policy"] == "nothing")
     assert nothing["tasks"] + nothing["errored"] == 60
-    assert {c["status"] for c in report["checks"]} <= {"pass", "fail", "not run"}
+    assert {c["status"] for c in report["checks"]} <= {"pass", "note", "warning", "error", "not run"}
+    assert report["errors"] == sum(c["status"] == "error" for c in report["checks"]) > 0
     assert [(p["got"], p["error"] is None, p["passed"]) for p in report["probes"]] == [
         (1.0, True, True),
         (None, False, False),
@@ -234,11 +284,9 @@ def load_environment():
 @pytest.mark.parametrize(
     ("held_out", "wrong"), [("range(4, 8)", []), ("range(3, 8)", ["train and held-out apart"])]
 )
-def test_a_game_of_many_slow_turns_whose_tasks_differ_in_their_start(tmp_path, monkeypatch, held_out, wrong):
-    monkeypatch.setattr("buckeye.envs.check._SECONDS", 1.0)
+def test_a_game_of_many_slow_turns_whose_tasks_differ_in_their_start(tmp_path, held_out, wrong):
     path = tmp_path / "games.py"
     path.write_text(GAMES.replace("FIRST_OF_EVAL", held_out))
-    report = asyncio.run(check_environment(str(path), {}, CheckOptions(sample=None, limit=0.03)))
-    assert list(failures(report)) == wrong
-    assert report.sample == 1  # of those that take 0.02 s, 1 s has time for 40 rollouts of one task
-    assert all(score.scored == 1 for score in report.scores)
+    report = asyncio.run(check_environment(str(path), {}, CheckOptions(budget=1.0, limit=0.03)))
+    assert list(found(report)) == wrong
+    assert all(score.scored <= 5 for score in report.scores)

@@ -19,7 +19,6 @@ def run(*words, cwd, **env):
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
 

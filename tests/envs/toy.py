@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import random
+import time
 
 from buckeye.envs.base import Outcome, Probe, Task
 from buckeye.envs.single_turn import SingleTurnEnvironment
@@ -20,6 +21,14 @@ def make(split, index, variant):
     shown = word(f"{'train' if variant == 'overlap' else split}/{index}")
     answer = "moon" if variant == "constant" else shown[::-1]
     prompt = f'Write "{shown}" backwards. Put only the word in <answer></answer>.'
+    if variant in ("choice", "uneven choice"):
+        prompt = f'Is "{shown}" a word? Put yes, no or maybe in <answer></answer>.'
+        answer = ("yes", "no", "maybe")[ord(shown[0]) % 3]
+        answer = "yes" if variant == "uneven choice" and index % 20 else answer
+    if variant in ("number", "number shown"):
+        answer = 300 + index * 7919 % 6007
+        prompt = f"Find number {index} of {split} in section 3{answer}.1. Put it in <answer></answer>."
+        prompt += f" (Hint: {answer:,}.0)" if variant == "number shown" else ""
     if variant == "shown":
         prompt += f" For instance {answer.upper()}!"
     data = {} if variant in ("letters", "no answers") else {"accept": (answer,)}
@@ -42,10 +51,10 @@ class Toy(SingleTurnEnvironment):
     def probes(self):
         task = self.tasks(self.splits[0])[0]
         right = 0.5 if self.variant == "wrong probe" else 1.0
-        answer = task.data["shown"][::-1]
+        answer = task.data.get("accept", (task.data["shown"][::-1],))[0]
         return [
             Probe(name="right", task=task, reply=f"<answer>{answer}</answer>", low=right, high=right),
-            Probe(name="no tag", task=task, reply=answer, low=0.0, high=0.2),
+            Probe(name="no tag", task=task, reply=str(answer), low=0.0, high=0.2),
         ]
 
     def grade(self, task, reply):
@@ -53,7 +62,7 @@ class Toy(SingleTurnEnvironment):
             reply.text.rpartition("<answer>")[2].partition("</answer>")[0] if "<answer>" in reply.text else ""
         )
         answer = task.data["shown"][::-1]
-        right = float(said in task.data.get("accept", (answer,)))
+        right = float(said in map(str, task.data.get("accept", (answer,))))
         match self.variant:
             case "echo":
                 right = max(right, 0.1 * (said == task.data["shown"]))
@@ -69,10 +78,16 @@ class Toy(SingleTurnEnvironment):
                 return Outcome(reward=right, components={"call": float(next(CALLS))})
             case "too much":
                 right *= 1.5
+            case "rounded":
+                right *= 1 + 2e-16
             case "not a number":
                 right = right or float("nan")
+            case "slow":
+                time.sleep(0.02)
             case "pays nothing":
                 right = 0.0
+            case "always raises":
+                raise LookupError("no task at all")
             case "raises" if not said:
                 raise LookupError("no tag in the reply")
         return Outcome(reward=right)

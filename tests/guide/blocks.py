@@ -13,9 +13,12 @@ import sys
 import time
 from pathlib import Path
 
+from tests.waiting import HANG
+
 GUIDE = Path(__file__).with_name("guide.md")
+ROOT = Path(__file__).parents[2]
 STAND_INS = {
-    "uv": 'case "$1" in run) shift; exec "$@";; esac; echo "uv $*" >> "$CALLS"',
+    "uv": 'case "$1" in run) exec "$UV" "$@";; esac; echo "uv $*" >> "$CALLS"',
     "ssh": 'echo "ssh $*" >> "$CALLS"',
     "curl": 'echo "curl $*" >> "$CALLS"; echo true',
     "prime": 'echo "prime $*" >> "$CALLS"',
@@ -60,10 +63,14 @@ class Workspace:
             path.chmod(0o755)
         venv_bin = Path(sys.executable).parent
         self.env = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("PRIME_", "BUCKEYE_"))},
+            **{k: v for k, v in os.environ.items() if not k.startswith(("PRIME_", "BUCKEYE_", "COLUMNS"))},
             "HOME": str(root / "home"),
             "PATH": f"{local_bin}:{venv_bin}:{os.environ['PATH']}",
             "CALLS": str(root / "calls.log"),
+            "UV": str(venv_bin / "uv"),
+            "UV_PROJECT": str(ROOT),
+            "UV_PROJECT_ENVIRONMENT": str(venv_bin.parent),
+            "UV_NO_SYNC": "1",  # what it would install is there
             "HF_HUB_OFFLINE": "1",
             "TERM": "dumb",
         }
@@ -75,7 +82,7 @@ class Workspace:
             block = block.replace(old, new)
         return block
 
-    def run(self, block, *, limit=240, expect=0):
+    def run(self, block, *, limit=HANG, expect=0):
         """Run a bash block and return what it printed; `expect=None` accepts any exit code."""
         done = subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", self.text(block)],
@@ -101,7 +108,7 @@ class Workspace:
         server = subprocess.Popen(
             [sys.executable, *words], cwd=self.root, env=self.env, stdout=output.open("w")
         )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG
         while "server ready" not in output.read_text():
             assert server.poll() is None
             assert time.monotonic() < deadline

@@ -20,6 +20,8 @@ from buckeye.inference.engine import Engine
 from buckeye.inference.vllm.install import install_vllm
 from buckeye.inference.vllm.interpreter import find_vllm
 from buckeye.inference.weights import Checkpoint, Weights
+from tests.rounding import logprob_error
+from tests.waiting import HANG
 
 VOCAB = 320
 MAX_LEN = 160
@@ -38,6 +40,7 @@ _COMMON = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+LOGPROB_ERROR = logprob_error(layers=2, width=80)
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -121,6 +124,11 @@ def qwen3(make_model) -> TinyModel:
     return make_model("qwen3")
 
 
+def near(logprobs):
+    """Equal to these log-probs of a model of `build_model`, but for rounding."""
+    return pytest.approx(logprobs, abs=LOGPROB_ERROR)
+
+
 def make_engine(directory: Path, *, slots: int = 8, max_len: int = MAX_LEN) -> Engine:
     spec = read_spec(directory)
     device = torch.device("cpu")
@@ -193,7 +201,16 @@ def vllm_python() -> Path:
 class Server:
     """A real inference server in its own process."""
 
-    def __init__(self, model: Path, output_dir: Path, /, *, key: str | None = None, **settings) -> None:
+    def __init__(
+        self,
+        model: Path,
+        output_dir: Path,
+        /,
+        *,
+        key: str | None = None,
+        program: tuple[str, str] = ("-m", "buckeye"),
+        **settings,
+    ) -> None:
         self.port = settings.setdefault("server", {}).setdefault("port", free_port())
         self.url = f"http://127.0.0.1:{self.port}"
         self.key = key
@@ -208,13 +225,13 @@ class Server:
         self.log = output_dir / "stdout.txt"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "buckeye", "inference", "@", str(config)],
+                [sys.executable, *program, "inference", "@", str(config)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
             )
 
-    def wait_ready(self, timeout: float = 60) -> None:
+    def wait_ready(self, timeout: float = HANG) -> None:
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -228,11 +245,11 @@ class Server:
 
     def http(self) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=HANG, trust_env=False)
 
     def stop(self) -> int:
         self.process.terminate()
-        return self.process.wait(15)
+        return self.process.wait()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -15,15 +14,16 @@ import torch
 from buckeye.errors import InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.transport.weights import read_weights_manifest
+from tests.waiting import HANG
 
-from .conftest import free_port
+from .conftest import free_port, near
 from .test_server import metric, publish, wait_for
 
 IDS = list(range(40, 60))
 PARAMS = SamplingParams(max_tokens=12, seed=3)
 
 
-def run(urls, use, *, model="m", timeout=20.0, key=None):
+def run(urls, use, *, model="m", timeout=HANG, key=None):
     async def main():
         async with InferenceClient(urls, api_key=key, timeout=timeout, model=model) as client:
             return await use(client)
@@ -53,7 +53,7 @@ def test_generate_and_wave_sample_the_same(server, chat_model):
         assert len({tuple(g.token_ids) for g in generations}) == 1
         for generation in generations:
             expected = chat_model.logprobs(prompt, generation.token_ids)
-            assert torch.tensor(generation.logprobs) == pytest.approx(expected, abs=1e-4)
+            assert torch.tensor(generation.logprobs) == near(expected)
             assert generation.versions == [0] * 12
             assert generation.finish_reason == "length"
 
@@ -83,7 +83,7 @@ def test_update_weights_in_flight(server, http, chat_model, make_model, tmp_path
         of_version = {0: chat_model, 4: new_model, 9: new_model}
         logprobs = {v: of_version[v].logprobs(IDS, generation.token_ids) for v in set(generation.versions)}
         expected = [logprobs[v][i].item() for i, v in enumerate(generation.versions)]
-        assert generation.logprobs == pytest.approx(expected, abs=1e-4)
+        assert generation.logprobs == near(expected)
     assert any(len(set(generation.versions)) > 1 for generation in running)
     assert http.get("/is_paused").json() == {"is_paused": False}
 
@@ -214,11 +214,9 @@ def test_a_refusal_is_not_tried_again():
 
 def test_silence_ends_at_the_deadline():
     silent = threading.Event()
-    with Fake({GENERATE: lambda _: (silent.wait(5), (200, {}))[1]}) as fake:
-        started = time.monotonic()
+    with Fake({GENERATE: lambda _: (silent.wait(), (200, {}))[1]}) as fake:
         with pytest.raises(InferenceError, match=rf"did not answer POST {GENERATE} within 0\.3 s"):
             run([fake.url], generate_once, timeout=0.3)
-        assert time.monotonic() - started < 2
         silent.set()
 
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from buckeye.inference.client import Generation, InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.policy import RecordingPolicy
+from tests.waiting import HANG
 
 from .chat_families import FAMILIES, save_family
+from .conftest import LOGPROB_ERROR
 from .scripted_model import FIND
 
 QUESTION = {"role": "user", "content": "Which animal jumps?"}
@@ -261,7 +263,7 @@ def sampled_answers(draw, renderer, kinds):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_trained_ids_are_the_sampled_ids_whatever_is_sampled(renderers, family, data):
     renderer = renderers[family]
@@ -284,7 +286,7 @@ def test_trained_ids_are_the_sampled_ids_whatever_is_sampled(renderers, family, 
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "llama3", "smollm2", "default"])
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_templates_that_keep_history_never_branch(renderers, family, data):
     """However the model spaced its calls, and though it spoke of thinking."""
@@ -299,7 +301,7 @@ def test_templates_that_keep_history_never_branch(renderers, family, data):
     assert (policy.extended, policy.branched) == (count - 1, 0)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_qwen3_branches_exactly_where_it_drops_reasoning(renderers, data):
     """Within calls and their results reasoning is kept; with the user's next word it is dropped."""
@@ -395,7 +397,7 @@ def test_log_probs_of_a_conversation_are_those_of_its_tokens(chat_model, server)
     renderer = ChatRenderer(chat_model.directory)
 
     async def play():
-        client = InferenceClient([server.url], api_key=None, timeout=30, model=str(chat_model.directory))
+        client = InferenceClient([server.url], api_key=None, timeout=HANG, model=str(chat_model.directory))
         async with client:
             policy = RecordingPolicy(
                 sampler=client, renderer=renderer, params=SamplingParams(max_tokens=12), seq_len=150, seed=4
@@ -410,4 +412,4 @@ def test_log_probs_of_a_conversation_are_those_of_its_tokens(chat_model, server)
     assert (policy.extended, policy.branched, sum(segment.loss_mask) > 3) == (2, 0, True)
     expected = chat_model.logprobs(segment.token_ids[:1], segment.token_ids[1:])
     pairs = zip(expected.tolist(), segment.logprobs[1:], segment.loss_mask[1:], strict=True)
-    assert all(abs(want - got) < 1e-4 for want, got, sampled in pairs if sampled)
+    assert all(abs(want - got) < LOGPROB_ERROR for want, got, sampled in pairs if sampled)

@@ -15,7 +15,7 @@ from buckeye.inference.sequences import Sequence
 from buckeye.inference.types import SamplingParams
 from buckeye.inference.weights import Checkpoint
 
-from .conftest import MAX_LEN, VOCAB, finish, make_engine
+from .conftest import MAX_LEN, VOCAB, finish, make_engine, near
 
 FAMILIES = ["qwen3", "qwen2", "llama", "llama3", "llama-linear"]
 
@@ -49,7 +49,7 @@ def test_logprobs_equal_teacher_forcing(make_model, family):
     ]
     finish(make_engine(model.directory), *sequences)
     for s in sequences:
-        assert torch.tensor(s.logprobs) == pytest.approx(model.logprobs(s.prompt_ids, s.token_ids), abs=1e-4)
+        assert torch.tensor(s.logprobs) == near(model.logprobs(s.prompt_ids, s.token_ids))
 
 
 def test_logprobs_are_of_the_distribution_sampled_from(qwen3):
@@ -65,7 +65,7 @@ def test_logprobs_are_of_the_distribution_sampled_from(qwen3):
         nucleus = top.indices[:kept].tolist()
         assert token in nucleus
         expected = (row[token] / row[nucleus].sum()).log().item()
-        assert logprob == pytest.approx(expected, abs=1e-4)
+        assert logprob == near(expected)
 
 
 def test_a_sharded_checkpoint_is_the_same_model(qwen3, tmp_path):

@@ -23,9 +23,7 @@ def test_the_code_of_the_page_runs(server, chat_model):
     code = code.replace("Qwen/Qwen3-0.6B", str(chat_model.directory))
     code = code.replace("import OpenAI\n", "import OpenAI\nimport httpx\n")
     code = code.replace('"choose-one")', '"choose-one", http_client=httpx.Client(trust_env=False))')
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r" \d+$", done.stdout, re.M)
 

@@ -9,6 +9,8 @@ import httpx
 import openai
 import pytest
 
+from tests.waiting import HANG
+
 from .conftest import Server
 from .scripted_model import (
     ASK_BOTH,
@@ -46,7 +48,7 @@ def settings_of(backend, request):
 
 @pytest.fixture(
     scope="module",
-    params=["torch", pytest.param("vllm", marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+    params=["torch", pytest.param("vllm", marks=[pytest.mark.slow])],
 )
 def server(request, model, tmp_path_factory):
     directory = tmp_path_factory.mktemp(request.param)
@@ -61,7 +63,7 @@ def server(request, model, tmp_path_factory):
 def client_of(server, key=KEY):
     transport = httpx.Client(trust_env=False)
     return openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=60, http_client=transport
+        base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=HANG, http_client=transport
     )
 
 

@@ -18,7 +18,7 @@ from buckeye.inference.sequences import Sequence
 from buckeye.inference.types import SamplingParams
 from buckeye.inference.weights import Checkpoint, Weights, auto_dtype
 
-from .conftest import MAX_LEN, finish, make_engine
+from .conftest import MAX_LEN, finish, make_engine, near
 
 PROMPT = tuple(range(20, 50))
 LONG = tuple((7 * i) % 300 for i in range(120))
@@ -42,7 +42,7 @@ def next_turn(sequence: Sequence, more=(5, 6, 7), **params) -> Sequence:
 
 def right(model, *sequences) -> None:
     for s in sequences:
-        assert torch.tensor(s.logprobs) == pytest.approx(model.logprobs(s.prompt_ids, s.token_ids), abs=1e-4)
+        assert torch.tensor(s.logprobs) == near(model.logprobs(s.prompt_ids, s.token_ids))
 
 
 def update(engine, model, version=1, *, clear_cache=True):
@@ -203,7 +203,7 @@ def test_after_new_weights_a_shared_prompt_is_computed_once(make_model):
     assert engine.counters["prefill_tokens"] - before == (len(PROMPT) - 1 + 6) + 4 * 5
     finish(engine)
     for s in group:
-        assert torch.tensor(s.logprobs[6:]) == pytest.approx(new.logprobs(PROMPT, s.token_ids)[6:], abs=1e-4)
+        assert torch.tensor(s.logprobs[6:]) == near(new.logprobs(PROMPT, s.token_ids)[6:])
 
 
 def test_small_models_are_computed_in_float32_on_a_cpu(qwen3):
@@ -214,5 +214,5 @@ def test_small_models_are_computed_in_float32_on_a_cpu(qwen3):
 def test_the_server_does_not_load_a_compiler():
     """It would be a third of the memory of a server for a small model, and a second of its start."""
     code = "import sys, buckeye.inference.server; print({'torch._dynamo', 'transformers'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.stdout.strip() == "set()", found.stderr

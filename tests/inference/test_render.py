@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.render import ChatRenderer
+from buckeye.inference.render import ChatRenderer, sandbox
+from buckeye.inference.render.template import PROBE_TOOLS, TOOL_TURN
 
+from .chat_families import FAMILIES, save_family
 from .conftest import CHAT_TEMPLATE
 
 QUESTION = [{"role": "user", "content": "the dog?"}]
@@ -53,7 +55,7 @@ def test_stop_tokens_are_those_of_tokenizer_generation_config_and_template(save_
     assert text == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_later_turn_extends_the_earlier_ids_verbatim(renderer, data):
     """Sampled ids are arbitrary: not what the tokenizer would make of their text, and no whole UTF-8."""
@@ -114,3 +116,89 @@ def test_without_a_template_messages_cannot_be_rendered(tokenizer, tmp_path):
 def test_a_directory_without_tokenizer_is_one_message(tmp_path):
     with pytest.raises(InferenceError, match="No tokenizer could be loaded"):
         ChatRenderer(tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_template_writes_what_transformers_has_it_write(family, tmp_path):
+    renderer = ChatRenderer(save_family(family, tmp_path))
+    thought = {"role": "assistant", "content": "It is that.", "reasoning": "Hm."}
+    conversations = ([QUESTION[0]], TOOL_TURN, [{"role": "system", "content": "Be brief."}, *TOOL_TURN])
+    for messages in (*conversations, [QUESTION[0], thought, QUESTION[0]]):
+        for tools in ((), PROBE_TOOLS):
+            expected = renderer.tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                date_string="26 Jul 2024",
+            )
+            assert renderer.template._render(list(messages), tools, prompt=True) == expected
+
+
+def test_what_a_template_is_given_is_plain(save_renderer):
+    class Text(str):
+        def secret(self):
+            return "told"
+
+    renderer = save_renderer("{{ messages[0].content }} {{ messages[0].content.secret is defined }}")
+    assert renderer.prompt_text([{"role": "user", "content": Text("hi")}]) == "hi False"
+
+
+BROKEN = {
+    "a division by zero": ("\n\n{{ 1/0 }}", "line 3: division by zero"),
+    "a syntax error": ("\n{% for %}", "line 2: Expected an expression"),
+    "its own refusal": ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+    "something undefined": ("{{ nothing.at.all }}", "'nothing' is undefined"),
+    "a wrong type": ("{{ messages + 3 }}", "line 1: can only concatenate list"),
+    "a recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+    "nested too deeply": ("{{ " + "(" * 5000 + ")" * 5000 + " }}", ""),
+    "something private": ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    "a private name in a namespace": ("{{ namespace(__class__=1) }}", "underscore"),
+    "a long range": ("{% for i in range(10**9) %}x{% endfor %}", "Range too big"),
+}
+COSTLY = {
+    "loops in loops": "{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}",
+    "a loop in itself": "{% for i in [1, 2] recursive %}{{ loop([1, 2]) if loop.depth < 60 }}{% endfor %}",
+    "a recursion of two": (
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(99) }}"
+    ),
+    "a power": "{{ 9**(9**9) }}",
+    "a product": "{{ 'x' * 10**11 }}",
+    "a list": "{{ ([0] * 10**11) | length }}",
+    "doubled by +": (
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}"
+    ),
+    "doubled by ~": (
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+    ),
+    "doubled by a block": (
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}"
+        "{% set y %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = y %}{% endfor %}{{ n.x }}"
+    ),
+    "a long result": "{% set x = 'x' * 10**6 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
+    "a method": "{{ 'x'.center(10**11) }}",
+    "a filter": "{{ messages[0].content | center(10**11) }}",
+    "digits": "{{ 1.5 | round(10**11) }}",
+    "an indented object": "{{ messages | tojson(indent=10**11) }}",
+    "a format": "{{ '{:>99999999999}'.format(1) }}",
+    "a format in a format": "{{ '{:>{}}'.format(1, 10**11) }}",
+    "a format of old": "{{ '%099999999999d' % 3 }}",
+    "a filter of formats": "{{ '%*d' | format(10**11, 3) }}",
+    "replacing": "{% set x = 'x' * 10**6 %}{{ x.replace('x', x) }}",
+    "joining": "{{ range(99999) | list | join('x' * 10**7) }}",
+    "its own length": "{# " + "x" * 2**20 + " #}",
+}
+
+
+@pytest.mark.parametrize("template", BROKEN)
+def test_a_broken_template_is_told_with_its_line(save_renderer, template):
+    source, says = BROKEN[template]
+    with pytest.raises(UsageError, match="The chat template of .* cannot render these messages: .*" + says):
+        save_renderer(source).render(QUESTION)
+
+
+@pytest.mark.parametrize("template", COSTLY)
+def test_a_template_that_would_take_for_ever_is_refused(monkeypatch, save_renderer, template):
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.2)
+    with pytest.raises(UsageError, match="more than"):
+        save_renderer(COSTLY[template])

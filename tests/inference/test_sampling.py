@@ -74,7 +74,7 @@ def test_rows_of_one_batch_keep_their_own_settings():
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     logits=st.lists(st.floats(-40, 40, width=32) | st.just(float("-inf")), min_size=1, max_size=200).filter(
         lambda values: max(values) > float("-inf")

@@ -90,7 +90,7 @@ class Books(RuleBasedStateMachine):
         assert set(zip(rows.tolist(), tokens.tolist(), strict=True)) == early
 
 
-Books.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+Books.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestBooks = Books.TestCase
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buckeye.process import RunIdentity
 from buckeye.transport.weights import publish_weights
+from tests.waiting import wait_for
 
-from .conftest import MAX_LEN, VOCAB
+from .conftest import MAX_LEN, VOCAB, near
 from .test_protocol import JSON
 
 IDS = list(range(40, 60))
@@ -40,13 +40,6 @@ def metric(http, name):
     return float(next(line.split()[-1] for line in lines if line.startswith(name)))
 
 
-def wait_for(condition, timeout=10):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def publish(model, root, step):
     def fill(directory):
         shutil.copy(model.directory / "config.json", directory)
@@ -65,7 +58,7 @@ def test_generate_returns_tokens_logprobs_and_versions(http, chat_model):
         content = choice["logprobs"]["content"]
         assert [e["token_id"] for e in content] == choice["token_ids"]
         expected = chat_model.logprobs(IDS, choice["token_ids"])
-        assert torch.tensor([e["logprob"] for e in content]) == pytest.approx(expected, abs=1e-4)
+        assert torch.tensor([e["logprob"] for e in content]) == near(expected)
         assert choice["finish_reason"] == "length"
         assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 12}]
     again = generate(http, seed=4)  # member i of a request is seeded with seed + i
@@ -186,7 +179,7 @@ def test_the_most_likely_tokens_are_told(http, chat_model, sampling, scale, draw
         expected = (kept.values - kept.values.logsumexp(-1))[:3].tolist()
         expected += [-9999.0] * (3 - len(expected))
         told = entry["top_logprobs"]
-        assert [one["logprob"] for one in told] == pytest.approx(expected, abs=1e-4)
+        assert [one["logprob"] for one in told] == near(expected)
         assert [one["token_id"] for one in told][:drawable] == kept.indices[:3].tolist()
         own = [one["logprob"] for one in told if one["token_id"] == entry["token_id"]]
         assert own == [] or own == [pytest.approx(entry["logprob"], abs=1e-6)]
@@ -239,6 +232,17 @@ def test_a_stop_token_is_a_token_but_not_text(http, tokenizer):
         ("/detokenize", {"tokens": [VOCAB]}, 400, "vocabulary"),
         ("/v1/completions", {"prompt": [1], "temperature": 0.001}, 400, "temperature"),
         ("/v1/completions", {"prompt": [1], "min_tokens": 5, "max_tokens": 2}, 400, "min_tokens"),
+        (
+            "/v1/completions",
+            {"prompt": [1], "max_tokens": 10**12},
+            400,
+            f"context of this model is {MAX_LEN}",
+        ),
+        ("/v1/completions", {"prompt": [1], "max_tokens": MAX_LEN + 1}, 400, "max_tokens"),
+        ("/v1/chat/completions", {"messages": [USER], "max_completion_tokens": 10**30}, 400, "max_tokens"),
+        ("/v1/completions", {"prompt": [1], "top_k": 10**30}, 400, "top_k"),
+        ("/v1/completions", {"prompt": [1], "min_tokens": 10**30}, 400, "min_tokens"),
+        ("/v1/completions", {"prompt": [1], "stop_token_ids": [10**30]}, 400, "stop_token_ids"),
         ("/v1/completions", {"prompt": [1], "stop_token_ids": [VOCAB]}, 400, "stop_token_ids"),
         ("/v1/completions", {"prompt": [1], "logprobs": 21}, 400, "logprobs"),
         ("/v1/completions", {"prompt": [[1]] * 20, "n": 1024}, 400, "sequences"),
@@ -290,7 +294,7 @@ VALUES = JSON | st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_json_is_answered_or_refused(http, data):
     route = data.draw(st.sampled_from(sorted(FIELDS)))
@@ -334,11 +338,11 @@ def test_pause_resume_and_abort_requests(http, server):
         ]
         wait_for(lambda: metric(http, "vllm:num_requests_waiting") == 2)
         assert post(http, "/abort_requests", request_ids=["r0", "none"]) == {"aborted": ["r0"]}
-        aborted = answers[0].result(10).json()
+        aborted = answers[0].result().json()
         assert aborted["choices"][0]["finish_reason"] == "abort"
         assert not answers[1].done()
         post(http, "/resume")
-        assert answers[1].result(10).json()["choices"][0]["finish_reason"] == "length"
+        assert answers[1].result().json()["choices"][0]["finish_reason"] == "length"
     assert http.get("/is_paused").json() == {"is_paused": False}
 
 
@@ -356,7 +360,7 @@ def test_a_weight_update_changes_what_is_sampled_and_says_so(http, chat_model, m
         assert choice["weight_versions"] == [{"version": "5", "start": 0, "end": 12}]
         expected = make_model("qwen3", seed=3).logprobs(IDS, choice["token_ids"])
         logprobs = torch.tensor([e["logprob"] for e in choice["logprobs"]["content"]])
-        assert logprobs == pytest.approx(expected, abs=1e-4)
+        assert logprobs == near(expected)
     finally:
         post(http, "/update_weights", update_info={"path": str(old)})
         post(http, "/finish_weight_update", weight_version="0")

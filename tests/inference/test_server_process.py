@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -18,7 +17,7 @@ from buckeye.run.serve import served_model
 from tests.command import run_here
 
 from .conftest import KEY_VARIABLE, Server
-from .test_server import IDS, events, generate, metric, post, wait_for
+from .test_server import IDS, generate, metric, post, wait_for
 
 
 def test_the_server_describes_itself(http):
@@ -106,7 +105,7 @@ def test_too_much_at_a_time_is_refused_for_now(http, server):
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
         post(http, "/abort_requests")
-        assert {one.result(30).status_code for one in open_ones} == {200}
+        assert {one.result().status_code for one in open_ones} == {200}
         post(http, "/resume")
     assert len(generate(http)) == 1
 
@@ -120,7 +119,7 @@ def test_a_request_id_names_one_request(http, server):
         refused = http.post("/inference/v1/generate", json=body)
         assert (refused.status_code, "'mine'" in refused.text) == (400, True)
         post(http, "/resume")
-        assert first.result(10).json()["request_id"] == "mine"
+        assert first.result().json()["request_id"] == "mine"
 
 
 def test_the_key_guards_every_route_but_health_and_the_process_ends_cleanly(qwen3, tmp_path):
@@ -152,9 +151,7 @@ def test_the_key_guards_every_route_but_health_and_the_process_ends_cleanly(qwen
             friend.post("/pause?mode=keep")
             with friend.stream("POST", "/v1/completions", json={"prompt": IDS, "stream": True}) as stream:
                 wait_for(lambda: metric(friend, "vllm:num_requests_waiting") == 1)
-                started = time.monotonic()
                 assert server.stop() == 0
-                assert time.monotonic() - started < 8
                 assert '"finish_reason":"abort"' in stream.read().decode()
     finally:
         server.process.kill()
@@ -165,24 +162,44 @@ def test_the_key_guards_every_route_but_health_and_the_process_ends_cleanly(qwen
     assert "Inference server ready" in (tmp_path / "logs" / "run.log").read_text()
 
 
+HELD = """
+import pathlib, time
+from buckeye.cli.main import main
+from buckeye.inference import decoder, server
+
+def held(*words, decode=decoder.Decoder.decode):
+    while not pathlib.Path({go!r}).exists():
+        time.sleep(0.02)
+    return decode(*words)
+
+decoder.Decoder.decode = held
+server._DRAIN_SECONDS = 600.0
+main()
+"""
+
+
 def test_a_server_that_is_stopped_finishes_what_it_has_begun(chat_model, tmp_path):
-    server = Server(chat_model.directory, tmp_path, max_num_seqs=4)
-    body = {"prompt": IDS, "max_tokens": 110, "ignore_eos": True, "n": 64, "seed": 3}
+    """No token is made before it is asked to stop, and no limit ends it: however fast the machine is."""
+    go = tmp_path / "go"
+    program = ("-c", HELD.format(go=str(go)))
+    server = Server(chat_model.directory, tmp_path, program=program, max_num_seqs=4)
+    body = {"prompt": IDS, "max_tokens": 20, "ignore_eos": True, "n": 8, "seed": 3}
     try:
         server.wait_ready()
         with server.http() as http, server.http() as other, ThreadPoolExecutor() as pool:
+            http.timeout = 600
             whole = pool.submit(http.post, "/v1/completions", json=body)
-            streamed = pool.submit(events, http, "/v1/completions", **body | {"n": 1})
-            wait_for(lambda: metric(other, "vllm:num_requests_waiting") > 50)
-            server.process.terminate()
-            wait_for(lambda: other.get("/health").status_code == 503)
-            refused = other.post("/v1/completions", json=body)
-            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-            assert "shutting down" in refused.json()["error"]["message"]
-            reasons = {choice["finish_reason"] for choice in whole.result(20).json()["choices"]}
-            assert reasons == {"length"}
-            assert streamed.result(20)[-1]["choices"][0]["finish_reason"] == "length"
-        assert server.process.wait(10) == 0
+            wait_for(lambda: metric(other, "vllm:num_requests_waiting") == 4)
+            with http.stream("POST", "/v1/completions", json=body | {"n": 1, "stream": True}) as stream:
+                server.process.terminate()
+                wait_for(lambda: other.get("/health").status_code == 503)
+                refused = other.post("/v1/completions", json=body)
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+                assert "shutting down" in refused.json()["error"]["message"]
+                go.touch()
+                assert '"finish_reason":"length"' in stream.read().decode()
+            assert {choice["finish_reason"] for choice in whole.result().json()["choices"]} == {"length"}
+        assert server.process.wait() == 0
     finally:
         server.process.kill()
     assert "Stopping: finishing 2 requests" in server.log.read_text()
@@ -200,9 +217,9 @@ def test_a_second_signal_ends_what_is_not_finished(chat_model, tmp_path):
             server.process.terminate()
             wait_for(lambda: other.get("/health").status_code == 503)
             server.process.terminate()
-            reasons = [choice["finish_reason"] for choice in long.result(10).json()["choices"]]
+            reasons = [choice["finish_reason"] for choice in long.result().json()["choices"]]
             assert "abort" in reasons
-        assert server.process.wait(10) == 0
+        assert server.process.wait() == 0
     finally:
         server.process.kill()
 
@@ -218,7 +235,7 @@ def end_here(model, folder, config):
 
 def end_of_a_process(model, folder, config):
     server = Server(model.directory, folder, **config)
-    return server.process.wait(60), server.log.read_text()
+    return server.process.wait(), server.log.read_text()
 
 
 @pytest.mark.parametrize("end", [end_here, pytest.param(end_of_a_process, marks=pytest.mark.slow)])

@@ -51,7 +51,7 @@ def directories(tmp_path_factory):
 def loaded_alone(directories) -> list[list]:
     """What a process of its own makes of the directories."""
     command = [sys.executable, "-c", LOAD, *map(str, directories)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

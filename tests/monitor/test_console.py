@@ -28,7 +28,7 @@ def test_work_goes_on_and_is_logged_when_nobody_reads_what_is_printed(tmp_path):
     os.close(writing)
     assert reader.readline() == b"first\n"
     reader.close()
-    process.communicate(b"go on\n", timeout=60)
+    process.communicate(b"go on\n")
     assert process.returncode == 0
     lines = [line.partition("] ")[2].strip() for line in (tmp_path / "run.log").read_text().splitlines()]
     assert [line for line in lines if line.startswith("INFO")] == [f"INFO line {i}" for i in range(3)]

@@ -112,7 +112,7 @@ def test_pairs_are_compared_with_themselves():
     assert old.high > new.low
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(SHARES, st.integers(0, 12)), min_size=1, max_size=40))
 def test_an_interval_holds_its_value(drawn):
     values, clusters = zip(*drawn, strict=True)
@@ -123,7 +123,7 @@ def test_an_interval_holds_its_value(drawn):
     assert got == share(values, clusters)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(SHARES, SHARES, st.integers(0, 12)), min_size=1, max_size=40))
 def test_a_change_the_other_way_round_is_its_mirror_image(drawn):
     before, after, clusters = zip(*drawn, strict=True)

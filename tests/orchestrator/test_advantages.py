@@ -4,11 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.config.rewards import GroupAdvantageConfig, MaxRLAdvantageConfig, TurnAdvantageConfig
-from buckeye.errors import RunError
+from buckeye.config.rewards import (
+    CustomAdvantageConfig,
+    GroupAdvantageConfig,
+    MaxRLAdvantageConfig,
+    TurnAdvantageConfig,
+)
+from buckeye.envs.base import Task
+from buckeye.errors import RunError, UsageError
 from buckeye.orchestrator.advantages import (
     Scored,
     batch_advantages,
+    check_advantage,
     group_advantages,
     group_has_spread,
     has_spread,
@@ -21,11 +28,13 @@ REWARDS = [1.0, 0.0, 0.0, 1.0]
 LENGTHS = [10, 20, 30, 40]
 
 
-def turns(*rewards, lengths=None):
+def turns(*rewards, lengths=None, replies=()):
     return Scored(
         reward=sum(rewards),
         turn_rewards=rewards,
         turn_lengths=[1] * len(rewards) if lengths is None else lengths,
+        task=Task(id="t", messages=()),
+        replies=replies,
     )
 
 
@@ -181,3 +190,56 @@ def test_spread_of_turns_is_seen_where_rewards_are_equal():
     assert not group_has_spread(group, GroupAdvantageConfig())
     assert group_has_spread(group, TurnAdvantageConfig())
     assert not group_has_spread([turns(1.0, 0.0), turns(1.0, 0.0)], TurnAdvantageConfig())
+
+
+OWN_ADVANTAGES = """
+def best(group, *, scale=1.0):
+    top = max(rollout.reward for rollout in group)
+    return [scale * (rollout.reward == top) for rollout in group]
+
+def polite(group):
+    return [["please" in reply for reply in rollout.replies] for rollout in group]
+
+def too_few(group):
+    return [1.0]
+
+def infinite(group):
+    return [float("inf")] * len(group)
+
+def raises(group):
+    return group["reward"]
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "own_advantages.py"
+    path.write_text(OWN_ADVANTAGES)
+    return lambda name, **kwargs: CustomAdvantageConfig(import_path=f"{path}:{name}", kwargs=kwargs)
+
+
+def test_an_advantage_of_ones_own(own):
+    group = [turns(0.0, 1.0), turns(0.5)]
+    assert batch_advantages([group], own("best", scale=3.0)) == [[[3.0, 3.0], [0.0]]]
+    assert group_has_spread(group, own("best"))
+    assert not group_has_spread(group, own("best", scale=0.0))
+
+
+def test_an_advantage_of_ones_own_sees_what_was_said_and_decides_by_turn(own):
+    group = [turns(0.0, 1.0, replies=("please", "now")), turns(0.5, replies=("",))]
+    assert batch_advantages([group], own("polite")) == [[[1.0, 0.0], [0.0]]]
+
+
+@pytest.mark.parametrize("name", ["too_few", "infinite", "raises", "polite"])
+def test_an_advantage_of_ones_own_that_fails_is_said_with_the_task(own, name):
+    with pytest.raises(UsageError, match=rf"own_advantages.py:{name}' failed with a group of task 't'"):
+        batch_advantages([[turns(1.0), turns(0.0)]], own(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [("absent", {}, "has no function 'absent'"), ("best", {"size": 1}, "cannot be called with one argument")],
+)
+def test_an_advantage_of_ones_own_that_is_not_there_is_refused_early(own, name, kwargs, message):
+    with pytest.raises(UsageError, match=f"orchestrator.advantage.import_path.*{message}"):
+        check_advantage(own(name, **kwargs))

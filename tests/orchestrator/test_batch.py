@@ -3,10 +3,12 @@
 import asyncio
 import json
 
+import msgspec
 import numpy as np
 import pytest
 
 from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.monitor.rollouts import read_rollouts, rollouts_file
 from buckeye.orchestrator.batch import batch_metrics, make_batch, prune_rollouts, write_rollouts
 
 from .played import group, rollout
@@ -88,6 +90,20 @@ def test_the_record_has_raw_and_shaped_rewards(tmp_path):
     assert (errored["reward"], errored["shaped_reward"], errored["turn_rewards"]) == (None, None, [])
 
 
+def test_what_is_written_can_be_read(tmp_path):
+    path = tmp_path / "rollouts" / rollouts_file(2)
+    played = [(None, group(rollout(1.0, turn_rewards=(1,)), rollout(None), index=4))]
+    asyncio.run(write_rollouts(path, played, lambda ids: "text"))
+    (good, errored), unreadable = read_rollouts(tmp_path, 2)
+    assert [(one.number, one.group, one.reward, one.error) for one in (good, errored)] == [
+        (0, 4, 1.0, None),
+        (1, 4, None, "it broke"),
+    ]
+    assert unreadable == 0
+    line = json.loads(path.read_text().splitlines()[0])
+    assert msgspec.to_builtins(good) == {**line, "number": 0}
+
+
 def test_only_the_newest_rollouts_are_kept(tmp_path):
     of_somebody = ("step_x.jsonl", "step_2.mine.jsonl", "notes")
     kept = ("step_9.jsonl", "step_9.dropped.jsonl", "step_10.jsonl")
@@ -95,3 +111,25 @@ def test_only_the_newest_rollouts_are_kept(tmp_path):
         (tmp_path / name).write_text("")
     prune_rollouts(tmp_path, 10, keep=2)
     assert {path.name for path in tmp_path.iterdir()} == {*kept, *of_somebody}
+
+
+def test_half_a_surrogate_pair_is_written_as_a_sign_that_can_be(tmp_path):
+    one = group(rollout(1.0, stop_reason="odd \ud800"))
+    asyncio.run(write_rollouts(tmp_path / "step_2.jsonl", [(None, one)], lambda ids: "text \udfff"))
+    (line,) = map(json.loads, (tmp_path / "step_2.jsonl").read_text().splitlines())
+    assert (line["stop_reason"], line["text"][0]) == ("odd \ufffd", "text \ufffd")
+
+
+def test_rewards_of_turns_without_room_are_paid_at_the_last_one_that_had_some():
+    played = rollout(
+        0.9375, turns=(1, 1, 1), turn_rewards=[0.5, 0.25, 0.125, 0.0625], shaping={"length": -1.0}
+    )
+    assert played.as_scored().turn_rewards == [0.5, 0.25, 0.125 + 0.0625 - 1.0]
+    assert rollout(1.0, turns=(1, 1), shaping={"length": -1.0}).as_scored().turn_rewards == [0.0, 0.0]
+    assert rollout(1.0, turns=()).as_scored().turn_rewards == []
+
+
+def test_groups_that_are_solved_by_all_and_by_none():
+    groups = [group(*map(rollout, rewards)) for rewards in ((1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (1.0, 2.0))]
+    metrics = batch_metrics(2, groups, OrchestratorConfig())
+    assert (metrics["batch/solve_all"], metrics["batch/solve_none"]) == (0.5, 0.25)

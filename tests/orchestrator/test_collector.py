@@ -22,6 +22,7 @@ from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
+from tests.waiting import HANG
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 
@@ -50,7 +51,7 @@ def collector(
         params=SamplingParams(max_tokens=8),
         seq_len=64,
         seed=7,
-        timeout=5.0,
+        timeout=HANG,
         retries=1,
     )
     sampler = TaskSampler(
@@ -87,7 +88,7 @@ def test_a_batch_has_the_asked_number_of_groups_and_rollouts():
 
 
 @given(level=st.integers(0, 3), lag=st.integers(0, 3), groups=st.integers(1, 3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_no_batch_holds_tokens_older_than_the_async_level(level, lag, groups):
     async def play():
         engine = FakeEngine()
@@ -323,7 +324,7 @@ def test_a_stop_that_comes_with_news_is_not_forgotten(turns):
         for _ in range(turns):  # of the event loop, in which the news gets round
             await asyncio.sleep(0)
         collecting.cancel()
-        done, _ = await asyncio.wait([collecting], timeout=3)
+        done, _ = await asyncio.wait([collecting], timeout=HANG)
         await c.close()
         assert done
         assert collecting.cancelled()
@@ -409,3 +410,24 @@ def test_an_environment_that_cancels_itself_is_an_errored_rollout():
     assert batch.dropped["errored"] >= 1
     assert batch.errored_rollouts == 4 * batch.dropped["errored"]
     assert "cancelled" in batch.last_error
+
+
+def test_who_waits_for_weights_looks_once_for_each_news_and_says_how_long_it_took():
+    async def play():
+        engine, looks = FakeEngine(), []
+        c = collector(engine, LetterEnvironment(), level=1)
+        collecting = asyncio.create_task(c.collect(2, looks.append))  # needs version 1
+        for _ in range(2):
+            await asyncio.sleep(0.02)
+            c.set_version(0)
+        await asyncio.sleep(0.02)
+        seen = list(looks)
+        engine.version = 1
+        c.set_version(1)
+        batch = await collecting
+        await c.close()
+        return seen, batch
+
+    seen, batch = asyncio.run(play())
+    assert seen == [1, 1, 1]
+    assert batch.waited_seconds >= 0.06

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.config.environments import EnvPauseConfig
@@ -23,6 +23,7 @@ from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
+from tests.waiting import HANG
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 
@@ -204,7 +205,6 @@ moves = st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=60)
 
 
 @given(moves, moves, st.integers(0, 3))
-@settings(deadline=None)
 def test_a_restored_curriculum_deals_the_same(before, after, seed):
     """Any history of groups dealt and settled; then the state through JSON, and two ways on."""
     cells = ("a/1", "a/2", "b/1", "c")
@@ -294,7 +294,7 @@ def collector(
         params=SamplingParams(max_tokens=8),
         seq_len=64,
         seed=7,
-        timeout=5.0,
+        timeout=HANG,
         retries=1,
     )
     options = CollectorSettings(
@@ -307,7 +307,7 @@ def collector(
         oversampling_factor=oversampling,
         max_empty_batches=50,
         max_steps=None,
-        weights_timeout=5.0,
+        weights_timeout=HANG,
         filter_group=group_filter(OrchestratorConfig(zero_spread="drop" if drop_zero_spread else "keep")),
     )
     sampler = TaskSampler(environments, seed=3, curricula=load_curricula(environments, 3, state))
@@ -386,3 +386,10 @@ def test_a_stale_group_is_played_again_with_its_task_and_counted_once():
         for state in (before, after)
     )
     assert (counted_before, counted_after) == (4, 8)
+
+
+def test_a_group_of_one_rollout_counts_too():
+    c = curriculum("x")
+    c.deal(0)
+    c.settle(0, [1.0])
+    assert c.metrics()["curriculum/env/x/solve_rate"] == 1.0

@@ -2,15 +2,20 @@
 
 import asyncio
 import json
+import logging
+from dataclasses import replace
 
 import pytest
 
 from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import SamplingParams
+from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
+from buckeye.orchestrator.evaluation_files import write_evaluation
 from buckeye.orchestrator.rollout import Rollout, RolloutPlayer, Segment
+from tests.waiting import HANG
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 
@@ -21,7 +26,7 @@ def rollout(task_id, reward, tokens=10):
     return Rollout(
         env_name="e",
         task=Task(id=task_id, messages=()),
-        outcome=Outcome(reward=reward),
+        outcome=Outcome(reward=reward, error=None if reward is not None else "it broke"),
         segments=(segment,),
         truncated=False,
         turns=1,
@@ -77,7 +82,7 @@ def test_errored_rollouts_are_counted_and_not_scored():
         params=SamplingParams(max_tokens=8),
         seq_len=64,
         seed=0,
-        timeout=5.0,
+        timeout=HANG,
         retries=0,
     )
     named = NamedEnvironment(name="letters", environment=env)
@@ -85,3 +90,20 @@ def test_errored_rollouts_are_counted_and_not_scored():
     assert got.errored == 2
     assert "letters-2" not in got.by_task
     assert len(got.rewards) == 6
+
+
+def test_half_a_surrogate_pair_is_written_as_a_sign_that_can_be(tmp_path):
+    got = result({"a \ud800": [1.0]}, 1)
+    write_evaluation(tmp_path, got, {"model": "m \udfff"})
+    (line,) = map(json.loads, (tmp_path / "e.jsonl").read_text().splitlines())
+    assert line["task_id"] == "a \ufffd"
+    assert json.loads((tmp_path / "e.json").read_text())["model"] == "m \ufffd"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "truncated", "level"),
+    [((1.0, 0.0), False, SUCCESS), ((1.0, 0.0), True, logging.WARNING), ((None, None), False, logging.ERROR)],
+)
+def test_an_evaluation_that_came_to_nothing_is_no_success(rewards, truncated, level):
+    played = [replace(rollout("t", reward), truncated=truncated) for reward in rewards]
+    assert EvalResult(env_name="e", played=played, rollouts_per_example=2, seconds=1.0).level == level

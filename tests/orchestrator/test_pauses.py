@@ -18,6 +18,7 @@ from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import Group, Rollout, RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
+from tests.waiting import HANG
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 
@@ -159,7 +160,7 @@ def collector(engine, environments, clock, *, lockstep=None, level=1, batch_size
         oversampling_factor=1.0,
         max_empty_batches=50,
         max_steps=None,
-        weights_timeout=5.0,
+        weights_timeout=HANG,
         filter_group=group_filter(OrchestratorConfig()),
     )
     player = RolloutPlayer(
@@ -168,7 +169,7 @@ def collector(engine, environments, clock, *, lockstep=None, level=1, batch_size
         params=SamplingParams(max_tokens=8),
         seq_len=64,
         seed=7,
-        timeout=5.0,
+        timeout=HANG,
         retries=0,
     )
     named = [
@@ -271,3 +272,18 @@ def test_what_is_measured_of_each_environment(clock):
     assert metrics["env/b/errored"] == 0
     assert metrics["env/b/turns/mean"] == 2
     assert metrics["env/b/completion_len/mean"] == 8
+
+
+def test_every_group_of_an_environment_that_is_held_back_is_passed_over_and_no_other(clock):
+    async def play():
+        engine, environments = FakeEngine(), [LetterEnvironment(name) for name in "abc"]
+        c = collector(engine, environments, clock, batch_size=16, sizes=(4, 4, 4))
+        fail(c._pauses, "a", 2)
+        batches = [await collect(c, engine, step) for step in range(3)]
+        await c.close()
+        return c, [g.index for batch in batches for g in batch.groups]
+
+    c, played = asyncio.run(play())
+    turns = [c._sampler.environment_of(index).name for index in range(c._next_group)]
+    assert c.metrics()["env/a/passed_over"] == turns.count("a")
+    assert sorted(played) == [index for index in range(max(played) + 1) if turns[index] != "a"]

@@ -16,6 +16,7 @@ from buckeye.orchestrator.batch import batch_metrics
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.policy import RecordingPolicy, derive_seed
 from buckeye.orchestrator.rollout import Group, RolloutPlayer
+from tests.waiting import HANG
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 
@@ -77,7 +78,7 @@ def test_turns_that_extend_and_turns_that_branch_are_counted(rewrites, extended,
             params=SamplingParams(max_tokens=8),
             seq_len=200,
             seed=0,
-            timeout=5.0,
+            timeout=HANG,
             retries=0,
         )
         env = NamedEnvironment(name="letters", environment=LetterEnvironment(turns=4))
@@ -127,7 +128,7 @@ def test_a_first_prompt_that_does_not_fit_is_an_error_not_a_reward():
         params=SamplingParams(max_tokens=8),
         seq_len=4,
         seed=0,
-        timeout=5.0,
+        timeout=HANG,
         retries=0,
     )
     env = NamedEnvironment(name="letters", environment=LetterEnvironment())

@@ -3,9 +3,10 @@
 import asyncio
 import dataclasses
 import functools
+import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buckeye.envs.base import CallOptions
@@ -107,7 +108,7 @@ async def play(policy, plan):
             conversations.append([*messages, reply.message])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(plan=PLAN)
 def test_every_token_is_trained_once_however_a_rollout_branches(plan):
     engine = Numbered([ord(c) for c in "cdefghijkl"], ord("$"))
@@ -122,7 +123,7 @@ def renderer_of(tmp_path_factory):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(plan=PLAN, family=st.sampled_from(sorted(FAMILIES)))
 def test_the_same_in_every_family_of_models(renderer_of, plan, family):
     renderer = renderer_of(family)
@@ -238,3 +239,31 @@ def test_a_wave_waits_for_every_rollout_though_one_asks_twice():
         return ["".join(map(chr, prompt)) for prompt in engine.waves[0][0]]
 
     assert run(waves()) == ["u:a$a:", "u:b$a:", "u:a$a:"]
+
+
+def test_a_history_that_came_back_from_json_is_the_same():
+    async def again(**other):
+        policy = letters(FakeEngine())
+        reply = (await policy.chat([ASK, ASK])).message
+        history = [ASK, ASK | other, reply, ASK]
+        await policy.chat(json.loads(json.dumps(history)))
+        return policy
+
+    assert run(again()).extended == 1
+    assert run(again(content="b")).extended == 0
+
+
+def test_token_ids_that_go_on_with_earlier_ones_are_trained_beside_them():
+    async def play():
+        policy = letters(FakeEngine())
+        await policy.complete([ord("a"), ord("b")])
+        ids = list(policy.segments[0].token_ids)
+        for more in ([], [ord("c")], [ord("d")]):  # two go on at its end; the third where another has
+            await policy.complete([*ids, *more])
+            ids = ids if more else list(policy.segments[0].token_ids)
+        return policy
+
+    policy = run(play())
+    assert (len(policy.segments), policy.extended, policy.branched) == (2, 2, 1)
+    one, other = policy.segments
+    assert sum(one.loss_mask) == 3 * sum(other.loss_mask)

@@ -5,11 +5,15 @@ import asyncio
 import pytest
 
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.envs.base import Outcome
+from buckeye.envs.base import Outcome, Task
+from buckeye.errors import UsageError
 from buckeye.inference.client import SamplingParams
+from buckeye.orchestrator.advantages import Scored
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.orchestrator.shaping import overlong_amount, reward_shaping
+from buckeye.orchestrator.task_sampler import GroupTask
+from tests.waiting import HANG
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 
@@ -17,7 +21,15 @@ from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 def amounts(reward=1.0, stop_reason="answered", truncated=False, tokens=50, **settings):
     config = OrchestratorConfig(sampling={"max_tokens": 100}, reward_shaping=settings)
     return reward_shaping(config).amounts(
-        reward, stop_reason=stop_reason, truncated=truncated, completion_tokens=tokens
+        Scored(
+            reward=reward,
+            turn_rewards=[reward],
+            turn_lengths=[tokens],
+            task=Task(id="t", messages=()),
+            replies=["no"],
+            stop_reason=stop_reason,
+            truncated=truncated,
+        )
     )
 
 
@@ -57,21 +69,34 @@ def test_nothing_is_shaped_unless_asked():
     assert amounts() == {}
 
 
-def play(engine, config, environment):
-    player = RolloutPlayer(
+def play_group(engine, config, environment, size):
+    named = NamedEnvironment(name=environment.name, environment=environment)
+    group = GroupTask(index=0, env=named, task=environment.tasks("train")[0])
+
+    async def all_of_it():
+        return await player_of(engine, config).start_group(group, size)
+
+    return asyncio.run(all_of_it()).rollouts
+
+
+def player_of(engine, config):
+    return RolloutPlayer(
         sampler=engine,
         renderer=LetterRenderer(),
         params=SamplingParams(max_tokens=2),
         seq_len=64,
         seed=7,
-        timeout=5.0,
+        timeout=HANG,
         retries=0,
         shaping=reward_shaping(config),
     )
+
+
+def play(engine, config, environment):
     named = NamedEnvironment(name=environment.name, environment=environment)
 
     async def one():
-        return await player.start(named, environment.tasks("train")[0], 0)
+        return await player_of(engine, config).start(named, environment.tasks("train")[0], 0)
 
     return asyncio.run(one())
 
@@ -99,6 +124,22 @@ class Pays(LetterEnvironment):
     async def rollout(self, task, policy):
         await super().rollout(task, policy)
         return Outcome(reward=self.paid[0], turn_rewards=self.paid[1])
+
+
+class PaysTogether(Pays):
+    """What is paid is known when the whole group has been played."""
+
+    async def rollout_in_group(self, task, policy):
+        await LetterEnvironment.rollout(self, task, policy)
+        return Outcome(reward=None, pending="a rollout")
+
+    async def finish_group(self, task, outcomes):
+        return [Outcome(reward=self.paid[0]) for _ in outcomes]
+
+
+def test_a_reward_that_is_known_with_the_group_is_shaped_then_and_once():
+    (cut,) = play_group(CutOff(), OrchestratorConfig(zero_truncated_completions=True), PaysTogether(1.0), 1)
+    assert (cut.reward, cut.shaped_reward, cut.shaping) == (1.0, 0.0, {"stop_reason": -1.0})
 
 
 def test_truncated_rollouts_can_be_worth_nothing_and_their_raw_reward_is_kept():
@@ -146,3 +187,56 @@ def test_a_turn_without_room_pays_with_the_turn_before_it():
     played = play(FakeEngine(), OrchestratorConfig(), Long(1.0))
     assert played.turns == 1
     assert played.as_scored().turn_rewards == [1.0]
+
+
+OWN_SHAPING = """
+def said(rollout, *, word, pays):
+    task, replies, components = rollout.task.id, rollout.replies, rollout.components
+    return pays * sum(word in reply for reply in replies) + components.get("style", 0.0)
+
+def never(rollout):
+    return float("nan")
+
+def raises(rollout):
+    return rollout.reward / 0
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "own_shaping.py"
+    path.write_text(OWN_SHAPING)
+
+    def config(name, **kwargs):
+        return OrchestratorConfig(
+            reward_shaping={"function": {"import_path": f"{path}:{name}", "kwargs": kwargs}}
+        )
+
+    return config
+
+
+class Styled(LetterEnvironment):
+    async def rollout(self, task, policy):
+        await super().rollout(task, policy)
+        return Outcome(reward=1.0, components={"style": 0.5})
+
+
+def test_shaping_of_ones_own_sees_text_and_components(own):
+    played = play(FakeEngine(), own("said", word="", pays=0.25), Styled(turns=2))
+    assert len(played.replies) == 2
+    assert played.shaping == {"function": 0.25 * 2 + 0.5}
+    assert (played.reward, played.shaped_reward) == (1.0, 2.0)
+    absent = play(FakeEngine(), own("said", word="no such word", pays=9.0), Styled(turns=2))
+    assert absent.shaping == {"function": 0.5}
+
+
+@pytest.mark.parametrize(("name", "what"), [("never", "said nan"), ("raises", "ZeroDivisionError")])
+def test_shaping_of_ones_own_that_fails_is_an_error_and_no_reward(own, name, what):
+    played = play(FakeEngine(), own(name), Styled(turns=2))
+    assert played.reward is None
+    assert what in played.outcome.error
+
+
+def test_shaping_of_ones_own_that_is_not_there_is_refused_before_anything_is_played(own):
+    with pytest.raises(UsageError, match=r"orchestrator.reward_shaping.function.import_path.*no function"):
+        reward_shaping(own("absent"))

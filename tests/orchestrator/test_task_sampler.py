@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.orchestrator.environments import NamedEnvironment
@@ -22,7 +22,6 @@ def sampler(*ratios, size=10, seed=0):
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=4), st.integers(1, 60))
-@settings(deadline=None)
 def test_environments_get_their_share_at_every_moment(ratios, count):
     s = sampler(*ratios)
     dealt = Counter(s[i].env.name for i in range(count))
@@ -43,3 +42,12 @@ def test_a_group_index_means_the_same_task_in_any_order_of_asking():
     want = [forwards[i].task.id for i in range(30)]
     assert [backwards[i].task.id for i in reversed(range(30))] == want[::-1]
     assert [sampler(1.0, 3.0, seed=1)[i].task.id for i in range(30)] != want
+
+
+def test_what_is_solved_for_good_is_passed_over_one_by_one():
+    environment = NamedEnvironment(name="letters", environment=LetterEnvironment(size=4))
+    s = TaskSampler([environment], seed=0, no_positive_resampling=0.5)
+    for index in (1, 2):
+        s.settle(index, [1.0, 0.0])
+    assert [s.first_unsolved(index) for index in (0, 1)] == [0, 3]
+    assert s.metrics() == {"tasks/solved_for_good": 2, "tasks/passed_over": 2}

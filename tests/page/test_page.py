@@ -24,7 +24,7 @@ from tests.envs.images.local_registry import (
 )
 from tests.run.fake_hub import FakeHub
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800), needs_registry]
+pytestmark = [pytest.mark.slow, needs_registry]
 
 PAGE = Path(__file__).with_name("commands.sh")
 COMMANDS = [
@@ -64,7 +64,7 @@ def images(tmp_path_factory):
         for name in ("hudpython/hud-text-2048:latest", "library/my-env:latest"):
             for words in (["build", ".", "--builder", "buildah", "--tag", f"{host}/{name}"], ["push"]):
                 argv = [sys.executable, "-m", "buckeye", "env", *words]
-                subprocess.run(argv, cwd=folder, env=env, check=True, timeout=600)
+                subprocess.run(argv, cwd=folder, env=env, check=True)
         yield host
 
 
@@ -88,7 +88,7 @@ def typed(images, tmp_path_factory):
         def run(command):
             argv = [sys.executable, "-m", "buckeye", *shlex.split(command)[1:]]
             ends[command] = subprocess.run(
-                argv, cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False,
+                argv, cwd=folder, env=env, capture_output=True, text=True, check=False,
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
 

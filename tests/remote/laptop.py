@@ -69,7 +69,6 @@ class Laptop:
             env=self.environment(**more),
             capture_output=True,
             text=True,
-            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -44,7 +44,7 @@ class Host:
 
 
 def make_key(path: Path) -> Path:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True, timeout=120)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
     return path
 
 
@@ -69,7 +69,7 @@ def sshd(folder: Path, *, port: int | None = None, key: Path | None = None) -> I
         yield host
     finally:
         server.terminate()
-        server.wait(120)
+        server.wait()
         kill_all_of(folder)
 
 

@@ -62,7 +62,7 @@ def test_a_wheel_has_the_files_as_they_are_here_and_no_others(tmp_path):
         assert sorted(line.partition(",")[0] for line in record) == sorted(archive.namelist())
     (tmp_path / name).write_bytes(packed)
     words = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", tmp_path / "there"]
-    subprocess.run([*words, tmp_path / name], check=True, timeout=120)
+    subprocess.run([*words, tmp_path / name], check=True)
     assert (tmp_path / "there/my_env.py").read_text() == "X = 2  # edited here\n"
 
 
@@ -142,14 +142,13 @@ def test_locked_versions_that_cannot_be_had_give_way_to_the_newest(tmp_path):
 
 @needs_sshd
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("nothing_goes_on")
 def test_a_run_with_an_environment_that_is_installed_here_only(tmp_path, model):
     """Beside Buckeye on the laptop; there it is neither on an index nor in the project."""
     laptop = Laptop(tmp_path / "laptop", model)
     archive = wheel(tmp_path, "letters-env", files={"letters_env.py": ENVIRONMENT}, entry_points=OURS)
     words = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", tmp_path / "site"]
-    subprocess.run([*words, archive], check=True, timeout=120)
+    subprocess.run([*words, archive], check=True)
     (laptop.project / "letters.py").unlink()
     run = laptop.project / "run.toml"
     run.write_text(run.read_text().replace('"letters.py"', '"letters-env"'))
@@ -163,7 +162,6 @@ def test_a_run_with_an_environment_that_is_installed_here_only(tmp_path, model):
 
 @needs_sshd
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_an_environment_in_an_interpreter_of_its_own_is_the_same_there(tmp_path, monkeypatch):
     """Version, code and lock: what it needs is 1.0 here, and on the index there is a newer one by now."""
     wheels = tmp_path / "wheels"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import subprocess
 from pathlib import Path
@@ -10,6 +11,10 @@ import pytest
 import yaml
 
 from buckeye import __version__
+from buckeye.remote.export.job import read_job
+from buckeye.remote.export.k8s import k8s_manifests, unsaid_by_k8s
+from buckeye.remote.export.sky import sky_task, unsaid_by_sky
+from buckeye.run.gpu_layout import GPU_MEMORY_GB, Gpus
 from tests.remote.venvs import venv_with
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -41,7 +46,9 @@ def project(tmp_path, monkeypatch):
     """A folder with a run and the files that it names."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "tasks.json").write_text('[{"prompt": "Wašté"}]\n')
+    server = '{"url": "https://find.example/mcp", "headers": {"Authorization": "Bearer ${FIND_KEY}"}}'
+    task = f'{{"prompt": "Wašté", "mcp_config": {{"find": {server}}}, "evaluate_tool": {{"name": "end"}}}}'
+    (tmp_path / "tasks" / "tasks.json").write_text(f"[{task}]\n")
     (tmp_path / "gym.yaml").write_text("  indented: first line\r\nother: [1, 2]  \n\n")
     (tmp_path / "run.toml").write_text(CONFIG)
     return tmp_path
@@ -116,7 +123,8 @@ def test_a_file_that_is_there_is_not_overwritten(project, run):
     [
         (("tasks/tasks.json", "/etc/passwd"), ["sky"], "/etc/passwd, which is outside"),
         (("tasks/tasks.json", "../x.json"), ["k8s"], "../x.json, which is outside"),
-        (("tasks/tasks.json", "tasks"), ["k8s"], "tasks is a folder"),
+        (("gym.yaml", "tasks"), ["k8s"], "tasks is a folder"),
+        (("[model]", "[cluster]\nnodes = 2\n[model]"), ["sky"], "for one machine"),
         (("gym.yaml", "big.yaml"), ["k8s"], "more than a ConfigMap can hold"),
         (("gym.yaml", "gym.bin"), ["k8s"], "gym.bin cannot be read as text"),
         (("batch_size", "batch_sise"), ["sky"], "batch_sise"),
@@ -134,6 +142,83 @@ def test_what_cannot_be_exported(project, run, change, words, reason):
     assert reason in err
 
 
+CHANGED = {
+    "name": "buckeye-another",
+    "config": Path("gym.yaml"),
+    "gpus": Gpus(3),
+    "disk_gb": 4444,
+    "output_dir": "runs/another",
+    "environments": ("org/another",),
+    "files": (Path("another.json"),),
+    "keys": ("ANOTHER_KEY",),
+}
+FORMATS = {
+    "sky": (sky_task, unsaid_by_sky),
+    "k8s": (functools.partial(k8s_manifests, image="python:3.12"), unsaid_by_k8s),
+}
+NOT_WRITTEN = {("sky", "files"): "workdir: .\n"}  # all of the folder is copied
+
+
+@pytest.mark.parametrize("system", FORMATS)
+def test_every_field_of_the_job_is_in_the_file(project, system):
+    """One that is added has to be added to CHANGED, and then to the files."""
+    (project / "another.json").write_text("[]")
+    write, _ = FORMATS[system]
+    job = read_job(Path("run.toml"), None)
+    assert set(CHANGED) == {field.name for field in dataclasses.fields(job)}
+    for name, value in CHANGED.items():
+        other = write(dataclasses.replace(job, **{name: value}))
+        if (system, name) in NOT_WRITTEN:
+            assert NOT_WRITTEN[system, name] in other
+        else:
+            assert other != write(job), f"{name} is not in the file"
+
+
+@pytest.mark.parametrize("system", FORMATS)
+def test_every_type_of_gpu_is_in_the_file_or_said_to_be_left_out(project, system):
+    """Two types may make one file only if the person is told."""
+    write, unsaid = FORMATS[system]
+    job = read_job(Path("run.toml"), None)
+    texts = {}
+    for name in GPU_MEMORY_GB:
+        one = dataclasses.replace(job, gpus=Gpus(2, name))
+        texts.setdefault(write(one), []).append(name)
+        if write(one) == write(job):
+            assert name in unsaid(one)[0]
+    for names in texts.values():
+        for name in names:
+            notes = unsaid(dataclasses.replace(job, gpus=Gpus(2, name)))
+            assert len(names) == 1 or len(notes) == 1
+
+
+def test_the_type_of_the_gpus_reaches_kubernetes(project, run):
+    _, out, err = run("k8s", "run.toml", "--gpus", "2xA100_40GB")
+    pod = list(yaml.safe_load_all(out))[-1]["spec"]["template"]["spec"]
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"][0]["values"] == ["NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-PCIE-40GB"]
+    assert "nvidia.com/gpu.product" in err
+    _, out, err = run("k8s", "run.toml", "--gpus", "2xP100")
+    assert "affinity" not in list(yaml.safe_load_all(out))[-1]["spec"]["template"]["spec"]
+    assert "not for P100_16GB" in err
+
+
+def test_a_run_on_the_processor_asks_for_no_gpus(project, run):
+    (project / "run.toml").write_text(
+        CONFIG.replace("[trainer.optim]", '[trainer.model]\ndevice = "cpu"\n[trainer.optim]')
+    )
+    assert "accelerators" not in yaml.safe_load(run("sky", "run.toml")[1])["resources"]
+    job = list(yaml.safe_load_all(run("k8s", "run.toml")[1]))[-1]
+    assert "resources" not in job["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_keys_of_the_tasks_servers_are_asked_for(project, run):
+    task = yaml.safe_load(run("sky", "run.toml")[1])
+    assert "FIND_KEY" in task["secrets"]
+    assert "PRIME_API_KEY" not in task["secrets"]  # which could rent and end everything
+
+
 def test_a_run_outside_of_the_folder_does_not_travel(project, run, monkeypatch):
     monkeypatch.chdir(project / "tasks")
     code, _, err = run("sky", "../run.toml")
@@ -142,7 +227,6 @@ def test_a_run_outside_of_the_folder_does_not_travel(project, run, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 def test_skypilot_reads_its_task(project, run):
     programs = venv_with("skypilot-0.14", "skypilot==0.14.1")
     run("sky", "run.toml", "--gpus", "2xA100", "-o", "task.yaml")
@@ -156,7 +240,6 @@ def test_skypilot_reads_its_task(project, run):
         cwd=project,
         capture_output=True,
         text=True,
-        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
@@ -164,14 +247,13 @@ def test_skypilot_reads_its_task(project, run):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 def test_the_manifests_are_what_kubernetes_defines(project, run):
     programs = venv_with("kubernetes-validate", "kubernetes-validate==1.34.1", "setuptools<81")
-    run("k8s", "run.toml", "-o", "job.yaml")
+    run("k8s", "run.toml", "--gpus", "2xH100", "-o", "job.yaml")
     validate = [programs / "kubernetes-validate", "--strict", "-k", "1.34"]
-    done = subprocess.run([*validate, "job.yaml"], cwd=project, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*validate, "job.yaml"], cwd=project, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     text = (project / "job.yaml").read_text()
     (project / "wrong.yaml").write_text(text.replace("backoffLimit: 5", "backoffLimits: 5"))
-    done = subprocess.run([*validate, "wrong.yaml"], cwd=project, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*validate, "wrong.yaml"], cwd=project, capture_output=True, text=True)
     assert done.returncode != 0

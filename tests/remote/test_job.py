@@ -20,8 +20,11 @@ from buckeye.remote import job as jobs
 from buckeye.remote.connection import Link
 from buckeye.remote.follow import Follower
 from buckeye.remote.pull import Mirror
+from buckeye.remote.steer import Notes, stop_remote
+from buckeye.run.elsewhere import JobThere
 from tests.remote.proxy import proxied
 from tests.remote.sshd import needs_sshd, processes_of, sshd
+from tests.run.made_runs import made_run
 
 pytestmark = [needs_sshd, pytest.mark.slow]
 
@@ -317,3 +320,48 @@ def test_what_is_asked_for_outside_of_the_run_is_refused(host, tmp_path):
     look = asyncio.run(work())
     assert (look["running"], look["started"], look["code"], look["files"]) == (False, False, None, [])
     assert json.dumps(look)
+
+
+def test_a_job_that_nobody_looks_after_is_stopped_and_brought_home(host, tmp_path, monkeypatch):
+    """As after a laptop that was lost: the machine is asked, not a process that is gone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    script = (
+        "import pathlib, signal, sys, time\n"
+        "run = pathlib.Path('run'); run.mkdir()\n"
+        "def end(*_):\n    (run / 'last.txt').write_text('checkpoint'); print('stopped'); sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "print('begun', flush=True)\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    bench = Bench(host, tmp_path, script)
+
+    async def begin():
+        link = bench.link()
+        await bench.start(link)
+        following = asyncio.create_task(bench.follower(link).until_end())
+        await bench.more_arrives()
+        following.cancel()
+        await link.close()
+
+    asyncio.run(begin())
+    run = made_run(tmp_path / "far", state="running", host="a-pod")
+    Notes(run, "aaaa1111", lambda _: None).update(
+        state="running",
+        job=JobThere(
+            id=bench.job.run_id,
+            pod=None,
+            target=str(host.target),
+            folder=bench.job.folder,
+            python=bench.job.python,
+            identity_file=str(host.key),
+            known_hosts=str(tmp_path / "known"),
+            tmux="tmux",
+            sent=("run.toml",),
+        ),
+    )
+    done = stop_remote(run, now=False, timeout=None, tell=bench.told.append)
+    assert done.was_running
+    assert (run / "last.txt").read_text() == "checkpoint"
+    assert b"stopped" in (run / "remote.log").read_bytes()
+    assert "asking root@127.0.0.1" in bench.told[-2]
+    assert stop_remote(run, now=False, timeout=None, tell=bench.told.append).was_running is False

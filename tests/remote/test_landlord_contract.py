@@ -11,7 +11,7 @@ import pytest
 from tests.remote.landlord import KEY, Landlord, serve
 from tests.remote.venvs import venv_with
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,6 @@ def test_the_real_program_sees_rents_and_ends_a_pod(programs, tmp_path):
                 capture_output=True,
                 text=True,
                 stdin=subprocess.DEVNULL,
-                timeout=120,
             )
 
         listed = prime(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -71,19 +72,27 @@ def test_the_pod_ends_with_an_error(house, error):
     assert "The pod is gone." in house.told[-1]
 
 
+@pytest.fixture
+def handled():
+    """handled(signal, handler): who handles a signal of this process, for the time of a test."""
+    with contextlib.ExitStack() as before:
+
+        def handle(number, handler):
+            before.callback(signal.signal, number, signal.signal(number, handler))
+
+        yield handle
+
+
+@pytest.mark.parametrize("on_interrupt", [signal.default_int_handler, signal.SIG_IGN])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_the_pod_ends_with_a_signal(house, number):
-    before = signal.getsignal(number)
-
-    def work():
-        with house.rented():
-            os.kill(os.getpid(), number)
-            signal.pause()
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
+def test_the_pod_ends_with_a_signal(house, handled, number, on_interrupt):
+    """Also in a process that a script has started with `&`, which ignores SIGINT."""
+    handled(signal.SIGINT, on_interrupt)
+    handled(number, signal.SIG_DFL)
+    with pytest.raises(KeyboardInterrupt), house.rented():
+        os.kill(os.getpid(), number)
     assert house.landlord.alive == []
-    assert signal.getsignal(number) == before
+    assert signal.getsignal(number) == signal.SIG_DFL
 
 
 @pytest.mark.parametrize("moment", range(0, 10, 2))

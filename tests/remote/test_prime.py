@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 
+import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buckeye.errors import AccountError, OfferRefusedError, RemoteError, UsageError
 from buckeye.remote.base import Clock, GpuRequest, Offer, PodSpec, SshTarget
+from buckeye.remote.providers import prime_api
 from buckeye.remote.providers.prime import PrimeProvider
 from buckeye.remote.providers.prime_account import PrimeAccount, prime_account
 from buckeye.remote.providers.prime_rows import status_of
@@ -216,11 +219,34 @@ def test_questions_are_repeated_and_then_one_message_says_why(house, fault):
     else:
         assert 0.75 * 7 <= waited <= 1.25 * 7  # 1 + 2 + 4 seconds, each up to a quarter more or less
     house.landlord.fault("GET", "/availability", times=10_000, **fault)
-    with pytest.raises(RemoteError, match=r"GET /availability/gpus.*120 s") as caught:
+    with pytest.raises(RemoteError, match=r"GET /availability/gpus.*It was tried for \d+ s\.") as caught:
         house.provider.offers(TWO_A100, disk_gb=50)
     assert house.time.now() - before - waited <= 120
     assert "\n" not in str(caught.value)
     assert KEY not in str(caught.value)
+
+
+def test_a_network_that_is_not_there_is_told_at_once_and_given_up_within_seconds(house, caplog):
+    before = house.time.now()
+    real = PrimeProvider(PrimeAccount(api_key=KEY, url="http://127.0.0.1:1"), clock=house.clock)
+    with pytest.raises(
+        RemoteError, match=r"no connection to 127\.0\.0\.1 .*for \d+ s\. Is this machine online\?"
+    ):
+        real.offers(TWO_A100, disk_gb=50)
+    assert house.time.now() <= before + 15
+    first, *others = [record.message for record in caplog.records]
+    assert first.endswith("It is tried again, for 15 s more")
+    assert len(others) >= 2
+
+
+def test_a_mute_service_is_told(house, caplog, monkeypatch):
+    monkeypatch.setattr(prime_api, "_TELL_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        account = PrimeAccount(api_key=KEY, url=f"http://127.0.0.1:{mute.getsockname()[1]}")
+        monkeypatch.setattr(prime_api, "_TIMEOUT", httpx.Timeout(0.2))
+        with pytest.raises(RemoteError, match="no answer"):
+            PrimeProvider(account, clock=house.clock).offers(TWO_A100, disk_gb=50)
+    assert "Waiting for the answer of Prime Intellect: GET /availability/gpus" in caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -347,7 +373,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(connection=json_values, ip=json_values, mapping=json_values)
 def test_no_answer_makes_an_address_of_something_else(connection, ip, mapping):
     found = {"status": "ACTIVE", "sshConnection": connection, "ip": ip, "primePortMapping": mapping}

@@ -7,6 +7,7 @@ import pytest
 
 from buckeye.errors import UsageError
 from buckeye.remote.project import read_project, words_for_a_pod
+from tests.run.made_runs import made_run
 
 CONFIG = """
 output_dir = "{output}"
@@ -113,3 +114,11 @@ def test_a_pod_does_not_wait_a_day_for_room_on_its_disk(project):
 def test_there_is_nothing_to_resume(project):
     with pytest.raises(UsageError, match="there is no run in outputs/a"):
         read_project(project(), resume=True)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_before_a_machine_is_rented(project, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    config = project()
+    made_run(Path("outputs/a"), checkpoints=(4,))  # of which the configuration wants two steps
+    with pytest.raises(UsageError, match="max_steps = 2, and it has done 4"):
+        read_project(config, resume=True)

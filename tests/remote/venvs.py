@@ -21,6 +21,6 @@ def venv_with(name: str, *requirements: str) -> Path:
         shutil.rmtree(target, ignore_errors=True)
         venv.create(target, with_pip=True)
         pip = [target / "bin" / "python", "-m", "pip", "install", "-q", *requirements]
-        subprocess.run(pip, check=True, timeout=900)
+        subprocess.run(pip, check=True)
         stamp.write_text(wanted)
     return target / "bin"

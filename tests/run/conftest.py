@@ -10,6 +10,7 @@ import pytest
 
 from buckeye.trainer.tiny import TinySize, make_tiny_model
 from tests.command import run_here
+from tests.waiting import HANG
 
 ENVIRONMENT = '''
 """Reward for the share of a's in the first three characters: a tiny model learns it at once."""
@@ -60,7 +61,7 @@ class Runner:
             *words,
         )
 
-    def run(self, argv, *, limit=120):
+    def run(self, argv, *, limit=HANG):
         return subprocess.run(
             argv, cwd=self.root, env=self.env, capture_output=True, text=True, timeout=limit, check=False
         )

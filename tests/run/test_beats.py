@@ -10,9 +10,10 @@ import pytest
 from buckeye.process import RunIdentity
 from buckeye.run.plan import Role
 from buckeye.run.processes import Processes
+from tests.waiting import wait_for
 
 BEATS = """
-import time
+import os, time
 from buckeye import beat
 beat.start_beating()
 """
@@ -34,12 +35,12 @@ def start(processes, code):
     return processes.start(Role(kind="trainer", index=0, argv=argv, config_name="unused", log_name="trainer"))
 
 
-def listen(child, condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, child.stdout.read_text()
+def listen(child, condition):
+    def heard():
         child.beats.read(time.monotonic())
-        time.sleep(0.01)
+        return condition()
+
+    wait_for(heard, more=child.stdout.read_text)
 
 
 def doing(child):
@@ -47,15 +48,15 @@ def doing(child):
     return (beat.doing, beat.on) if beat is not None else None
 
 
-def test_work_is_progress_and_waiting_is_not(processes):
+def test_work_is_progress_and_waiting_is_not(processes, tmp_path):
+    seen = tmp_path / "seen"
     child = start(
         processes,
-        """
+        f"""
 for _ in range(3):
     beat.report("trains")
 beat.ready()
-input_at = time.monotonic()
-while time.monotonic() < input_at + 1.5:
+while not os.path.exists({str(seen)!r}):
     beat.report("batch 4", on="orchestrator")
     time.sleep(0.01)
 beat.report("trains")
@@ -68,6 +69,7 @@ time.sleep(60)
     listen(child, lambda: doing(child) == ("batch 4", "orchestrator"))
     assert child.beats.beat.progress == 4
     waited_since = child.beats.beat.since
+    seen.touch()
     listen(child, lambda: doing(child) == ("trains", None))
     assert child.beats.beat.progress == 5
     assert child.beats.beat.since > waited_since
@@ -98,10 +100,7 @@ print("all said", flush=True)
 time.sleep(60)
 """,
     )
-    deadline = time.monotonic() + 30
-    while "all said" not in child.stdout.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: "all said" in child.stdout.read_text())
     listen(child, lambda: child.beats.beat is not None and child.beats.beat.doing.endswith("4999"))
 
 
@@ -109,10 +108,7 @@ def test_stacks_are_written_on_request(processes):
     child = start(processes, "def hangs():\n    time.sleep(60)\nbeat.ready()\nhangs()")
     listen(child, lambda: child.beats.ready)
     processes.ask_for_stacks(child)
-    deadline = time.monotonic() + 30
-    while "in hangs" not in child.stdout.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: "in hangs" in child.stdout.read_text())
     assert child.running
 
 
@@ -121,7 +117,7 @@ def test_the_last_word_is_heard_after_the_end(processes):
         processes,
         "beat.failed('no such task: ' + 'ä\\n' * 4000, error='FinalRunError', final=True); beat.leave(1)",
     )
-    assert child.process.wait(timeout=30) == 1
+    assert child.process.wait() == 1
     child.beats.read(time.monotonic())
     failure = child.beats.failure
     assert failure.message.startswith("no such task: ä\n")
@@ -137,7 +133,7 @@ code = "import os; print(os.environ.get('BUCKEYE_BEAT_FD'), *os.listdir('/proc/s
 subprocess.run([sys.executable, "-c", code], close_fds=False)
 """,
     )
-    child.process.wait(timeout=30)
+    child.process.wait()
     variable, *open_files = child.stdout.read_text().split()
     assert variable == "None"
     assert max(map(int, open_files)) <= 3
@@ -145,10 +141,10 @@ subprocess.run([sys.executable, "-c", code], close_fds=False)
 
 def test_logs_are_in_the_folder_of_the_attempt_and_at_their_usual_place(processes, tmp_path):
     first = start(processes, "print('first')")
-    first.process.wait(timeout=30)
+    first.process.wait()
     processes.begin(RunIdentity(run_id="a", attempt=4))
     second = start(processes, "print('second')")
-    second.process.wait(timeout=30)
+    second.process.wait()
     logs = tmp_path / "logs"
     assert (logs / "attempt_3" / "trainer.stdout").read_text() == "first\n"
     assert (logs / "trainer.stdout").read_text() == "second\n"

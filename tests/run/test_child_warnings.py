@@ -62,7 +62,7 @@ def test_what_no_terminal_should_get_and_a_log_that_was_replaced(tmp_path):
     warnings = ChildWarnings(log, own="rl")
     log.write_bytes(line("trainer", "ERROR", "red \x1b[31m" + 900 * "x").encode() + b"\xff\xfe\n")
     (shown,) = warnings.new()
-    assert shown.startswith("03:04:05   ERROR trainer: red ?[31mxxx")
+    assert shown.startswith("03:04:05   ERROR trainer: red \\x1b[31mxxx")
     assert len(shown) < 540
     log.write_text("")
     assert warnings.new() == []

@@ -6,8 +6,6 @@ import pytest
 
 from buckeye.monitor.metrics import read_metrics
 
-pytestmark = pytest.mark.timeout(240)
-
 CELLS = '''
 """Three cells: always solved, solved by about half of the replies, and never solved."""
 

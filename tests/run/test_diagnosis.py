@@ -26,7 +26,7 @@ def ended(tmp_path):
         )
         if kill is not None:
             processes.kill(child, kill)
-        child.process.wait(timeout=30)
+        child.process.wait()
         child.beats.read(time.monotonic())
         return child
 

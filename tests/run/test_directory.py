@@ -4,6 +4,8 @@ import errno
 import json
 import logging
 import os
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +16,13 @@ from buckeye.run.directory import (
     claimed,
     clean,
     earlier_logs,
+    files_of_a_run,
     link_log,
     locked,
+    put_aside,
+    refuse_used,
 )
+from buckeye.run.record import RunRecord, write_record
 
 
 @pytest.fixture(autouse=True)
@@ -39,19 +45,116 @@ def test_a_start_that_failed_before_the_first_step_is_no_dead_end(tmp_path):
     for _ in range(2):
         with pytest.raises(UsageError, match="no such file"):
             _start(tmp_path, fail)
-    _start(tmp_path, lambda: (tmp_path / "metrics.jsonl").write_text("{}"))
-    assert json.loads((tmp_path / "run.json").read_text())["attempt"] == 3
+    _start(tmp_path, lambda: _record(tmp_path, "sft"))
+    assert json.loads((tmp_path / "run.json").read_text())["attempt"] == 1
+    assert len(list((tmp_path / "earlier_starts").glob("*/configs/sft.json"))) == 2
     with pytest.raises(UsageError, match="already holds a run") as refused:
         _start(tmp_path, lambda: None)
     assert "--clean" not in str(refused.value)  # which only rl has
     assert "sft --ckpt.resume-step -1" in str(refused.value)
 
 
-@pytest.mark.parametrize("left", ["checkpoints/step_1", "weights/step_1", "status.json"])
-def test_what_was_trained_is_not_written_over(tmp_path, left):
-    (tmp_path / left).mkdir(parents=True)
+def _record(directory, process):
+    line = {"time": 1.0, "attempt": 1, "process": process, "step": 0}
+    (directory / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        lambda out: (out / "checkpoints" / "step_1").mkdir(parents=True),
+        lambda out: (out / "weights" / "step_1").mkdir(parents=True),
+        lambda out: _record(out, "trainer"),
+        lambda out: (out / "remote.json").write_text("{}"),  # it may go on there
+        lambda out: (out / "status.json").write_text("damaged"),
+        lambda out: write_record(out, _record_of_launcher(host="another", state="starting")),
+        lambda out: begin_attempt(out, resumed_step=4),
+        lambda out: (out / "run.json").unlink(),
+        lambda out: (out / "run.json").write_text("damaged"),
+    ],
+)
+def test_what_was_trained_or_may_be_is_not_written_over(tmp_path, left):
+    unstarted(tmp_path)
+    left(tmp_path)
+    before = tree(tmp_path)
     with pytest.raises(UsageError, match="already holds a run"):
-        _start(tmp_path, lambda: None)
+        refuse_used(tmp_path, resume_command="")
+    assert (put_aside(tmp_path), tree(tmp_path)) == (None, before)
+
+
+def _record_of_launcher(**values):
+    return RunRecord(
+        run_id="one",
+        attempt=1,
+        launcher=None,
+        arguments=(),
+        working_directory="/",
+        max_steps=1,
+        max_async_level=1,
+        start_step=0,
+        stop_seconds=1.0,
+        started=1.0,
+        **values,
+    )
+
+
+def unstarted(directory):
+    """What a start leaves that ends before its first step."""
+    for name in ("configs/rl.json", "logs/attempt_1/trainer.stdout", "weights/step_0/model.safetensors"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(name)
+    for name in ("evals/step_0/letters.jsonl", "evals/mine/letters.jsonl", "events.jsonl", "notes.txt"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(name)
+    _record(directory, "orchestrator")
+    (directory / "logs" / "trainer.stdout").symlink_to("attempt_1/trainer.stdout")
+    begin_attempt(directory, resumed_step=None)
+
+
+def tree(directory):
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("killed_at", range(8))
+def test_a_start_that_reached_no_step_is_put_aside_also_by_one_that_was_killed_at_that(
+    tmp_path, monkeypatch, killed_at
+):
+    unstarted(tmp_path)
+    before = tree(tmp_path)
+    moves, rename = iter(range(99)), Path.rename
+
+    def dying(path, target):
+        if next(moves) == killed_at:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(Path, "rename", dying)
+        put_aside(tmp_path)
+    refuse_used(tmp_path, resume_command="")
+    put_aside(tmp_path)
+    found = sorted(path.partition("earlier_starts/")[2].partition("/")[2] or path for path in tree(tmp_path))
+    assert [name for name in before if not name.startswith("weights")] == found
+    assert files_of_a_run(tmp_path) == []
+    assert {name for name in tree(tmp_path) if not name.startswith("earlier_starts")} == {
+        "evals/mine/letters.jsonl",
+        "notes.txt",
+    }
+
+
+def test_files_of_others_beside_the_weights_of_an_unstarted_run_are_kept(tmp_path):
+    unstarted(tmp_path)
+    (tmp_path / "weights" / "mine.txt").write_text("mine")
+    aside = put_aside(tmp_path)
+    assert [path.name for path in (aside / "weights").iterdir()] == ["mine.txt"]
+
+
+def test_what_a_start_needs_is_not_put_aside(tmp_path):
+    unstarted(tmp_path)
+    before = tree(tmp_path)
+    with pytest.raises(UsageError, match="this run starts from"):
+        put_aside(tmp_path, needed=[tmp_path / "weights" / "step_0"])
+    assert tree(tmp_path) == before
 
 
 def test_clean_leaves_nothing_of_the_run(tmp_path):

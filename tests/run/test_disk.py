@@ -22,6 +22,10 @@ from buckeye.config.trainer import (
 from buckeye.errors import UsageError
 from buckeye.run.cleaning import prune_logs
 from buckeye.run.disk import check_disk, count_parameters, disk_table, estimate_disk
+from buckeye.run.dry_run import plan_table
+from buckeye.run.machine import this_machine
+from buckeye.run.plan import make_plan
+from buckeye.run.ports import AnyPorts
 from tests.small_disk import fill, small_disk
 
 
@@ -170,6 +174,16 @@ def test_the_table_has_every_kind_and_what_is_free(tmp_path, tiny_model, disk):
     kinds = [line.split()[0] for line in lines]
     assert kinds == ["disk", "checkpoints", "weights", "batches", "rollouts", "logs", "in"]
     assert "free: 4.0 MB, of which 100.0 kB are kept in reserve" in lines[-1]
+
+
+def test_the_tables_of_a_plan_fit_a_terminal(tmp_path, tiny_model, disk, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    config = _config(tmp_path, max_steps=1000, disk=DiskConfig(reserve=100_000))
+    lines = disk_table(config, estimate_disk(config, tiny_model)).splitlines()
+    plan = make_plan(config, this_machine(), model_path=tiny_model, ports=AnyPorts())
+    lines += plan_table(plan, tmp_path / ("long" * 20)).splitlines()
+    assert max(map(len, lines)) <= 80
 
 
 def _shape(model):

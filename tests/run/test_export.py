@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 
 import pytest
 import torch
 from huggingface_hub import constants
+from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -22,6 +24,7 @@ from buckeye.errors import CheckpointError, RunError, UsageError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.run.export.choose import choose_checkpoint
 from buckeye.run.export.export import ExportRequest, export_model
+from buckeye.run.model_files import fetch_base
 from buckeye.trainer import release
 from buckeye.trainer.sft import run_sft
 from tests.run.fake_hub import FakeHub
@@ -85,6 +88,10 @@ def reinforced(tuned, tiny_model):
     metrics = MetricsLog(tuned / "metrics.jsonl")
     for step in range(6):
         metrics.write("orchestrator", step, {"reward/mean": step / 10})
+    (tuned / "rollouts").mkdir()
+    for step in (3, 5):  # those of step 5 are of another policy than the exported one
+        rows = [{"text": ["a", "say 1 2 3"]}, {"text": [], "error": "lost"}]
+        (tuned / "rollouts" / f"step_{step}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     for step, rewards in {0: (0.1, 0.2), 2: (0.3, 0.4), 4: (0.9, 0.5), 5: (1.0, 1.0), 6: (0.6, 0.7)}.items():
         for env, reward in zip(("letters", "words"), rewards, strict=True):
             _evaluate(tuned, step, env, reward)
@@ -123,8 +130,12 @@ def test_the_best_checkpoint_by_evaluation_as_a_model_that_loads(reinforced, tin
     )
     assert model.generate(**ids, max_new_tokens=2).shape[1] > ids["input_ids"].shape[1]
     assert (exported.directory / "generation_config.json").exists()
-    difference = re.search(r"differ from the checkpoint's by (\S+)$", said[1])
-    assert 0 <= float(difference[1]) < 1e-5
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert {p.stat().st_mode & 0o777 for p in exported.directory.iterdir()} == {0o666 & ~umask}
+    told = re.search(r"KL divergence from the checkpoint (\S+) nats a token, on \d+ tokens of (.*)$", said[1])
+    assert 0 <= float(told[1]) < 1e-6
+    assert told[2] == "the run's own rollouts of step 3"
 
 
 def test_the_card_says_what_was_done_and_nothing_of_this_machine(reinforced, tiny_model, monkeypatch):
@@ -156,7 +167,8 @@ def _reason(run):
 
 
 def test_which_checkpoint(reinforced):
-    assert {step: _chosen(reinforced, step) for step in ("best", "last", "2")} == {
+    assert {step: _chosen(reinforced, step) for step in (None, "best", "last", "2")} == {
+        None: 4,
         "best": 4,
         "last": 6,
         "2": 2,
@@ -181,6 +193,7 @@ def test_which_checkpoint(reinforced):
     shutil.rmtree(reinforced / "evals")
     with pytest.raises(UsageError, match=r"none was evaluated\. Choose --step last"):
         _chosen(reinforced)
+    assert _chosen(reinforced, None) == 6  # where nobody says, the newest serves
 
 
 def test_an_evaluation_beside_a_checkpoint_stands_for_it_where_sampling_runs_ahead(reinforced):
@@ -268,17 +281,29 @@ def test_a_base_in_16_bits_gives_a_model_in_16_bits(tuned, tiny_model, tmp_path)
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
 
 
-def test_an_adapter_alone_and_merged(tmp_path, tiny_model, chats):
-    run = tmp_path / "lora"
+@pytest.fixture(scope="module")
+def _adapted(tmp_path_factory, tiny_model, chats):
+    run = tmp_path_factory.mktemp("runs") / "lora"
     _sft(tiny_model, run, chats, model=LORA, max_steps=2)
-    exported, said = _export(run, step="last")
+    return run
+
+
+@pytest.fixture
+def adapted(_adapted, tmp_path):
+    """A run of `sft` that has trained an adapter."""
+    return shutil.copytree(_adapted, tmp_path / "lora")
+
+
+def test_an_adapter_alone_and_merged(adapted, tiny_model):
+    exported, said = _export(adapted, step="last")
     assert exported.adapter
-    assert "--merge-lora exports a complete one" in said[1]
-    content = json.loads((exported.directory / "adapter_config.json").read_text())
-    assert content["base_model_name_or_path"] == tiny_model.name
+    assert exported.directory == adapted / "exports" / "step_2"
+    assert "--merge-lora exports a complete model" in said[1]
     assert "library_name: peft" in (exported.directory / "README.md").read_text()
-    merged, _ = _export(run, step="last", merge_lora=True, output=tmp_path / "merged")
+    merged, said = _export(adapted, step="last", merge_lora=True)
+    assert merged.directory == adapted / "exports" / "step_2-merged"  # beside the adapter
     assert not merged.adapter
+    assert "tokens of chats.jsonl, which it was trained on" in said[-1]
     base, whole = (load_file(d / "model.safetensors") for d in (tiny_model, merged.directory))
     assert base.keys() == whole.keys()
     changed = {name for name in base if not torch.equal(base[name], whole[name])}
@@ -286,6 +311,82 @@ def test_an_adapter_alone_and_merged(tmp_path, tiny_model, chats):
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     }
     assert changed
+
+
+def test_an_adapter_finds_its_base(adapted, tiny_model, tmp_path, monkeypatch):
+    """By itself, from wherever it is loaded: a local one by its path, one of the hub by name and revision."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    exported, _ = _export(adapted)
+    model = AutoPeftModelForCausalLM.from_pretrained(exported.directory)
+    assert model(torch.tensor([[5, 6]])).logits.shape[-1] == 310
+    assert f"a local model, `{tiny_model}`" in (exported.directory / "README.md").read_text()
+    revision, later = "0123456789abcdef0123456789abcdef01234567", "f" * 40
+    folder = tmp_path / "hub" / "models--org--base"
+    for name in (revision, later):
+        shutil.copytree(tiny_model, folder / "snapshots" / name)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(revision)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    config = adapted / "configs" / "sft.json"
+    content = json.loads(config.read_text())
+    content["model"]["name"] = "org/base"
+    config.write_text(json.dumps(content))
+    exported, _ = _export(adapted, output=tmp_path / "of the hub")
+    content = json.loads((exported.directory / "adapter_config.json").read_text())
+    assert (content["base_model_name_or_path"], content["revision"]) == ("org/base", revision)
+    assert fetch_base(exported.directory) == folder / "snapshots" / revision
+    weights = folder / "snapshots" / later / "model.safetensors"
+    save_file({n: 2 * t for n, t in load_file(weights).items()}, weights, metadata={"format": "pt"})
+    (folder / "refs" / "main").write_text(later)
+    with pytest.raises(UsageError, match="was trained on other weights"):
+        _export(adapted, output=tmp_path / "of another")
+
+
+def test_an_adapter_of_a_local_model_is_not_pushed(adapted, monkeypatch):
+    with FakeHub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
+        with pytest.raises(UsageError, match=r"others do not have\. Add --merge-lora"):
+            _export(adapted, push="me/new")
+    assert not (adapted / "exports").exists()
+
+
+def test_what_rounding_does_is_told_and_too_much_of_it_refused(adapted, tiny_model, tmp_path, monkeypatch):
+    """An adapter that is merged into weights of 16 bits is rounded with them; alone it is exact."""
+    half = shutil.copytree(tiny_model, tmp_path / "half")
+    tensors = {name: t.bfloat16() for name, t in load_file(half / "model.safetensors").items()}
+    save_file(tensors, half / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((half / "config.json").read_text())
+    (half / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    content = json.loads((adapted / "configs" / "sft.json").read_text())
+    content["model"]["name"] = str(half)
+    (adapted / "configs" / "sft.json").write_text(json.dumps(content))
+    monkeypatch.setattr("buckeye.trainer.adapter.base_digest", lambda name: None)
+    _, said = _export(adapted, merge_lora=True)
+    rounded = float(re.search(r"checkpoint (\S+) nats", said[-1])[1])
+    assert 1e-8 < rounded < release.MUCH
+    monkeypatch.setattr(release, "MUCH", rounded / 2)
+    _, said = _export(adapted, merge_lora=True, output=tmp_path / "told")
+    assert said[1].startswith("warning: rounding the weights to bfloat16 moved the policy")
+    assert "the adapter alone is exact" in said[1]
+    monkeypatch.setattr(release, "_ROUNDING_HALF", rounded / 2)
+    with pytest.raises(RunError, match=r"is not the model of the checkpoint: its KL .* Nothing was kept"):
+        _export(adapted, merge_lora=True, output=tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    _, said = _export(adapted)
+    assert float(re.search(r"checkpoint (\S+) nats", said[-1])[1]) < 1e-6
+
+
+def test_without_anything_to_read_it_says_so(tuned):
+    (tuned.parent / "gone.jsonl").touch()
+    config = tuned / "configs" / "sft.json"
+    content = json.loads(config.read_text())
+    content["data"]["path"] = str(tuned.parent / "gone.jsonl")
+    config.write_text(json.dumps(content))
+    _, said = _export(tuned, step="last")
+    assert said[-1].endswith("on 128 tokens of arbitrary ids: the run has kept nothing to read")
 
 
 def test_push_fills_a_new_repository_and_no_other(tuned, monkeypatch):

@@ -13,7 +13,8 @@ import pytest
 from buckeye.config.environments import EnvConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.run.gateway import ensure_gateway, task_gateway
-from tests.envs.gateway.client import Client, scripted, wait_until
+from tests.envs.gateway.client import Client, scripted
+from tests.waiting import wait_for
 
 
 def free_port():
@@ -125,7 +126,7 @@ def test_it_dies_with_the_run(tmp_path):
         assert answers(port)
         run.send_signal(signal.SIGKILL)
         run.wait()
-        wait_until(lambda: not answers(port), "the gateway lives on")
+        wait_for(lambda: not answers(port), "the gateway lives on")
     finally:
         run.kill()
         run.wait()

@@ -13,15 +13,9 @@ from buckeye.process import RunIdentity
 from buckeye.storage import step_directories
 from buckeye.transport.batches import Batch, Sample, write_batch
 from buckeye.transport.weights import publish_weights
+from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-def wait_for(condition, what, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        time.sleep(0.01)
+pytestmark = pytest.mark.slow
 
 
 def process_of(output, kind):
@@ -47,7 +41,7 @@ def test_a_damaged_batch_is_written_again(runner):
     step, batch = max(step_directories(out / "batches").items())
     flip_a_byte(batch / "batch.safetensors")
     trainer.send_signal(signal.SIGCONT)
-    printed, _ = running.communicate(timeout=200)
+    printed, _ = running.communicate()
     assert running.returncode == 0, printed
     log = (out / "logs" / "run.log").read_text()
     assert f"{batch / 'batch.safetensors'} is not the file that was written" in log
@@ -64,7 +58,7 @@ def test_a_run_survives_damaged_weights(runner):
     orchestrator, version = _stop_before_new_weights(runner, out)
     flip_a_byte(out / "weights" / f"step_{version}" / "model.safetensors")
     orchestrator.send_signal(signal.SIGCONT)
-    printed, _ = running.communicate(timeout=250)
+    printed, _ = running.communicate()
     assert running.returncode == 0, printed
     assert "is not the file that was published (SHA-256 differs)" in (out / "logs" / "run.log").read_text()
     assert sorted(runner.metrics("out", "trainer")) == list(range(12))
@@ -95,7 +89,7 @@ def test_files_of_another_run_or_attempt_are_told_and_ignored(runner):
     out = runner.root / "out"
     wait_for(lambda: len(runner.metrics("out", "trainer")) >= 2, "the second step")
     running.send_signal(signal.SIGINT)
-    running.communicate(timeout=90)
+    running.communicate()
     done = max(runner.metrics("out", "trainer")) + 1
     arrays = {"loss_mask": np.array([False, True]), "versions": np.array([-1, done], np.int32)}
     arrays |= {name: np.ones(2, np.float32) for name in ("logprobs", "advantages")}

@@ -6,7 +6,9 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+from tests.cli.printed_commands import follow
+
+pytestmark = pytest.mark.slow
 LORA = (
     *("--trainer.model.experimental.lora.rank", 8, "--trainer.optim.lr", "1e-2"),
     *("--trainer.model.experimental.lora.modules-to-save", "norm"),
@@ -47,6 +49,10 @@ def test_it_learns_and_engine_and_trainer_agree(runner):
     assert all(abs(r.get("mismatch_kl", 0.0)) < 1e-4 for r in trainer.values())
     rewards = [r["reward/mean"] for _, r in sorted(runner.metrics("out", "orchestrator").items())]
     assert sum(rewards[-4:]) > sum(rewards[:4]) + 0.4
+    ended = follow(runner, f"{done.stdout}\nbuckeye export out")
+    assert {command: one.stderr for command, one in ended.items() if one.returncode} == {}
+    places = ("weights/step_16", "exports/step_16", "exports/step_16-merged")
+    assert ended.keys() >= {f"buckeye chat out/{place}" for place in places}
 
 
 def test_interrupted_and_resumed_is_the_same_to_the_last_digit(runner):

@@ -19,7 +19,6 @@ from dakota1890.__main__ import main as write_demonstrations
 from tests.command import run_here
 
 PROMPTS = 50
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")

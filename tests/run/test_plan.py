@@ -43,3 +43,14 @@ def test_the_memory_of_a_trainer_on_a_gpu_grows_in_place(monkeypatch):
     assert "PYTORCH_ALLOC_CONF" not in environments()[1]
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")  # the user's own word counts
     assert "PYTORCH_ALLOC_CONF" not in environments(gpus=(0, 1))[1]
+
+
+def test_ranks_know_of_each_other_and_one_trainer_of_none():
+    def told(*words):
+        named = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        return [{name: env.get(name) for name in named} for env in environments(*words)[1:]]
+
+    assert told() == [dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))]
+    assert [list(env.values()) for env in told("--trainer-gpu-ids", "1,2")] == [
+        [str(rank), "0", "2", "2"] for rank in range(2)
+    ]

@@ -59,7 +59,7 @@ def test_a_port_is_free_again_when_its_holder_is_killed(folder):
         with pytest.raises(UsageError):
             ports.take([port], patience=0.0)
         holder.kill()
-        holder.communicate(timeout=30)
+        holder.communicate()
         ports.take([port], patience=0.0)
     assert list(folder.iterdir()) == []
 

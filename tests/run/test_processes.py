@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 
 from buckeye.run import processes as processes_module
 from buckeye.run.plan import Role
 from buckeye.run.processes import Processes
+from tests.waiting import wait_for
 
 LEAVES_ONE_BEHIND = (
     "import subprocess, sys;"
@@ -35,13 +35,6 @@ def started(tmp_path, code):
     return processes, processes.start(
         Role(kind="trainer", index=0, argv=argv, config_name="unused", log_name="trainer")
     )
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_what_a_process_leaves_behind_ends_with_it(tmp_path):
@@ -70,7 +63,6 @@ def test_a_hangup_stops_unless_the_command_was_started_to_survive_it():
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         ).stdout.split()
         for disposition in (signal.SIG_IGN.name, signal.SIG_DFL.name)

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.config.load import load_config
@@ -123,7 +123,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=8), VALUES, max_size=5))
 def test_any_settings_come_back_from_toml(values):
     # TOML has no surrogates, which no setting has either

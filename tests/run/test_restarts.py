@@ -16,6 +16,7 @@ from buckeye.run.restarts import Restarts
 from buckeye.space import what_is_free
 from buckeye.transport.restarts import request_restart
 from tests.small_disk import small_disk
+from tests.waiting import wait_for
 
 LIMITS = SupervisionConfig(max_restarts=3)
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
@@ -39,12 +40,12 @@ def server(code, index=0):
     )
 
 
-def tend_until(restarts, condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
+def tend_until(restarts, condition):
+    def tended():
         restarts.tend(0)
-        time.sleep(0.01)
+        return condition()
+
+    wait_for(tended)
 
 
 def test_the_fourth_end_is_the_last(processes, tmp_path):
@@ -105,12 +106,12 @@ def test_a_server_whose_port_is_taken_is_told_apart(processes, tmp_path):
     assert homeless == [child]
 
 
-def tend_until_any(restarts, found, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not found:
-        assert time.monotonic() < deadline
-        found += restarts.tend(0)
-        time.sleep(0.01)
+def tend_until_any(restarts, found):
+    def tended():
+        found.extend(restarts.tend(0))
+        return found
+
+    wait_for(tended)
 
 
 def test_a_server_whose_log_has_no_room_is_started_when_there_is(tmp_path, monkeypatch):
@@ -119,7 +120,7 @@ def test_a_server_whose_log_has_no_room_is_started_when_there_is(tmp_path, monke
         processes = Processes(disk, {})
         processes.begin(RunIdentity(run_id="cafe", attempt=1))
         child = processes.start(server("raise SystemExit(1)"))
-        child.process.wait(30)
+        child.process.wait()
         ballast = some_files(disk)
         assert what_is_free(disk) == "1.0 MB and room for 0 more files"
         processes.begin(RunIdentity(run_id="cafe", attempt=2))  # so its log is a new file

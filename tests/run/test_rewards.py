@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TWO_TURNS = '''
 """Two turns, each paid for an a among its first three characters; the first tasks are always solved."""

@@ -2,22 +2,17 @@
 
 import json
 import os
+import re
+import shutil
 import signal
-import time
 
 import psutil
 import pytest
 
 from buckeye.transport.restarts import request_restart
-
-pytestmark = pytest.mark.timeout(240)
-
-
-def wait_for(condition, what, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        time.sleep(0.05)
+from tests.cli.printed_commands import follow
+from tests.rounding import logprob_error
+from tests.waiting import wait_for
 
 
 def processes_of(directory):
@@ -52,6 +47,24 @@ def test_a_run_leaves_what_the_guide_says(finished):
     assert not processes_of(out)
 
 
+def test_a_step_whose_answers_were_nearly_all_cut_off_is_no_success(finished):
+    """The model says what it wants in 6 tokens: there is such a step in every run of it."""
+    out = finished.root / "out"
+    lines = re.findall(
+        r"(\w+) Step (\d) \| Time: .* tokens/sample(.*)", (out / "logs/orchestrator.stdout").read_text()
+    )
+    expected = []
+    for step in range(5):
+        played = [json.loads(x) for x in (out / "rollouts" / f"step_{step}.jsonl").read_text().splitlines()]
+        cut = sum(rollout["truncated"] for rollout in played)
+        few = cut < 0.9 * 16
+        expected.append(
+            ("SUCCESS" if few else "WARNING", str(step), "" if few else f" | Truncated: {cut} of 16")
+        )
+    assert lines == expected
+    assert any(level == "WARNING" for level, _, _ in lines)
+
+
 def assert_on_policy(runner, output, *, staleness):
     trainer = runner.metrics(output, "trainer").values()
     assert all(r["staleness_max"] <= staleness for r in trainer)
@@ -62,7 +75,7 @@ def test_interrupted_and_resumed_is_the_same_to_the_last_digit(finished, runner)
     running = runner.start(runner.rl("broken", steps=5, level=0))
     wait_for(lambda: len(runner.metrics("broken", "trainer")) >= 2, "the second step")
     running.send_signal(signal.SIGINT)
-    printed, _ = running.communicate(timeout=90)
+    printed, _ = running.communicate()
     assert running.returncode == 130, printed
     assert "--resume" in printed
     assert not processes_of(runner.root / "broken")
@@ -73,6 +86,13 @@ def test_interrupted_and_resumed_is_the_same_to_the_last_digit(finished, runner)
     weights = "weights/step_5/model.safetensors"
     broken, straight = runner.root / "broken" / weights, finished.root / "out" / weights
     assert broken.read_bytes() == straight.read_bytes()
+
+
+def test_the_commands_at_the_end_of_a_run_work(finished, runner):
+    shutil.copytree(finished.root / "out", runner.root / "out")
+    done = follow(runner, f"{finished.printed}\nbuckeye export out\nrl status out\nrl stop out")
+    assert {command: ended.stderr for command, ended in done.items() if ended.returncode} == {}
+    assert done.keys() >= {"buckeye chat out/weights/step_5", "buckeye chat out/exports/step_5"}
 
 
 def test_a_used_directory_is_refused_with_the_command_to_type(finished):
@@ -91,8 +111,8 @@ def test_a_run_has_its_directory_alone_and_its_children_end_with_a_launcher_that
     assert second.returncode == 2
     assert "is in use" in second.stderr
     os.kill(running.pid, signal.SIGKILL)
-    running.communicate(timeout=30)
-    wait_for(lambda: not processes_of(runner.root / "out"), "the end of all children", 30)
+    running.communicate()
+    wait_for(lambda: not processes_of(runner.root / "out"), "the end of all children")
     (runner.root / "out" / "notes.txt").write_text("mine")
     again = runner.run(runner.rl("out", "--clean", steps=1))  # the lock went with the process
     assert again.returncode == 0, again.stderr
@@ -115,6 +135,10 @@ def test_an_environment_that_always_fails_is_not_a_reward_of_zero(runner):
         one["dropped"] == "errored" and "no such tool" in one["error"] for one in map(json.loads, played)
     )
     assert not (runner.root / "out" / "rollouts" / "step_0.jsonl").exists()
+    again = runner.here(runner.rl("out", "--dry-run"))
+    assert (again.returncode, "holds a run" in again.stderr) == (0, False), (
+        again.stderr
+    )  # no step, no obstacle
 
 
 def test_evaluation_and_validation_are_interleaved(runner):
@@ -202,14 +226,27 @@ def test_sft_refuses_a_directory_that_holds_a_run(finished):
     assert fresh.returncode == 0, fresh.stderr
 
 
-def test_evals_with_nothing_scored_is_a_failure(runner):
+def test_eval_with_a_file_measures_all_and_fails_where_nothing_was_scored(runner):
     source = (runner.root / "letters.py").read_text()
     (runner.root / "broken.py").write_text(
         source.replace("reply = await", "raise OSError('no such tool') or")
     )
-    done = runner.run(runner.argv("evals", "--model.name", runner.model, "--env.0.id", "broken.py"))
+    (runner.root / "measure.toml").write_text(
+        "seed = 3\nsampling = { max_tokens = 6 }\n"
+        '[[env]]\nid = "letters.py"\nnum_examples = 3\nrollouts_per_example = 2\n'
+        '[[env]]\nid = "broken.py"\nnum_examples = 1\n'
+    )
+    words = ("--model.name", runner.model, "--output-dir", "measured")
+    done = runner.run(runner.argv("eval", "@", "measure.toml", *words))
     assert done.returncode == 1
     assert "no such tool" in done.stderr
+    assert "Evaluated letters in " in done.stdout + done.stderr
+    folder = runner.root / "measured" / "evals"
+    figures = json.loads((folder / "letters.json").read_text())
+    played = [json.loads(line) for line in (folder / "letters.jsonl").read_text().splitlines()]
+    assert [row["rollout"] for row in played] == [0, 1] * 3
+    assert figures["mean_reward"] == pytest.approx(sum(row["reward"] for row in played) / 6)
+    assert json.loads((folder / "broken.json").read_text())["errored"] == 1
 
 
 @pytest.mark.slow
@@ -219,7 +256,7 @@ def test_a_run_goes_on_when_an_engine_is_killed(runner):
     wait_for(lambda: len(runner.metrics("out", "trainer")) >= 2, "the second step")
     engine = next(p for p in processes_of(runner.root / "out") if "inference_1.json" in p.cmdline()[-1])
     engine.send_signal(signal.SIGKILL)
-    printed, _ = running.communicate(timeout=200)
+    printed, _ = running.communicate()
     assert running.returncode == 0, printed
     assert "Inference 1 was ended by SIGKILL" in printed
     assert "Starting it again in 1 s, for the 1. of at most 5 times" in printed
@@ -228,7 +265,7 @@ def test_a_run_goes_on_when_an_engine_is_killed(runner):
     assert all(m["rollouts/errored"] == 0 for m in steps.values())
     assert steps[11]["inference/1/failures"] == 1
     assert steps[11]["inference/0/failures"] == 0
-    assert max(m["canary/max_diff"] for m in steps.values()) < 1e-5
+    assert max(m["canary/max_diff"] for m in steps.values()) < logprob_error(layers=1, width=192)
 
 
 @pytest.mark.slow
@@ -242,7 +279,7 @@ def test_an_engine_that_is_not_right_is_started_anew(runner):
     wait_for(lambda: max(runner.metrics("out", "trainer")) > last + 2, "further steps")
     restarts = max(m["inference/0/restarts"] for m in runner.metrics("out", "orchestrator").values())
     running.send_signal(signal.SIGINT)
-    printed, _ = running.communicate(timeout=90)
+    printed, _ = running.communicate()
     assert running.returncode == 130, printed
     assert "inference 0 is ended to be started anew: it sings another song" in printed
     assert restarts == 1

@@ -60,7 +60,6 @@ def gym(runner):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_run_goes_on_without_its_gateway_for_a_while(runner, start, gym):
     words = (*gym, "--orchestrator.seq-len", 1024, "--orchestrator.zero-spread", "keep")
     running = start(runner.rl("out", *words, steps=8))

@@ -1,20 +1,12 @@
 """`rl list`, `status`, `logs`, `events`, `stop`, `resume` and `fork` on real runs."""
 
 import json
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-pytestmark = pytest.mark.timeout(240)
-
-
-def wait_for(condition, what, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        time.sleep(0.1)
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -23,8 +15,8 @@ def start(runner):
     started = []
     yield lambda argv: started.append(runner.start(argv)) or started[-1]
     for process in started:
-        process.kill()
-        process.communicate(timeout=30)
+        with process:
+            process.kill()
 
 
 @pytest.fixture
@@ -64,7 +56,7 @@ def test_a_run_is_seen_and_stopped(runner, start, ask):
     assert {w["who"] for w in status["waits"]} == {"inference", "orchestrator", "trainer"}
 
     text = ask("stop", "letters")
-    launcher.communicate(timeout=30)
+    launcher.communicate()
     assert launcher.returncode == 130
     assert "stopped; no process of it is left" in text
     assert not any(psutil.pid_exists(p["pid"]) for p in status["processes"])
@@ -92,7 +84,7 @@ def test_a_run_is_seen_and_stopped(runner, start, ask):
 def test_a_fork_learns_what_the_resumed_run_learns(runner, start, ask):
     launcher = started_run(runner, start, runner.root / "letters")
     ask("stop", "letters")
-    launcher.communicate(timeout=30)
+    launcher.communicate()
     forked = json.loads(ask("fork", "letters", "--step", "last", "-o", "twig", "--json"))
     last = forked["step"]
     ask("resume", "twig", "--max-steps", last + 2)

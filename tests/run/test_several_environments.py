@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 BROKEN_FOR_A_WHILE = '''
 """Fails while a file is there, which goes after some rollouts."""

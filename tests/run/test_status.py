@@ -9,7 +9,9 @@ import time
 import psutil
 import pytest
 
-from buckeye.errors import UsageError
+from buckeye.cli.run_texts import run_list, status_text
+from buckeye.errors import RunError, UsageError
+from buckeye.run.control import stop_run
 from buckeye.run.record import ProcessRecord, read_record
 from buckeye.run.status import run_status
 from buckeye.run.waits import Wait, circle, sentence, waits
@@ -26,23 +28,39 @@ def sleeper():
 
 def test_numbers_of_a_run(tmp_path):
     run = made_run(tmp_path / "run", checkpoints=(5, 10), restarts=2)
-    for step in range(20):
-        write_metrics(run, ("orchestrator", step, 10 * step, {"reward/mean": 0.1 if step < 10 else 0.3}))
-    write_metrics(run, ("trainer", 0, -50, {}), ("trainer", 0, 10, {}), ("trainer", 1, 20, {}))
+    for step in range(24):
+        write_metrics(run, ("orchestrator", step, 10 * step, {"reward/mean": step / 100}))
+    write_metrics(run, ("trainer", 0, -50, {}), *(("trainer", n, 20 * n, {}) for n in range(22)))
     (run / "logs").mkdir()
     (run / "logs" / "run.log").write_text(
         "2023-11-14 22:13:20,001 [trainer]   ERROR out of luck\n"
         "2023-11-14 22:13:21,001 [rl] WARNING never mind\n"
     )
     seen = run_status(run)
-    assert (seen.state, seen.step, seen.max_steps, seen.restarts) == ("stopped", 2, 20, 2)
-    assert seen.reward == 0.3
-    assert seen.reward_change == pytest.approx(0.2)
+    assert (seen.state, seen.step, seen.max_steps, seen.restarts) == ("stopped", 22, 20, 2)
+    assert seen.reward == 0.21  # not that of batch 23, which nobody has trained on
+    assert seen.reward_mean == pytest.approx(0.165)  # of 0.12 to 0.21
+    assert seen.reward_change == pytest.approx(0.1)
+    shown = "reward      0.2100 (mean of the last 10 steps: 0.1650, +0.1000 against those before)"
+    assert shown in status_text(seen, STARTED)
     assert seen.checkpoint_step == 10
-    assert seen.last_step_time == STARTED + 20
+    assert seen.last_step_time == STARTED + 420
     assert seen.last_error == "out of luck"
     assert seen.disk_used == sum(p.stat().st_size for p in run.rglob("*") if p.is_file())
     assert seen.seconds_left is None  # it does not run
+
+
+def test_what_an_attempt_has_not_done_yet_is_not_shown_as_done(tmp_path):
+    run = made_run(tmp_path / "run", attempt=2, start_step=2)
+    for step in range(4):
+        values = {"attempt": 1, "reward/mean": step / 10}
+        write_metrics(run, ("orchestrator", step, step, values), ("trainer", step, step, values))
+    seen = run_status(run)
+    assert (seen.step, seen.reward, seen.reward_mean) == (2, 0.1, 0.05)
+    write_metrics(run, ("orchestrator", 2, 9, {"attempt": 2, "reward/mean": 0.7}))
+    assert (run_status(run).step, run_status(run).reward) == (2, 0.1)
+    write_metrics(run, ("trainer", 2, 9, {"attempt": 2}))
+    assert (run_status(run).step, run_status(run).reward) == (3, 0.7)
 
 
 def test_the_last_error_of_a_failed_run_is_that_of_the_process_that_failed(tmp_path):
@@ -154,3 +172,29 @@ def test_a_kind_of_which_one_works_is_in_no_circle():
         Wait(who="orchestrator", whom="inference", what="x", since=0.0),
     ]
     assert circle(found) is None
+
+
+@pytest.mark.parametrize(("age", "stale"), [(5, False), (7200, True)])
+def test_a_state_has_an_age_and_is_called_stale(tmp_path, age, stale):
+    """Of another host, whose processes nobody here can look at, only the file says something."""
+    run = made_run(tmp_path / "run", state="running", host="far-away")
+    then = time.time() - age
+    os.utime(run / "status.json", (then, then))
+    seen = run_status(run)
+    assert (seen.state, seen.stale, seen.seen) == ("running", stale, pytest.approx(then, abs=1e-3))
+    text = status_text(seen, then + age)
+    expected = "stale: running on far-away when it was last heard of, 2.0 h ago" if stale else "seen 5 s ago"
+    assert expected in text
+    assert ("stale (running)" in run_list([seen])) is stale
+    finished = made_run(tmp_path / "over", run_id="bbbb2222", state="finished", host="far-away")
+    os.utime(finished / "status.json", (then, then))
+    assert not run_status(finished).stale
+
+
+def test_a_stop_does_not_wait_for_a_host_that_is_gone(tmp_path):
+    run = made_run(tmp_path / "run", state="running", host="far-away")
+    os.utime(run / "status.json", (1e9, 1e9))
+    told = []
+    with pytest.raises(RunError, match=r"far-away has said nothing for \d+"):
+        stop_run(run, now=False, timeout=None, tell=told.append)
+    assert not (run / "stop").exists()

@@ -10,18 +10,11 @@ import psutil
 import pytest
 
 from buckeye.run.record import read_record
-
-pytestmark = pytest.mark.timeout(300)
+from tests.waiting import wait_for
 
 QUICK = ("--supervision.heartbeat-timeout", 4)
+PATIENT = ("--trainer.dist-timeout-seconds", 7200, "--supervision.restart", "false")
 SOON = ("--ckpt.interval", 3)
-
-
-def wait_for(condition, what, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        time.sleep(0.05)
 
 
 def processes_of(directory):
@@ -38,8 +31,8 @@ def start(runner):
     started = []
     yield lambda argv: started.append(runner.start(argv)) or started[-1]
     for process in started:
-        process.kill()
-        process.communicate(timeout=30)
+        with process:
+            process.kill()
 
 
 def child(runner, title, output="out"):
@@ -78,7 +71,7 @@ def tasks_of(runner, output, steps):
 
 
 def finished(running):
-    printed, _ = running.communicate(timeout=240)
+    printed, _ = running.communicate()
     assert running.returncode == 0, printed
     assert "Traceback" not in printed
     return printed
@@ -142,7 +135,7 @@ def test_the_budget_ends(runner, start):
     child(runner, "trainer 0").send_signal(signal.SIGKILL)
     wait_for(lambda: child_is_back(runner, "trainer 0"), "the second trainer")
     child(runner, "trainer 0").send_signal(signal.SIGKILL)
-    printed, _ = running.communicate(timeout=120)
+    printed, _ = running.communicate()
     assert running.returncode == 1
     assert "It had been started again 1 times within 10 minutes (supervision.max_restarts)" in printed
     record = read_record(runner.root / "out")
@@ -161,7 +154,7 @@ def test_without_supervision_the_first_end_is_the_last(runner, start):
     running = start(runner.rl("out", "--supervision.restart", "false", steps=500))
     after(runner, 1)
     child(runner, "orchestrator").send_signal(signal.SIGKILL)
-    printed, _ = running.communicate(timeout=120)
+    printed, _ = running.communicate()
     assert running.returncode == 1
     assert "Orchestrator was ended by SIGKILL" in printed
     # its trainer has finished its step and committed it
@@ -170,12 +163,12 @@ def test_without_supervision_the_first_end_is_the_last(runner, start):
 
 @pytest.mark.slow
 def test_who_waits_for_a_failed_rank_is_not_waited_for(runner, start):
-    running = start(runner.rl("out", "--trainer-gpu-ids", "1,2", "--supervision.restart", "false", steps=9))
+    running = start(runner.rl("out", "--trainer-gpu-ids", "1,2", *PATIENT, steps=9))
     wait_for(lambda: (runner.root / "out" / "status.json").exists() and child(runner, "trainer 1"), "a rank")
     child(runner, "trainer 1").suspend()
     wait_for(lambda: child(runner, "trainer 0").net_connections(), "its sibling waits for it")
     child(runner, "trainer 1").send_signal(signal.SIGKILL)
-    printed, _ = running.communicate(timeout=120)  # the sibling would wait trainer.dist_timeout_seconds, 600
+    printed, _ = running.communicate()
     assert running.returncode == 1
     assert "Trainer 1 was ended by SIGKILL" in printed
 
@@ -193,7 +186,7 @@ def test_a_suspended_launcher_kills_nobody_when_it_wakes(runner, start):
     time.sleep(2)
     assert {p.pid for p in read_record(runner.root / "out").processes} == before
     running.send_signal(signal.SIGINT)
-    printed, _ = running.communicate(timeout=120)
+    printed, _ = running.communicate()
     assert running.returncode == 130, printed
     assert "all deadlines begin anew" in printed
 
@@ -249,7 +242,7 @@ def test_a_stall_is_told_with_who_waits_for_whom_and_where(runner, start):
     log = runner.root / "out" / "logs"
     wait_for(lambda: "most recent call first" in (log / "trainer.stdout").read_text(), "the stacks")
     running.send_signal(signal.SIGINT)
-    printed, _ = running.communicate(timeout=120)
+    printed, _ = running.communicate()
     assert "No step was finished for" in printed
     assert "they wait for each other" in printed
     assert not of_kind(runner, "restart")

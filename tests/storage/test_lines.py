@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.lines import LineFile, LineStream
-from buckeye.monitor.metrics import read_metrics
+from buckeye.lines import LineFile, LineStream, read_json_lines
 from buckeye.run.journal import read_events, write_event
 from tests.small_disk import fill
 
@@ -37,7 +36,7 @@ def test_half_a_line_of_a_killed_writer_is_ended(tmp_path):
     file = LineFile(path)
     file.append(b'{"step": 2}\n')
     file.close()
-    assert list(read_metrics(path)) == [{"step": 1}, {"step": 2}]
+    assert list(read_json_lines(path)) == [{"step": 1}, {"step": 2}]
 
 
 _WRITER = """
@@ -60,7 +59,7 @@ def test_writers_that_share_a_full_disk_mix_no_lines(disk):
         subprocess.Popen([sys.executable, "-c", _WRITER, path, name], stdout=subprocess.PIPE, text=True)
         for name in "abc"
     ]
-    refused = sum(len(writer.communicate(timeout=60)[0].split()) for writer in writers)
+    refused = sum(len(writer.communicate()[0].split()) for writer in writers)
     lines = path.read_text().splitlines()
     assert refused > 0
     assert len(lines) + refused == 3 * 400
@@ -82,7 +81,6 @@ def test_a_suspended_writer_holds_nobody_up_for_ever(tmp_path):
     assert path.read_bytes() == b"one\n"
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(alphabet="ab\nŋ\ud800", max_size=8), max_size=12))
 def test_a_stream_writes_what_it_is_given(tmp_path_factory, parts):
     path = tmp_path_factory.mktemp("stream") / "x"
@@ -126,7 +124,7 @@ def test_printing_and_logging_to_a_full_disk_ends_no_process_and_is_told(disk):
     (disk / "logs").mkdir()
     with (disk / "logs" / "trainer.stdout").open("ab") as stdout:
         command = [sys.executable, "-c", _PRINTER, disk, root]
-        result = subprocess.run(command, stdout=stdout, stderr=subprocess.STDOUT, timeout=60, check=False)
+        result = subprocess.run(command, stdout=stdout, stderr=subprocess.STDOUT, check=False)
     assert result.returncode == 0
     for name in ("trainer.stdout", "run.log"):
         lines = (disk / "logs" / name).read_text().splitlines()

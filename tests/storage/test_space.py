@@ -159,7 +159,7 @@ def test_others_see_that_a_process_waits_until_it_ends(disk, end):
         assert process.poll() is None
     assert patience.is_over()  # it had none left
     getattr(process, end)()
-    _, printed = process.communicate(timeout=60)
+    _, printed = process.communicate()
     assert not waits_for_disk(disk)
     assert ("Asked to stop while waiting for disk space: the thing was not written" in printed) == (
         end == "terminate"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
@@ -158,7 +158,7 @@ def _loss(**fields):
     return TypeAdapter(LossConfig).validate_python(fields)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(samples=groups(), capacity=st.sampled_from([28, 40, 1000]))
 def test_any_groups(models, samples, capacity):
     _compare(models, samples, _loss(type="masked_ratio", entropy_coef=0.1, kl_tau=0.1), capacity=capacity)
@@ -178,7 +178,7 @@ def test_long_samples(models, monkeypatch):
     _compare(models, samples, _loss(type="masked_ratio"), capacity=100)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1))
 def test_long_samples_of_any_lengths(models, monkeypatch, seed):
     """Few and many keys in one row: suffixes of different prefixes do not see the padding of these."""

@@ -16,6 +16,7 @@ from buckeye.trainer import inbox
 from buckeye.trainer.distributed import Ranks
 from buckeye.trainer.inbox import Inbox
 from buckeye.transport.batches import Batch, Sample, end_batches, write_batch
+from tests.waiting import HANG
 
 ME = RunIdentity(run_id="run", attempt=1)
 
@@ -76,7 +77,7 @@ def test_a_stop_ends_the_wait(tmp_path):
 def test_the_end_of_all_batches_ends_the_wait(tmp_path):
     _put(tmp_path)
     end_batches(tmp_path, 1, identity=ME)
-    waiting = _inbox(tmp_path, timeout=60.0)
+    waiting = _inbox(tmp_path, timeout=HANG)
     assert waiting.next_batch(0) is not None
     assert not waiting.ended(0)
     assert waiting.next_batch(1) is None
@@ -97,7 +98,7 @@ def test_a_damaged_batch_is_set_aside_and_read_when_it_is_there_again(tmp_path):
     (_put(tmp_path) / "batch.safetensors").write_bytes(b"x")
     again = threading.Thread(target=_put_when_gone, args=(tmp_path,))
     again.start()
-    batch = _inbox(tmp_path, timeout=60.0).next_batch(0)
+    batch = _inbox(tmp_path, timeout=HANG).next_batch(0)
     again.join()
     assert batch is not None
     assert (tmp_path / "skipped" / "damaged_step_0" / "batch.safetensors").read_bytes() == b"x"
@@ -113,7 +114,7 @@ def test_a_damaged_batch_that_does_not_come_again_ends_the_wait(tmp_path, monkey
     (_put(tmp_path) / "batch.safetensors").write_bytes(b"x")
     monkeypatch.setattr(inbox, "_AGAIN_SECONDS", 0.05)
     with pytest.raises(TransportError, match=r"did not write it again within 0\.05 s"):
-        _inbox(tmp_path, timeout=60.0).next_batch(0)
+        _inbox(tmp_path, timeout=HANG).next_batch(0)
 
 
 def test_a_batch_that_is_always_damaged_ends_the_wait(tmp_path, monkeypatch):
@@ -122,7 +123,7 @@ def test_a_batch_that_is_always_damaged_ends_the_wait(tmp_path, monkeypatch):
 
     monkeypatch.setattr(inbox, "read_batch", damaged)
     with pytest.raises(TransportError, match="SHA-256"):
-        _inbox(tmp_path, timeout=60.0).next_batch(0)
+        _inbox(tmp_path, timeout=HANG).next_batch(0)
 
 
 def test_batches_of_others_are_told_and_not_read(tmp_path, monkeypatch, caplog):

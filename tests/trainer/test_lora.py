@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from buckeye.checkpoint import resolve_checkpoint
 from buckeye.config.trainer import ExperimentalConfig, LoRAConfig, TrainerCheckpointConfig
 from buckeye.errors import CheckpointError, UsageError
-from buckeye.monitor.metrics import latest_by_step, read_metrics
+from buckeye.monitor.metrics import read_metrics, read_run
 from buckeye.process import RunIdentity
 from buckeye.trainer.adapter import load_adapter, merge_adapter, save_adapter
 from buckeye.trainer.canary import greedy_canary
@@ -32,6 +32,7 @@ from buckeye.trainer.rows import make_row
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.batches import Batch, Sample, write_batch
 from buckeye.transport.weights import verify_weights
+from tests.rounding import logprob_error
 from tests.trainer.counting import count_passes
 from tests.trainer.trainer_config import sft_config, trainer_config
 
@@ -93,7 +94,9 @@ def test_merged_equals_adapted_here_and_in_peft(tmp_path, tiny_llama, modules_to
     foreign = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_llama), str(adapter))
     assert (logprobs(load_policy(str(tiny_llama), CPU)) - expected).abs().max() > 1e-2
     for model in (merged, foreign):
-        torch.testing.assert_close(plain_logprobs(model), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            plain_logprobs(model), expected, rtol=0, atol=logprob_error(layers=2, width=48)
+        )
 
 
 def test_what_is_merged_keeps_the_type_of_the_base(tmp_path, tiny_model):
@@ -320,7 +323,7 @@ def test_the_published_canary_is_that_of_the_merged_model(tmp_path, tiny_model):
     found = greedy_canary(load_policy(str(tmp_path / "merged"), CPU))
     canary = verify_weights(published).canary
     assert found.token_ids == canary.token_ids
-    assert found.logprobs == pytest.approx(canary.logprobs, abs=1e-5)
+    assert found.logprobs == pytest.approx(canary.logprobs, abs=logprob_error(layers=2, width=48))
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, tiny_model, monkeypatch):
@@ -335,7 +338,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, tiny_model, monkeyp
     one, two = _adapter(straight, 4), _adapter(broken, 4)
     for name in one:
         assert torch.equal(one[name], two[name]), name
-    losses = [latest_by_step(run / "metrics.jsonl", "trainer") for run in (straight, broken)]
+    losses = [read_run(run / "metrics.jsonl").of("trainer") for run in (straight, broken)]
     assert [r["loss"] for r in losses[0].values()] == [r["loss"] for r in losses[1].values()]
 
 
@@ -363,7 +366,7 @@ def _run_ranks(config, tmp_path: Path, *, ranks: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     script = Path(__file__).parent / "trainer_config.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, str(script), str(path)], env=environment, timeout=180, check=True)
+    subprocess.run([*command, str(script), str(path)], env=environment, check=True)
 
 
 def test_a_checkpoint_of_the_other_kind_is_one_message(tmp_path, tiny_model):

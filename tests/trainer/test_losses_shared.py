@@ -97,6 +97,11 @@ def test_the_correction_of_gspo_is_of_the_sequence():
     assert gradient == pytest.approx([-0.5, -0.5])
 
 
+def test_reinforce_has_no_weights_to_truncate():
+    with pytest.raises(ValueError, match="reinforce has no importance weights to truncate"):
+        config_of("reinforce", **correct("truncate", high=5.0))
+
+
 def test_cispo_is_not_truncated_twice():
     with pytest.raises(ValueError, match="cispo truncates importance weights by itself"):
         config_of("cispo", **correct("truncate", high=5.0))

@@ -192,7 +192,7 @@ def _launch(config: Path, marks: Path, *, failing_rank: int) -> None:
         env = {**common, **failing, "RANK": str(rank)}
         processes.append(subprocess.Popen([sys.executable, str(SCRIPT), str(config)], env=env))
     try:
-        assert [process.wait(120) for process in processes] == [0, 0]
+        assert [process.wait() for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()

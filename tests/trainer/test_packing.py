@@ -78,6 +78,7 @@ def test_bins_by_hand():
     assert (whole.indices, whole.tokens, whole.cost) == ((0, 1, 2, 3), 12, pytest.approx(12 + 0.1 * 48))
     split = plan_bins(group, 11)
     assert sorted(b.tokens for b in split) == [6, 10]  # three with the prefix, one alone
+    assert [b.tokens for b in plan_bins(group, 8)] == [8, 8]  # two with the prefix, twice
 
 
 def test_a_sample_longer_than_a_bin_is_an_error():

@@ -178,6 +178,8 @@ def test_a_step_whose_gradient_is_no_number_is_left_out_and_counted(tmp_path, ti
     run_trainer(trainer_config(tiny_model, tmp_path, max_steps=2))
     log = (tmp_path / "logs" / "run.log").read_text()
     assert "WARNING Step 0 left out" in log
+    assert "WARNING Step 0 | Time: " in log
+    assert "SUCCESS Step 1 | Time: " in log
     assert [r["skipped"] for r in records(tmp_path)] == [1, 0]
     assert_equal(weights(tmp_path, 0), weights(tmp_path, 1))
     assert all(t.isfinite().all() for t in weights(tmp_path, 2).values())
@@ -251,6 +253,7 @@ def test_not_all_that_was_left_out_is_kept(tmp_path, tiny_model, batches):
     assert len(list((tmp_path / "skipped").iterdir())) == 10
     assert "What was left out of step 10 is not kept" in (tmp_path / "logs" / "run.log").read_text()
     assert records(tmp_path)[-1]["skipped_steps"] == 11
+    assert "SUCCESS" not in (tmp_path / "logs" / "run.log").read_text()
 
 
 def test_a_batch_without_advantage_is_a_step_of_loss_zero(tmp_path, tiny_model, batches):
@@ -327,7 +330,7 @@ def test_all_ranks_stop_together(tmp_path, tiny_model, batches):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     processes[1].send_signal(signal.SIGTERM)  # whichever is told, all leave
-    assert [process.wait(60) for process in processes] == [0, 0]
+    assert [process.wait() for process in processes] == [0, 0]
     assert [info.step for info in list_checkpoints(tmp_path / "checkpoints")] == [1]
     assert "Stopping on request at step 1" in log.read_text()
 
@@ -340,7 +343,7 @@ def _torchrun(config, tmp_path: Path) -> None:
     path.write_text(config.model_dump_json())
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "BUCKEYE_THREADS": "1"}
-    subprocess.run([*command, str(SCRIPT), str(path)], env=environment, timeout=90, check=True)
+    subprocess.run([*command, str(SCRIPT), str(path)], env=environment, check=True)
 
 
 def _rank(config, tmp_path: Path, rank: int) -> subprocess.Popen:

@@ -190,7 +190,7 @@ def test_two_ranks_that_share_the_model_learn_the_same_as_one(tmp_path, tiny_mod
     ]
     argv += ["--data.path", chat_file, "--data.val-path", single, "--output-dir", tmp_path / "two"]
     argv += ["--max-steps", 4, "--batch-size", 3, "--seq-len", 64, "--optim.lr", 0.01, "--ckpt.interval", 2]
-    done = subprocess.run([str(w) for w in argv], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run([str(w) for w in argv], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     sft(
         tiny_model,
@@ -228,7 +228,7 @@ def test_killed_at_any_moment_and_resumed_is_bit_exact(tmp_path, tiny_model, cha
     killed.wait()
     killed.stdout.close()
     for run in (command(straight), command(broken, "--ckpt.resume-step", -1)):
-        printed, _ = run.communicate(timeout=120)
+        printed, _ = run.communicate()
         assert run.returncode == 0, printed
     one, other = (load_file(run / "weights/step_12/model.safetensors") for run in (straight, broken))
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -262,6 +262,6 @@ def test_batches_of_ever_other_lengths_do_not_fill_the_memory(tmp_path, tiny_mod
         "2048",
     ]
     argv += ["--max-steps", "120", "--output-dir", tmp_path / "out"]
-    subprocess.run([str(word) for word in argv], check=True, timeout=400, stdout=subprocess.DEVNULL)
+    subprocess.run([str(word) for word in argv], check=True, stdout=subprocess.DEVNULL)
     peaks = [record["peak_memory_gib"] for record in records(tmp_path / "out")]
     assert peaks[-1] - peaks[20] < 0.12

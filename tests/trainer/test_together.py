@@ -11,6 +11,7 @@ from buckeye.errors import DiskFullError
 from buckeye.space import Writing
 from buckeye.trainer import together
 from buckeye.trainer.together import write_together
+from tests.waiting import HANG
 
 
 class Threads:
@@ -19,7 +20,7 @@ class Threads:
     def __init__(self, count):
         self.count = count
         self.votes = [0] * count
-        self.barrier = threading.Barrier(count, timeout=60)
+        self.barrier = threading.Barrier(count, timeout=HANG)
 
     def rank(self, number):
         return _Rank(self, number)
@@ -57,7 +58,7 @@ def _on_all(ranks, writing_of):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     return raised
 
 

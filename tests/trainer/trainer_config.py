@@ -9,12 +9,12 @@ from typing import Any
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import TrainerConfig
 
-_COMMON = {"optim": {"type": "adamw", "lr": 0.01}, "seq_len": 64, "dist_timeout_seconds": 60}
+_COMMON = {"optim": {"type": "adamw", "lr": 0.01}, "seq_len": 64, "dist_timeout_seconds": 600}
 
 
 def trainer_config(name: Path, output_dir: Path, **changes: Any) -> TrainerConfig:
-    """A trainer of the model in the directory `name`, on the CPU, with short deadlines."""
-    return TrainerConfig.model_validate(_settings(name, output_dir, {"batch_timeout": 60, **changes}))
+    """A trainer of the model in the directory `name`, on the CPU."""
+    return TrainerConfig.model_validate(_settings(name, output_dir, {"batch_timeout": 600, **changes}))
 
 
 def sft_config(name: Path, output_dir: Path, **changes: Any) -> SFTConfig:

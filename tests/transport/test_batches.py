@@ -45,7 +45,7 @@ def samples(draw) -> Sample:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(samples(), max_size=4))
 def test_round_trip(tmp_path_factory, written):
     root = tmp_path_factory.mktemp("batches")

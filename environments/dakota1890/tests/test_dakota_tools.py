@@ -122,14 +122,14 @@ anything = given(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @anything
 def test_no_output_tells_an_answer(item, name, query, page):
     check_output(item, name, query, page)
 
 
 @pytest.mark.slow
-@settings(max_examples=3_000, deadline=None)
+@settings(max_examples=3_000)
 @anything
 def test_no_output_at_all_tells_an_answer(item, name, query, page):
     check_output(item, name, query, page)

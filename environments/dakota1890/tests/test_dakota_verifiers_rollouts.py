@@ -34,7 +34,7 @@ VERSIONS = ("v0", "v1")
 ARGS = {"families": ["conjugate", "numerals"], "hints": "none", "num_train": 12}
 TASKS, ROLLOUTS, MAX_TOKENS = 8, 2, 40
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.slow
 
 
 def run(*argv, limit=600, **environment):

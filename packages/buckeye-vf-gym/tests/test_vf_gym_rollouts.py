@@ -31,7 +31,7 @@ system_prompt: "Call <tool>act(what)</tool>, and <tool>done()</tool> at the end.
 action_mappings: {act: {_tool: act, _parser: {positional: [what]}, text: {from_arg: what}}}
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.slow
 
 
 def python_with_verifiers(version):

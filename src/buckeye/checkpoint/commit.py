@@ -62,9 +62,14 @@ def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) 
     committed = sorted(read_commit(info.path)["files"].items())
     for name, digest in committed[share::shares]:
         path = info.path / name
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing. Resume from another step, or delete {info.path}.")
-        if storage.sha256_file(path) != digest:
+        try:
+            found = storage.sha256_file(path)
+        except OSError as error:
+            reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+            raise CheckpointError(
+                f"{path} {reason}. Resume from another step, or delete {info.path}."
+            ) from None
+        if found != digest:
             raise CheckpointError(
                 f"{path} is not the file that was committed (SHA-256 differs). "
                 f"Resume from another step, or delete {info.path}."

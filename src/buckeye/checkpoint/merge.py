@@ -8,14 +8,13 @@ import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-from safetensors import safe_open
+from typing import TYPE_CHECKING, Any
 
 from buckeye import storage
 from buckeye.checkpoint.shards import MODEL_PREFIX, Region, StoredTensor, has_shards, read_shards
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ MODEL_DIRECTORY = "model"
 """In the trainer's part of a checkpoint: the model, or, beside shards, all of it but the weights."""
 
 _MOST_BYTES = 5_000_000_000  # of one file
-_TYPES: dict[str, str] = {"F64": "f8", "F32": "f4", "I64": "i8", "I32": "i4", "U8": "u1", "BOOL": "?"}
+_TYPES: dict[str, str] = {"F64": "f8", "F32": "f4", "I64": "i8", "I32": "i4", "U8": "u1", "BOOL": "b1"}
 
 
 def complete_model(state: Path) -> Path:
@@ -91,6 +90,9 @@ def _write_file(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def _write_tensor(path: Path, position: int, name: str, tensor: StoredTensor) -> None:
+    import numpy as np
+    from safetensors import safe_open
+
     whole = Region((0,) * len(tensor.shape), tensor.shape)
     target: npt.NDArray[Any] = np.memmap(
         path, dtype=_TYPES[tensor.dtype], mode="r+", offset=position, shape=tensor.shape
@@ -101,4 +103,4 @@ def _write_tensor(path: Path, position: int, name: str, tensor: StoredTensor) ->
 
 
 def _bytes(tensor: StoredTensor) -> int:
-    return math.prod(tensor.shape) * np.dtype(_TYPES[tensor.dtype]).itemsize
+    return math.prod(tensor.shape) * int(_TYPES[tensor.dtype][1])

@@ -47,8 +47,20 @@ class Best:
 def read_scores(run: Path) -> list[Score]:
     """Every complete evaluation in a run directory, by step. Raises UsageError if one cannot be read."""
     restarts = _restarts(run)
-    return [
-        Score(
+    found = []
+    for step, folder in step_directories(run / "evals").items():
+        for path in sorted(folder.glob("*.json")):
+            if not path.with_suffix(".jsonl").exists():  # written last
+                continue
+            figures = _figures(path)
+            if figures.get("mean_reward") is not None:
+                found.append(_score(path, step, figures, restarts))
+    return found
+
+
+def _score(path: Path, step: int, figures: Mapping[str, Any], restarts: Mapping[int, int]) -> Score:
+    try:
+        return Score(
             environment=path.stem,
             step=step,
             attempt=int(figures.get("attempt", 1)),
@@ -57,11 +69,8 @@ def read_scores(run: Path) -> list[Score]:
             split=str(figures.get("split", "eval")),
             restarts=restarts,
         )
-        for step, folder in step_directories(run / "evals").items()
-        for path in sorted(folder.glob("*.json"))
-        if path.with_suffix(".jsonl").exists()  # written last
-        and (figures := _figures(path)).get("mean_reward") is not None
-    ]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"The evaluation {path} cannot be read: {error!r}") from None
 
 
 def scores_of(info: CheckpointInfo, scores: Sequence[Score], *, reach: int) -> list[Score]:
@@ -101,11 +110,11 @@ def _restarts(run: Path) -> dict[int, int]:
     try:
         attempts = read_json(run / "run.json")["attempts"]
         resumed = {int(each["attempt"]): each["resumed_step"] for each in attempts}
+        return {attempt: int(step) for attempt, step in resumed.items() if step is not None}
     except FileNotFoundError:
         return {}
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise UsageError(f"{run / 'run.json'} cannot be read: {error!r}") from error
-    return {attempt: int(step) for attempt, step in resumed.items() if step is not None}
 
 
 def _figures(path: Path) -> Mapping[str, Any]:

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from buckeye import storage
 from buckeye.errors import CheckpointError
 from buckeye.space import Patience
@@ -120,6 +118,8 @@ def link_or_copy(source: str, target: str) -> None:
 def read_shards(state: Path) -> dict[str, StoredTensor]:
     """Every tensor of a checkpoint's trainer part by its name. Raises `CheckpointError` if the ranks' parts
     do not make complete tensors."""
+    from safetensors import SafetensorError
+
     directory = state / SHARDS_DIRECTORY
     found: dict[str, StoredTensor] = {}
     try:
@@ -138,6 +138,8 @@ def read_shards(state: Path) -> dict[str, StoredTensor]:
 
 
 def _add_part(found: dict[str, StoredTensor], path: Path) -> None:
+    from safetensors import safe_open
+
     data = path.with_suffix(".safetensors")
     tensors = storage.read_json(path)["tensors"]
     with safe_open(data, "numpy") as file:

@@ -9,6 +9,7 @@ import typer
 
 from buckeye import __version__
 from buckeye.cli.auth import auth_app
+from buckeye.cli.completion import LaunchCommand, install_completion, show_completion
 from buckeye.cli.env import env_app
 from buckeye.cli.env_image import env_build, env_push
 from buckeye.cli.env_install import env_info, env_install, env_list, env_remove, env_shell
@@ -16,7 +17,6 @@ from buckeye.cli.env_report import env_report
 from buckeye.cli.evaluate import evaluate
 from buckeye.cli.export import export
 from buckeye.cli.gateway import gateway
-from buckeye.cli.help import LaunchCommand
 from buckeye.cli.hf import hf
 from buckeye.cli.launch import COMMANDS
 from buckeye.cli.node import node
@@ -27,6 +27,7 @@ app = Commands(
     name="buckeye",
     help="Reinforcement learning for language-model agents that works the first time.",
     no_args_is_help=True,
+    add_completion=False,  # `_root` has it, for all programs
 )
 model_app = Commands(help="Make and inspect models.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
@@ -45,7 +46,7 @@ app.command()(export)
 app.command("eval")(evaluate)
 app.command()(gateway)
 app.command()(hf)
-app.command(hidden=True)(node)
+app.command()(node)
 
 
 def _show_version(value: bool) -> None:
@@ -59,8 +60,20 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
+    install: Annotated[
+        bool,
+        typer.Option(
+            "--install-completion", callback=install_completion, is_eager=True, help="Complete in this shell."
+        ),
+    ] = False,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--show-completion", callback=show_completion, is_eager=True, help="Print the script for it."
+        ),
+    ] = False,
 ) -> None:
-    del version
+    del version, install, show
 
 
 def _listed(name: str) -> None:
@@ -115,7 +128,9 @@ def _texts(env: str, corpus: Path | None) -> list[str]:
 
 @app.command()
 def chat(
-    path: Annotated[str, typer.Argument(help="A model directory, or a Hugging Face id.")],
+    path: Annotated[
+        str, typer.Argument(help="A directory with a model or an adapter, or a Hugging Face id.")
+    ],
     prompt: Annotated[str | None, typer.Argument(help="Ask this one question and leave.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 256,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from contextlib import AsyncExitStack
 
 import typer
 
+from buckeye.cli.waiting import status_line
 from buckeye.errors import UsageError
-from buckeye.run.model_files import fetch_model
+from buckeye.run.model_files import fetch_served
 from buckeye.run.serve import served_model
 
 
@@ -18,16 +20,20 @@ def talk(model: str, prompt: str | None, *, temperature: float, max_tokens: int)
 
 
 async def _talk(model: str, prompt: str | None, temperature: float, max_tokens: int) -> None:
-    path = fetch_model(model)
+    with status_line(f"fetching {model}"):
+        path = fetch_served(model)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's waits for input() to return
-    async with served_model(path) as server:
+    async with AsyncExitStack() as stack:
+        with status_line(f"waiting for a server of {model} to start"):
+            server = await stack.enter_async_context(served_model(path))
         messages: list[dict[str, str]] = []
         while True:
             question = prompt or _ask()
             if not question:
                 return
             messages.append({"role": "user", "content": question})
-            reply = await server.chat(messages, temperature=temperature, max_tokens=max_tokens)
+            with status_line(f"waiting for the reply of {model}"):
+                reply = await server.chat(messages, temperature=temperature, max_tokens=max_tokens)
             typer.echo(reply)
             messages.append({"role": "assistant", "content": reply})
             if prompt is not None:

@@ -38,8 +38,10 @@ def run_doctor(words: Sequence[str], load: Callable[[list[str]], RLConfig]) -> i
         return 0
     rest, as_json, sample = _own_flags(words)
     config = load(rest) if rest else None
+    if config is not None and config.dry_run:
+        raise UsageError("`rl doctor` starts no run, but plays what it examines: leave --dry-run out")
     if sample and config is None:
-        raise UsageError("rl doctor --sample plays with the model of a configuration; give one, as to `rl`")
+        raise UsageError("`rl doctor --sample` plays with the model of a configuration; give one, as to `rl`")
     from buckeye.run.preflight.doctor import examine
 
     with status_line("looking") as progress:
@@ -111,7 +113,7 @@ def _own_flags(words: Sequence[str]) -> tuple[list[str], bool, int]:
         if name == "--sample":
             given = value if equals else next(pending, "")
             if not given.isdigit() or int(given) < 1:
-                raise UsageError(f"rl doctor --sample: {given!r} is not a number of groups, such as 8")
+                raise UsageError(f"`rl doctor --sample`: {given!r} is not a number of groups, such as 8")
             sample = int(given)
         elif word != "--json":
             rest.append(word)

@@ -37,22 +37,26 @@ def env_check(
     ] = None,
     groups: Annotated[int, typer.Option(min=1, help="Groups of 8 rollouts that the model plays.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply of the model.")] = 512,
+    budget: Annotated[
+        float, typer.Option(min=1.0, help="Seconds for playing; what they were too few for is said.")
+    ] = 60.0,
     sample: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tasks played of each family and split; 300, or fewer if they are slow."),
-    ] = None,
+        int, typer.Option(min=1, help="At most so many tasks of each family and split are played.")
+    ] = 300,
     max_content_free: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Highest mean reward of a policy without content.")
+        float, typer.Option(min=0.0, max=1.0, help="What a policy without content may earn above chance.")
     ] = 0.03,
     seed: Annotated[int, typer.Option(help="Seed of the sample and of the policies.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings end with 1 too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Play probes and policies without content, and check tasks, splits and grades; 1 if a check fails."""
+    """Play probes and policies without content, and check tasks, splits and grades; an error ends with 1."""
     import asyncio
 
     from buckeye.config.environments import EnvConfig
     from buckeye.envs.check import CheckOptions
     from buckeye.envs.gateway.settings import DEFAULT_SESSIONS
+    from buckeye.envs.honesty.result import count_of
     from buckeye.run.gateway import gateway_here
 
     given = environment_args(arg or [], args)
@@ -62,15 +66,17 @@ def env_check(
         status_line("loading") as progress,
         gateway_here([played], Path(folder, "gateway.log"), rollouts=DEFAULT_SESSIONS),
     ):
-        options = CheckOptions(sample=sample, seed=seed, limit=max_content_free, progress=progress)
+        options = CheckOptions(
+            sample=sample, seed=seed, limit=max_content_free, budget=budget, progress=progress
+        )
         report = asyncio.run(_check(env_id, given, options, model, groups, max_tokens))
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
     else:
         from buckeye.cli.env_tables import print_report
 
-        print_report(report, limit=max_content_free)
-    if not report.passed:
+        print_report(report)
+    if not report.passed or (strict and count_of(report.checks, "warning")):
         raise typer.Exit(1)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buckeye.cli.tables import print_table
+from buckeye.cli.waiting import status_line
 
 if TYPE_CHECKING:
     from buckeye.envs.installed import InstalledEnvironment
@@ -128,7 +129,9 @@ def _smoke(environment: InstalledEnvironment) -> None:
     from buckeye.envs.installed.smoke import smoke_rollout
 
     typer.echo("Loading it and playing one rollout", err=True)
-    typer.echo(asyncio.run(smoke_rollout(environment)).text())
+    with status_line(f"playing one rollout of {environment.id}"):
+        smoke = asyncio.run(smoke_rollout(environment))
+    typer.echo(smoke.text())
 
 
 def _cells(environment: InstalledEnvironment) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from buckeye.cli.env_args import environment_args
+from buckeye.columns import aligned
+from buckeye.distribution import install_command
 from buckeye.errors import UsageError
 
 _Pairs = Annotated[
@@ -31,10 +33,10 @@ def env_report(
 ) -> None:
     """Compare the held-out tasks before and after training: per family and split, with intervals, beside what
     a policy without content scores."""
-    from buckeye.run.report.files import NO_PICTURES, write_report
     from buckeye.run.report.files import as_json as to_json
+    from buckeye.run.report.files import write_report
     from buckeye.run.report.gather import ReportRequest, make_report
-    from buckeye.run.report.text import exact_table, overview, summary
+    from buckeye.run.report.text import exact_cells, overview, summary
 
     given = environment_args(arg or [], args) if arg or args is not None else None
     directory = output or (run or after or Path()) / "report"
@@ -53,10 +55,12 @@ def env_report(
     if as_json:
         typer.echo(json.dumps(to_json(report), ensure_ascii=False))
         return
-    typer.echo(exact_table(overview(report)))
+    typer.echo(aligned(exact_cells(overview(report))))
     typer.echo("\n" + "\n".join(summary(report)))
     for warning in report.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if not any(path.suffix == ".png" for path in files):
-        typer.echo(f"warning: {NO_PICTURES}", err=True)
+        typer.echo(
+            f"warning: no pictures, because matplotlib is not installed: {install_command('docs')}", err=True
+        )
     typer.echo("\n" + "\n".join(map(str, files)))

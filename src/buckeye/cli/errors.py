@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -22,9 +23,9 @@ def run_command(command: Callable[[], int | None]) -> None:
     """Run a command and exit: 0, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C. `--debug` (or
     BUCKEYE_DEBUG=1) adds the traceback."""
     raise_open_files_limit()
-    _open_closed_streams()
+    _prepare_streams()
     try:
-        code = command() or 0
+        code = _carry_out(command) or 0
         sys.stdout.flush()
     except BuckeyeError as error:
         beat.failed(str(error), error=type(error).__name__, final=error.final)
@@ -39,6 +40,19 @@ def run_command(command: Callable[[], int | None]) -> None:
         code = _report(_unforeseen(error), 1)
     beat.leave(code)
     sys.exit(code)
+
+
+def _carry_out(command: Callable[[], int | None]) -> int | None:
+    """Carry out a command. One that needs an extra which is not installed is a UsageError that says which."""
+    try:
+        return command()
+    except ModuleNotFoundError as error:
+        from buckeye.distribution import missing
+
+        lacking = missing((error.name or "").partition(".")[0], "This")
+        if lacking is None:
+            raise
+        raise lacking from error
 
 
 def run_typer(app: Typer, argv: Sequence[str] | None, program: str) -> int:
@@ -69,9 +83,10 @@ def take_debug_flag(argv: list[str]) -> list[str]:
     return [word for word in argv[:end] if word != "--debug"] + argv[end:]
 
 
-def _open_closed_streams() -> None:
-    """Give this process the standard streams that it was started without. Else the next file that is opened
-    takes the number of one of them, and what a child prints goes into that file."""
+def _prepare_streams() -> None:
+    """Let any text be printed, and give this process the standard streams that it was started without. Else
+    the next file that is opened takes the number of one of them, and what a child prints goes into that
+    file."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)
@@ -79,6 +94,9 @@ def _open_closed_streams() -> None:
             if opened != number:
                 os.close(opened)
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+        stream = getattr(sys, name)
+        if mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding has no sign for
 
 
 def _unforeseen(error: Exception) -> str:

@@ -11,8 +11,12 @@ import typer
 def export(
     run: Annotated[Path, typer.Argument(help="Output directory of `rl` or `sft`.")],
     step: Annotated[
-        str, typer.Option(metavar="best|last|N", help="Which checkpoint; best is by evaluation.")
-    ] = "best",
+        str | None,
+        typer.Option(
+            metavar="best|last|N",
+            help="Which checkpoint. Default: the best by evaluation; the last if none was evaluated.",
+        ),
+    ] = None,
     merge_lora: Annotated[
         bool, typer.Option("--merge-lora", help="Export a complete model, not the adapter alone.")
     ] = False,
@@ -24,7 +28,9 @@ def export(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="A new directory. Default: RUN/exports/step_N."),
+        typer.Option(
+            "--output", "-o", help="A new directory. Default: RUN/exports/step_N; merged, step_N-merged."
+        ),
     ] = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face model with a model card, and verify it."""
@@ -36,5 +42,4 @@ def export(
     exported = export_model(request, typer.echo)
     if exported.url is not None:
         typer.echo(exported.url)
-    if not exported.adapter:
-        typer.echo(f"talk to it: buckeye chat {exported.directory}")
+    typer.echo(f"talk to it: buckeye chat {exported.directory}")

@@ -11,8 +11,8 @@ import typer
 from buckeye.cli.pages import Commands
 from buckeye.errors import UsageError
 from buckeye.remote.export.job import read_job
-from buckeye.remote.export.k8s import k8s_manifests
-from buckeye.remote.export.sky import sky_task
+from buckeye.remote.export.k8s import k8s_manifests, unsaid_by_k8s
+from buckeye.remote.export.sky import sky_task, unsaid_by_sky
 from buckeye.storage import write_file
 
 export_run_app = Commands(
@@ -35,7 +35,8 @@ _Output = Annotated[
 @export_run_app.command()
 def sky(config: _Config, gpus: _Gpus = None, output: _Output = None) -> None:
     """A task for SkyPilot: many clouds, and machines that may be taken away."""
-    _write(sky_task(read_job(config, gpus)), output)
+    job = read_job(config, gpus)
+    _write(sky_task(job), output, unsaid_by_sky(job))
 
 
 @export_run_app.command()
@@ -46,7 +47,8 @@ def k8s(
     output: _Output = None,
 ) -> None:
     """Manifests for Kubernetes: `kubectl apply -f FILE`."""
-    _write(k8s_manifests(read_job(config, gpus), image), output)
+    job = read_job(config, gpus)
+    _write(k8s_manifests(job, image), output, unsaid_by_k8s(job))
 
 
 def run_export_run(argv: Sequence[str]) -> int:
@@ -56,7 +58,9 @@ def run_export_run(argv: Sequence[str]) -> int:
     return run_typer(export_run_app, argv, "rl export")
 
 
-def _write(text: str, output: Path | None) -> None:
+def _write(text: str, output: Path | None, unsaid: Sequence[str]) -> None:
+    for line in unsaid:
+        typer.echo(f"note: {line}", err=True)
     if output is None:
         typer.echo(text, nl=False)
         return

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-    from buckeye.config.base import BaseConfig
 
 GROUPS = {
     "buckeye": {
@@ -27,7 +24,7 @@ GROUPS = {
             "env": "write, check, build, push, install them",
             "gateway": "serve MCP environments on one address",
             "eval": "try any model on an environment",
-            "evals": "the same, from a configuration file",
+            "evals": "the same as eval @ FILE, token by token",
         },
         "Models": {
             "model": "make a small one",
@@ -39,6 +36,7 @@ GROUPS = {
         "Parts of a run": {
             "trainer": "the trainer alone",
             "orchestrator": "the orchestrator alone",
+            "node": "make this host a node of another's run",
         },
     },
     "env": {
@@ -66,7 +64,7 @@ here is shown last, with the beginning of its help."""
 _LAST = {
     "buckeye": (
         "`buckeye COMMAND --help` explains one; `--debug` adds tracebacks; `--version`.",
-        "Completion of commands and flags in your shell: buckeye --install-completion",
+        "Completion in bash, zsh and fish, for all programs: buckeye --install-completion",
     ),
     "env": ("`buckeye env COMMAND --help` explains one.",),
 }
@@ -115,52 +113,3 @@ class GroupedHelp(TyperGroup):
                 text = wrap(group[one], most)
                 line.append(f"\n{' ' * (left + room + 2)}".join(text), style="not bold")
                 yield line
-
-
-@dataclass(frozen=True, slots=True)
-class _Word:
-    """A completion, as the scripts of typer read it."""
-
-    value: str
-    help: str = ""
-    type: str = "plain"
-
-
-class LaunchCommand(TyperCommand):
-    """A command whose flags are configuration keys; typer knows it for help and for completion only."""
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """What `rl` and the others take next: a command on runs, a flag."""
-        words = _words(self.name or "", first=not ctx.args)
-        return [_Word(word) for word in words if word.startswith(incomplete)]
-
-
-def _words(name: str, *, first: bool) -> Sequence[str]:
-    from buckeye.cli.launch import RL_COMMANDS
-    from buckeye.cli.rl_flags import TrainFlags
-    from buckeye.config.help import flag_names
-
-    commands: list[str] = []
-    if name == "rl":
-        commands = [*RL_COMMANDS] if first else []
-        commands += flag_names(TrainFlags)
-    return [*commands, *dict.fromkeys(flag_names(_config_of(name))), "--help"]
-
-
-def _config_of(name: str) -> type[BaseConfig]:
-    from buckeye.config.evals import EvalsConfig
-    from buckeye.config.inference import InferenceConfig
-    from buckeye.config.orchestrator import OrchestratorConfig
-    from buckeye.config.rl import RLConfig
-    from buckeye.config.sft import SFTConfig
-    from buckeye.config.trainer import TrainerConfig
-
-    of: dict[str, type[BaseConfig]] = {
-        "rl": RLConfig,
-        "trainer": TrainerConfig,
-        "orchestrator": OrchestratorConfig,
-        "inference": InferenceConfig,
-        "sft": SFTConfig,
-        "evals": EvalsConfig,
-    }
-    return of[name]

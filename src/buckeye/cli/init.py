@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buckeye.cli.pages import Commands
+from buckeye.cli.waiting import status_line
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def init(
     """Write the configuration of an MCP environment from its tools, and play a scripted rollout with it."""
     from buckeye.process import die_with_parent
 
+    if build and dry_run:
+        raise UsageError("--build makes an image, and with --dry-run nothing is made: leave one of them out")
     die_with_parent()
     prepared = prepare(
         env,
@@ -114,7 +117,8 @@ def prepare(
     source = find_source(env, command=command, headers=headers or {}, build=build)
     path = _free_path(output, source, force=force)
     if source.to_build is not None:
-        build_image(source.to_build, source.environment.image)
+        with status_line(f"building {source.environment.image}"):
+            build_image(source.to_build, source.environment.image)
     file = tasks or source.tasks
     known_tasks = _tasks(file) if file is not None else []
     generated, listed = _generated(source, known_tasks)
@@ -141,7 +145,9 @@ def _generated(source: Source, tasks: Sequence[McpTask]) -> tuple[Generated, lis
 
     listed = list(source.tools or ())
     if source.tools is None:
-        listed = asyncio.run(live_tools(source, DefaultsConfig().setup_timeout))
+        seconds = DefaultsConfig().setup_timeout
+        with status_line(f"waiting for {source.shown} to start and tell its tools, at most {seconds:g} s"):
+            listed = asyncio.run(live_tools(source, seconds))
     calls = [call for task in tasks for call in (*task.setup_tool, *task.evaluate_tool)]
     return (
         generate_config(
@@ -183,7 +189,8 @@ def write_and_prove(prepared: Prepared, *, as_json: bool, goes_on: bool = False)
         typer.echo(summary(generated, path))
     try:
         first = prepared.tasks[0] if prepared.tasks else None
-        proof = asyncio.run(prove(load_gym_config(path), list(prepared.listed), prepared.source, first))
+        with status_line(f"playing a scripted rollout with {prepared.source.shown}"):
+            proof = asyncio.run(prove(load_gym_config(path), list(prepared.listed), prepared.source, first))
     except BuckeyeError as error:
         proof = Proof((), problem=str(error))
     if as_json:

@@ -11,12 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from buckeye import __version__
+from buckeye.cli.completion import complete, is_asked
 from buckeye.cli.errors import run_command, take_debug_flag
 from buckeye.process import INTERRUPTED, idle_spins
 
 if TYPE_CHECKING:
     from buckeye.config.base import BaseConfig
     from buckeye.config.rl import RLConfig
+    from buckeye.config.sft import SFTConfig
 
     T = TypeVar("T", bound=BaseConfig)
 
@@ -24,32 +27,47 @@ if TYPE_CHECKING:
 def rl() -> None:
     """Train a policy: starts inference, orchestrator and trainer. `rl list`, `status`, `stop` and more look
     after runs."""
-    run_command(lambda: _rl(take_debug_flag(sys.argv[1:])))
+    _carry_out(_rl)
 
 
 def trainer() -> None:
     """The trainer process alone."""
-    run_command(lambda: _trainer(take_debug_flag(sys.argv[1:])))
+    _carry_out(_trainer)
 
 
 def orchestrator() -> None:
     """The orchestrator process alone."""
-    run_command(lambda: _orchestrator(take_debug_flag(sys.argv[1:])))
+    _carry_out(_orchestrator)
 
 
 def inference() -> None:
     """Serve a model to OpenAI clients."""
-    run_command(lambda: _inference(take_debug_flag(sys.argv[1:])))
+    _carry_out(_inference)
 
 
 def sft() -> None:
     """Fine-tune on chat data."""
-    run_command(lambda: _sft(take_debug_flag(sys.argv[1:])))
+    _carry_out(_sft)
 
 
 def evals() -> None:
     """Evaluate a model on environments."""
-    run_command(lambda: _evals(take_debug_flag(sys.argv[1:])))
+    _carry_out(_evals)
+
+
+def _carry_out(program: Callable[[list[str]], int | None]) -> None:
+    """Run a program on the words that it was started with."""
+
+    def words() -> int | None:
+        if is_asked():
+            return complete(within=True)
+        argv = take_debug_flag(sys.argv[1:])
+        if argv == ["--version"]:
+            print(f"buckeye {__version__}")
+            return 0
+        return program(argv)
+
+    run_command(words)
 
 
 COMMANDS: dict[str, Callable[[], None]] = {
@@ -61,7 +79,19 @@ COMMANDS: dict[str, Callable[[], None]] = {
     "evals": evals,
 }
 
-RUN_COMMANDS = ("list", "status", "logs", "events", "stop", "attach", "resume", "clean", "fork")
+RUN_COMMANDS = (
+    "list",
+    "status",
+    "logs",
+    "events",
+    "rollouts",
+    "curve",
+    "stop",
+    "attach",
+    "resume",
+    "clean",
+    "fork",
+)
 """`rl COMMAND`: on runs that were started before."""
 
 RL_COMMANDS = ("init", "doctor", "schema", "pods", "export", *RUN_COMMANDS)
@@ -112,26 +142,37 @@ def _rl(argv: list[str]) -> int:
         return run_of_parts(words, _start_run)
     settings = words.plain_settings()
     config = _load(RLConfig, settings, "rl")
-    if words.flags.remote:
-        from buckeye.cli.rl_remote import start_remote
+    from buckeye.cli.dry import carry_out
 
-        return start_remote(words.only_file(), words.flags, resume=words.resumes)
+    if words.flags.remote:
+        from buckeye.cli.rl_remote import show_remote, start_remote
+
+        file, flags, resume = words.only_file(), words.flags, words.resumes
+        return carry_out(
+            config,
+            show=lambda: show_remote(file, config, flags, resume=resume),
+            start=lambda: start_remote(file, flags, resume=resume),
+        )
     command = (
         [Path(sys.argv[0]).name, *settings] if sys.argv[0].endswith("rl") else ["buckeye", "rl", *settings]
     )
-    if config.dry_run:
-        from buckeye.run.dry_run import describe
+    return carry_out(
+        config, show=lambda: _show_run(config, command), start=lambda: _start_run(config, command)
+    )
 
-        text, warnings = describe(config, command)
-        print(text)
-        for warning in warnings:
-            print(f"warning: {warning}", file=sys.stderr)
-        return 0
-    return _start_run(config, command)
+
+def _show_run(config: RLConfig, command: list[str]) -> None:
+    from buckeye.cli.dry import show_described
+    from buckeye.run.dry_run import describe
+
+    show_described(*describe(config, command))
 
 
 def _start_run(config: RLConfig, command: list[str]) -> int:
     """Look whether it can work, and start it. `command` is what starts it again."""
+    from buckeye.distribution import need
+
+    need("torch", "Training")
     from buckeye.cli.doctor import tell_before_start
     from buckeye.run.rl import run_rl
 
@@ -160,10 +201,14 @@ def _orchestrator(argv: list[str]) -> int:
 def _inference(argv: list[str]) -> None:
     from buckeye.config.inference import InferenceConfig
 
-    config = _with_local_model(_load(InferenceConfig, argv, "inference"))
+    config = _load(InferenceConfig, argv, "inference")
+    from buckeye.run.model_files import fetch_base, is_adapter
+
+    adapter = Path(config.model.name).resolve() if is_adapter(config.model.name) else None
+    local = _with_local_model(config) if adapter is None else _of_model(config, fetch_base(adapter))
     from buckeye.inference.server import run_inference
 
-    run_inference(config)
+    run_inference(local, adapter=adapter)
 
 
 def _sft(argv: list[str]) -> int:
@@ -171,6 +216,8 @@ def _sft(argv: list[str]) -> int:
 
     given = _load(SFTConfig, argv, "sft")
     config = _with_local_model(given)
+    resumed = config.ckpt is not None and config.ckpt.resume_step is not None
+    _refuse_misfit(config)
     from buckeye.config.dump import to_json
     from buckeye.monitor.tracker import check_wandb, tracked
     from buckeye.process import run_identity
@@ -181,7 +228,6 @@ def _sft(argv: list[str]) -> int:
     first = os.environ.get("RANK", "0") == "0"
     wandb = config.wandb if first else None
     check_wandb(wandb)
-    resumed = config.ckpt is not None and config.ckpt.resume_step is not None
     command = shlex.join(["sft", *argv, "--ckpt.resume-step", "-1"])
     output_dir = config.output_dir
     with claimed(output_dir, resumed=resumed, resume_command=command):
@@ -190,6 +236,16 @@ def _sft(argv: list[str]) -> int:
             write_file(output_dir / "configs" / "sft.json", to_json(config if local else given))
         with tracked(wandb, output_dir=output_dir, run_id=run_identity().run_id, config=config):
             return 0 if run_sft(config) else INTERRUPTED
+
+
+def _refuse_misfit(config: SFTConfig) -> None:
+    """Before torch is imported and anything is written."""
+    from buckeye.checkpoint import resolve_checkpoint
+    from buckeye.run.resume_checks import refuse_misfit
+
+    step = config.ckpt.resume_step if config.ckpt is not None else None
+    if step is not None:
+        refuse_misfit(config, resolve_checkpoint(config.output_dir / "checkpoints", step), section="")
 
 
 def _evals(argv: list[str]) -> int:
@@ -236,13 +292,21 @@ def _with_local_model(config: T) -> T:
     """Replace `model.name` by the local directory of the model, fetching it if need be."""
     from buckeye.run.model_files import fetch_model
 
-    model = config.model  # type: ignore[attr-defined]
-    local = model.model_copy(update={"name": str(fetch_model(model.name))})
-    return config.model_copy(update={"model": local})
+    return _of_model(config, fetch_model(config.model.name))  # type: ignore[attr-defined]
+
+
+def _of_model(config: T, directory: Path) -> T:
+    model = config.model.model_copy(update={"name": str(directory)})  # type: ignore[attr-defined]
+    return config.model_copy(update={"model": model})
 
 
 def _schema(argv: list[str]) -> int:
     """`rl schema [DIR]`: print the JSON Schemas of all configuration files, or write one file each."""
+    from buckeye.cli.rl_help import asks_for_help, show_schema_help
+
+    if asks_for_help(argv):
+        show_schema_help()
+        return 0
     from buckeye.config.evals import EvalsConfig
     from buckeye.config.inference import InferenceConfig
     from buckeye.config.orchestrator import OrchestratorConfig
@@ -267,7 +331,7 @@ def _schema(argv: list[str]) -> int:
         print(json.dumps(schemas, indent=1))
         return 0
     if len(argv) > 1 or argv[0].startswith("-"):
-        raise UsageError(f"rl schema takes one directory, not {' '.join(argv)}")
+        raise UsageError(f"`rl schema` takes one directory, not {' '.join(argv)}")
     directory = Path(argv[0])
     directory.mkdir(parents=True, exist_ok=True)
     for name, schema in schemas.items():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 
+from buckeye.cli.completion import complete, is_asked
 from buckeye.cli.errors import run_command, run_typer, take_debug_flag
 from buckeye.cli.launch import COMMANDS
 
 
 def main() -> None:
     """Entry point of `buckeye` and of `python -m buckeye`."""
+    if sys.argv[1:2] == ["eval"] and "@" in sys.argv:
+        sys.argv[1] = "evals"  # what is evaluated stands in a file
     if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
         name = sys.argv.pop(1)
         COMMANDS[name]()
@@ -19,6 +22,8 @@ def main() -> None:
 
 
 def _typer_main() -> int:
+    if is_asked():
+        return complete(within=False)
     from buckeye.cli.app import app
 
     return run_typer(app, None, "buckeye")

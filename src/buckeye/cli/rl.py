@@ -8,10 +8,11 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from buckeye.cli.dry import carry_out, nothing_written
 from buckeye.cli.rl_ask import can_ask, confirm
 from buckeye.cli.rl_flags import TrainFlags, Words
 from buckeye.cli.rl_missing import (
@@ -22,14 +23,20 @@ from buckeye.cli.rl_missing import (
     find_dataset,
     find_model,
 )
-from buckeye.cli.rl_remote import push_if_needed, refuse_remote_if_absent, remote_is_there, start_remote
+from buckeye.cli.rl_remote import (
+    push_if_needed,
+    refuse_remote_if_absent,
+    remote_is_there,
+    show_remote,
+    start_remote,
+)
 from buckeye.cli.rl_texts import Plan, plan_object, plan_text
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.envs.mcp.config import GymConfig, load_gym_config
 from buckeye.envs.mcp.environment import McpEnvironment
 from buckeye.errors import BuckeyeError, ConfigError, UsageError
-from buckeye.run.directory import RUN_FILE, files_of_a_run
+from buckeye.run.directory import RUN_FILE, files_of_a_run, is_in_use, is_unstarted, locked, put_aside
 from buckeye.run.disk import estimate_disk
 from buckeye.run.gpu_layout import parse_gpus
 from buckeye.run.recipe.compose import RUN_CONFIG, Recipe, run_text
@@ -59,7 +66,12 @@ class _Parts:
 def run_of_parts(words: Words, start: Start) -> int:
     """Find or make the parts, show the plan, write the configuration, and `start` it; the exit code."""
     words.check_for_parts()
-    flags = words.flags
+    flags = words.flags.model_copy(update={"dry_run": words.is_dry})
+    with nothing_written() if flags.dry_run else nullcontext():
+        return _run_of_parts(words, flags, start)
+
+
+def _run_of_parts(words: Words, flags: TrainFlags, start: Start) -> int:
     found = look_around()
     if flags.model is not None:
         dataset = flags.dataset or next(iter(found.datasets), "tasks.json")
@@ -74,12 +86,11 @@ def run_of_parts(words: Words, start: Start) -> int:
         return 0
     plan = _plan(words, flags, place, parts)
     _show(plan, flags)
-    if flags.dry_run:
-        return _dry(plan, place, flags)
-    if search.asks and not confirm("\nStart?"):
-        print(f"Nothing was started, and {plan.recipe.file} was not written.")
-        return 0
-    return _begin(plan, place, flags, start, asks=search.asks)
+    return carry_out(
+        plan.config,
+        show=lambda: _show_rest(plan, place, flags),
+        start=lambda: _begin(plan, place, flags, start, asks=search.asks),
+    )
 
 
 def _find_parts(search: Search, place: Place) -> tuple[TrainFlags, Place, _Parts]:
@@ -127,7 +138,7 @@ def _plan(words: Words, flags: TrainFlags, place: Place, parts: _Parts) -> Plan:
         output_dir=_output(flags.output, parts.config.stem),
     )
     text = run_text(recipe, words.settings)
-    config = _loaded(text)
+    config = _loaded(text, dry_run=flags.dry_run)
     environment = gym.job.metadata.get("environment") or gym.job.name or parts.config.stem
     return Plan(
         recipe=recipe,
@@ -158,7 +169,8 @@ def _output(asked: Path | None, name: str) -> Path:
 
 
 def _taken(folder: Path) -> bool:
-    return bool(files_of_a_run(folder)) or (folder / RUN_CONFIG).exists()
+    there = bool(files_of_a_run(folder)) or (folder / RUN_CONFIG).exists()
+    return there and (is_in_use(folder) or not is_unstarted(folder))
 
 
 def _refuse_taken(folder: Path) -> None:
@@ -179,13 +191,13 @@ def _refuse_taken(folder: Path) -> None:
     )
 
 
-def _loaded(text: str) -> RLConfig:
+def _loaded(text: str, *, dry_run: bool) -> RLConfig:
     with tempfile.TemporaryDirectory(prefix="buckeye-rl-") as folder:
         file = Path(folder, RUN_CONFIG)
         file.write_text(text, encoding="utf-8")
         in_it = re.compile(re.escape(str(file)) + r"(:\d+)?")  # a file that nobody will find
         try:
-            config, warnings = load_with_warnings(RLConfig, ["@", str(file)])
+            config, warnings = load_with_warnings(RLConfig, ["@", str(file), f"--dry-run={dry_run}".lower()])
         except ConfigError as error:
             raise ConfigError(in_it.sub(_COMPOSED, str(error))) from None
     for warning in warnings:
@@ -209,20 +221,28 @@ def _show(plan: Plan, flags: TrainFlags) -> None:
         print(plan_text(plan))
 
 
-def _dry(plan: Plan, place: Place, flags: TrainFlags) -> int:
+def _show_rest(plan: Plan, place: Place, flags: TrainFlags) -> None:
+    """What is shown beside the plan if nothing is started."""
+    if place.remote and not flags.as_json and not flags.quiet:
+        print()
+        show_remote(plan.recipe.file, plan.config, flags)
     if not flags.as_json and not flags.quiet:
         print(f"\n{plan.recipe.file} would be:\n\n{plan.text}")
     if place.problem is not None:
         print(f"warning: {place.problem}", file=sys.stderr)
-    print("Nothing was written or started.", file=sys.stderr)
-    return 0
 
 
 def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: bool) -> int:
     file = plan.recipe.file
+    if asks and not confirm("\nStart?"):
+        print(f"Nothing was started, and {file} was not written.")
+        return 0
     _refuse_taken(file.parent)  # once more: somebody may have thought about the plan for long
     if place.remote:
         push_if_needed(plan.images, asks=asks, yes=flags.yes)
+    if is_unstarted(file.parent):
+        with locked(file.parent):
+            put_aside(file.parent, also=[file])
     write_file(file, plan.text)
     if not flags.quiet:
         print(f"{file}: written; it starts this run again: buckeye rl @ {file}", file=sys.stderr)

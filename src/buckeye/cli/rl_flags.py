@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from buckeye.config.settings import Settings
 from buckeye.config.structure import fields_of
 from buckeye.config.validation import validate
 from buckeye.config.values import parse_bool
+from buckeye.config.variables import read_variables
 from buckeye.errors import ConfigError, UsageError
 
 _WITH_FILES = {"dry_run", "provider", "yes"}
@@ -140,7 +142,8 @@ class Words:
                 f"--{first} is for a run that is put together here, and @ FILE is a whole one: leave out one "
                 f"of them, or change what the file says by a setting, as --model.name or --output-dir{where}"
             )
-        return [*self.settings, *(["--dry-run"] if self.flags.dry_run else [])]
+        said = [f"--dry-run={self.flags.dry_run}".lower()] if "dry_run" in self.flags.model_fields_set else []
+        return [*self.settings, *said]
 
     def _check_place(self) -> None:
         """Raises UsageError for what can be said of a rented machine only."""
@@ -150,6 +153,13 @@ class Words:
                 f"--{written(given[0])} says what to rent, and --provider ssh rents nothing: it takes the "
                 "host that you name. Leave it out, or rent with --provider prime"
             )
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether a run that is put together here, of no file, is only to be shown."""
+        if "dry_run" in self.flags.model_fields_set:
+            return self.flags.dry_run
+        return read_variables(RLConfig, os.environ)[0].get(("dry_run",)) is True
 
     @property
     def resumes(self) -> bool:

@@ -70,6 +70,7 @@ _COMMANDS = {
     "init": "Write the configuration of an MCP environment.",
     "doctor": "Would it work here? Memory, versions, disk, model.",
     "list, status, logs, events": "See runs.",
+    "rollouts, curve": "See what one played, and how its reward went.",
     "attach, stop, resume": "Steer one.",
     "fork, clean": "Go on from a checkpoint; get disk back.",
     "pods": "Machines that are rented.",
@@ -95,6 +96,15 @@ def show_help(model: type[BaseConfig], prog: str, argv: Sequence[str]) -> None:
         _show_rl_page()
     else:
         _show_page(model, prog)
+
+
+def show_schema_help() -> None:
+    """Print the page of `rl schema`."""
+    what = (
+        "Prints the JSON Schemas of all configuration files as one object; with DIR each is written there as "
+        "a file, for editors that complete and check keys."
+    )
+    show_page("usage: rl schema [DIR]", what, {})
 
 
 def flag_rows() -> dict[str, Rows]:
@@ -147,4 +157,7 @@ def _show_section(model: type[BaseConfig], prog: str, name: str) -> None:
 def _where_the_rest_is(model: type[BaseConfig], prog: str) -> str:
     names = ", ".join(dict.fromkeys(dotted(one.path[:1]) for one in sections_of(model, prog) if one.path))
     count = len(set(flag_names(model)))
-    return f"{prog} {_ALL}: all {count} settings. {prog} --help SECTION: {names}."
+    return (
+        f"{prog} {_ALL}: all {count} settings. {prog} --help SECTION: {names}. "
+        "--version; --debug adds tracebacks to errors."
+    )

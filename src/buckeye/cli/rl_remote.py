@@ -9,12 +9,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from buckeye.cli.dry import show_described
 from buckeye.cli.rl_ask import confirm
 from buckeye.errors import UsageError
 from buckeye.run.gpu_layout import parse_gpus
 
 if TYPE_CHECKING:
     from buckeye.cli.rl_flags import TrainFlags
+    from buckeye.config.rl import RLConfig
+    from buckeye.remote.base import RemoteRequest
 
 _MODULE = "buckeye.remote.launch"  # by name: the command works without it
 
@@ -69,10 +72,22 @@ def _is_newer(built: str | None, pushed: str | None) -> bool:
 def start_remote(config_path: Path, flags: TrainFlags, *, resume: bool = False) -> int:
     """Carry the run out where the flags say, or go on with it there; the exit code."""
     refuse_remote_if_absent()
+    code: int = importlib.import_module(_MODULE).run_remote(config_path, _request(flags), resume=resume)
+    return code
+
+
+def show_remote(config_path: Path, config: RLConfig, flags: TrainFlags, *, resume: bool = False) -> None:
+    """Print what `start_remote` would order and send. The file of the configuration need not be there yet."""
+    refuse_remote_if_absent()
+    dry_run = importlib.import_module("buckeye.remote.dry_run")
+    show_described(*dry_run.describe(config_path, config, _request(flags), resume=resume))
+
+
+def _request(flags: TrainFlags) -> RemoteRequest:
     from buckeye.remote.base import GpuRequest, RemoteRequest
 
     gpus = parse_gpus(flags.gpus) if flags.gpus is not None else None
-    request = RemoteRequest(
+    return RemoteRequest(
         gpus=GpuRequest(count=gpus.count, type=gpus.type) if gpus is not None else None,
         provider="ssh" if flags.provider == "ssh" else "prime",
         hosts=tuple(flags.host),
@@ -84,5 +99,3 @@ def start_remote(config_path: Path, flags: TrainFlags, *, resume: bool = False) 
         disk_gb=flags.disk_gb,
         identity_file=flags.identity_file,
     )
-    code: int = importlib.import_module(_MODULE).run_remote(config_path, request, resume=resume)
-    return code

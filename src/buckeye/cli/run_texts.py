@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from buckeye.cli.tables import aligned
+from buckeye.columns import aligned
 from buckeye.run.cleaning import KINDS, WHAT_THEY_ARE, Deletable
 from buckeye.run.progress import human_duration
-from buckeye.run.status import ProcessStatus, RunStatus
+from buckeye.run.status import TREND_STEPS, ProcessStatus, RunStatus
 from buckeye.run.waits import sentence
 from buckeye.space import human_bytes
 
@@ -19,7 +19,15 @@ def run_list(runs: Iterable[RunStatus]) -> str:
     rows = [("name", "id", "state", "step", "reward", "started", "directory")]
     for run in runs:
         rows.append(
-            (run.name, run.run_id, run.state, _step(run), _reward(run), _date(run.started), run.directory)
+            (
+                run.name,
+                run.run_id,
+                _short_state(run),
+                _step(run),
+                _reward(run),
+                _date(run.started),
+                run.directory,
+            )
         )
     return aligned(rows)
 
@@ -51,7 +59,7 @@ def status_text(run: RunStatus, now: float) -> str:
 def event_line(event: Mapping[str, Any]) -> str:
     """`2026-01-31 12:00:00  attempt 1  checkpoint  step 10`."""
     details = {k: v for k, v in event.items() if k not in ("time", "event", "attempt") and v is not None}
-    words = " ".join(f"{name} {str(value).splitlines()[0]}" for name, value in details.items())
+    words = " ".join(f"{name} {str(value).partition(chr(10))[0]}" for name, value in details.items())
     return f"{_date(event['time'])}  attempt {event['attempt']}  {event['event']:<10}  {words}".rstrip()
 
 
@@ -78,7 +86,7 @@ def _ago(then: float, now: float) -> str:
 def _disk(run: RunStatus) -> str:
     text = f"{human_bytes(run.disk_used)} used, {human_bytes(run.disk_free)} free"
     if run.waits_for_disk:
-        text += f"; the run waits for more: rl clean {run.directory} --dry-run shows what can go"
+        text += f"; the run waits for more: `rl clean {run.directory} --dry-run` shows what can go"
     return text
 
 
@@ -91,11 +99,11 @@ def _reward(run: RunStatus) -> str:
 
 
 def _reward_and_trend(run: RunStatus) -> str:
-    if run.reward is None:
+    if run.reward_mean is None:
         return ""
-    if run.reward_change is None:
-        return _reward(run)
-    return f"{_reward(run)} (mean of ten steps: {run.reward_change:+.4f} against the ten before)"
+    over = f"mean of the last {TREND_STEPS} steps" if run.step > TREND_STEPS else "mean so far"
+    change = "" if run.reward_change is None else f", {run.reward_change:+.4f} against those before"
+    return f"{_reward(run)} ({over}: {run.reward_mean:.4f}{change})"
 
 
 def _state(run: RunStatus, now: float) -> str:
@@ -105,10 +113,17 @@ def _state(run: RunStatus, now: float) -> str:
         text = "paused: its launcher is suspended (kill -CONT wakes it up)"
     elif run.ended is not None:
         text = f"{run.state} {_ago(run.ended, now)}"
+    elif run.stale:
+        text = f"stale: {run.state} on {run.host} when it was last heard of, {_ago(run.seen, now)}"
     else:
-        text = f"{run.state} for {human_duration(now - run.started)}, on {run.host}"
+        lasted = human_duration(max(0.0, now - run.started))
+        text = f"{run.state} for {lasted}, on {run.host}, seen {_ago(run.seen, now)}"
     reason = run.reason.splitlines()[0] if run.reason else ""
     return f"{text}: {reason}" if reason else text
+
+
+def _short_state(run: RunStatus) -> str:
+    return f"stale ({run.state})" if run.stale else run.state
 
 
 def _process_table(processes: Sequence[ProcessStatus]) -> str:

@@ -1,4 +1,4 @@
-"""`buckeye rl list | status | logs | events | stop | attach | resume | clean | fork`."""
+"""`buckeye rl list | status | logs | events | rollouts | curve | stop | attach | resume | clean | fork`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from typing import Annotated, Any
 
 import typer
 
+from buckeye.cli.curve import curve
 from buckeye.cli.pages import Commands
+from buckeye.cli.rollouts import rollouts
 from buckeye.cli.run_texts import cleaning_table, event_line, run_list, status_text
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.remote.steer import is_remote, stop_remote, terminal_of
@@ -36,6 +38,9 @@ runs_app = Commands(
     no_args_is_help=True,
     add_completion=False,
 )
+
+runs_app.command()(rollouts)
+runs_app.command()(curve)
 
 _FOLLOW_SECONDS = 0.3
 
@@ -131,9 +136,12 @@ def stop(
 ) -> None:
     """Stop a run: the trainer finishes its step and checkpoints. Returns when nothing of it is left."""
     directory = find_run(run)
-    if is_remote(directory):
-        stop_remote(directory, now=now, timeout=timeout, tell=lambda line: typer.echo(line, err=True))
-    done = stop_run(directory, now=now, timeout=timeout, tell=lambda line: typer.echo(line, err=True))
+    stop_it = stop_remote if is_remote(directory) else stop_run
+    try:
+        done = stop_it(directory, now=now, timeout=timeout, tell=lambda line: typer.echo(line, err=True))
+    except KeyboardInterrupt:
+        typer.echo(f"It goes on to stop. To end it at once: buckeye rl stop {directory} --now", err=True)
+        raise
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(done)))
         return

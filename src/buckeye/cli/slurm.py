@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
+from buckeye.cli.dry import carry_out
 from buckeye.config.base import BaseConfig
 from buckeye.config.flags import apply, parse_flags
 from buckeye.config.problems import report
@@ -22,14 +23,13 @@ from buckeye.config.structure import fields_of
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError, RunError, UsageError
 from buckeye.run.directory import is_in_use, refuse_used
-from buckeye.run.gpu_layout import parse_gpus
+from buckeye.run.gpu_layout import alike, parse_gpus, short_name
 from buckeye.run.keys import keys_of_run
-from buckeye.run.resume import resume_command
+from buckeye.run.resume import resume_command, without_flags
 from buckeye.run.slurm import KEYS_FILE, LOG, SCRIPT, SlurmJob, exported, slurm_script, slurm_time
 from buckeye.storage import write_file
 
 _SUBMIT_SECONDS = 60.0
-_OF_A_START = ("--resume", "--dry-run")
 
 
 class SlurmFlags(BaseConfig):
@@ -51,8 +51,6 @@ class SlurmFlags(BaseConfig):
     """GPUs a node, as 8 or 8xH100; None is as many as the device ids say."""
     sbatch: list[str] = Field(default_factory=list)
     """Further options of sbatch, as --sbatch=--constraint=ib"""
-    dry_run: bool = False
-    """Print the script; submit nothing."""
 
 
 def is_for_slurm(argv: Sequence[str]) -> bool:
@@ -66,21 +64,25 @@ def start_slurm(argv: Sequence[str], load: Callable[[list[str]], RLConfig]) -> i
     flags, settings = _split(argv)
     if flags.launcher == "local":
         raise UsageError("--launcher local is what happens without it: leave it out")
-    words = [word for word in settings if word not in _OF_A_START]
     nodes = [] if flags.nodes is None else ["--cluster.nodes", str(flags.nodes)]
-    config = load([*words, *nodes])
-    job = _job(config, flags, words)
+    config = load([*settings, *nodes])
+    job = _job(config, flags, without_flags(settings, ("--resume", "--dry-run", "--no-dry-run")))
     script = slurm_script(job)
-    if flags.dry_run:
-        print(script, end="")
-        return 0
+    _tell_unsaid(flags)
+    return carry_out(
+        config,
+        show=lambda: print(script, end=""),
+        start=lambda: _submit_run(job, script, config, resume_command(["buckeye", "rl", *argv])),
+    )
+
+
+def _submit_run(job: SlurmJob, script: str, config: RLConfig, again: str) -> int:
     program = shutil.which("sbatch")
     if program is None:
         raise UsageError(
             "--launcher slurm: there is no sbatch here. Type this on a login node of the cluster"
         )
-    if "--resume" not in settings:
-        again = resume_command(["buckeye", "rl", *argv])
+    if not config.resume:
         refuse_used(config.output_dir, resume_command=again)
     if is_in_use(config.output_dir):
         raise UsageError(f"{config.output_dir} is in use by a run that is going on.")
@@ -136,12 +138,23 @@ def _job(config: RLConfig, flags: SlurmFlags, words: Sequence[str]) -> SlurmJob:
 def _gres(config: RLConfig, flags: SlurmFlags) -> str | None:
     if flags.gpus is not None:
         asked = parse_gpus(flags.gpus)
-        kind = f":{asked.type.partition('_')[0].lower()}" if asked.type is not None else ""
+        kind = f":{short_name(asked.type).lower()}" if asked.type else ""
         return f"gpu{kind}:{asked.count}"
     if config.trainer.model.device == "cpu":
         return None
     ids = [*config.trainer_gpu_ids, *(config.inference_gpu_ids if config.inference is not None else [])]
     return f"gpu:{max(ids) + 1}"
+
+
+def _tell_unsaid(flags: SlurmFlags) -> None:
+    """What the request for GPUs cannot say."""
+    asked = parse_gpus(flags.gpus) if flags.gpus is not None else None
+    if asked is not None and (others := alike(asked.type)):
+        print(
+            f"note: gpu:{short_name(asked.type).lower()} does not say how much memory: Slurm may give "
+            f"{' or '.join(others)}, too. Where that matters: --sbatch=--constraint=...",
+            file=sys.stderr,
+        )
 
 
 def _write_files(job: SlurmJob, script: str, config: RLConfig) -> None:

@@ -1,40 +1,12 @@
-"""Aligned columns as plain text: as wide as they are in a file or a pipe, folded to fit in a terminal."""
+"""Tables that commands print."""
 
 from __future__ import annotations
 
-import shutil
-import sys
-import textwrap
 from collections.abc import Sequence
 
-_NARROWEST = 8
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns, two spaces apart. In a terminal the widest columns are folded until all fit."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    return "\n".join(_lines(rows, width))
+from buckeye.columns import aligned
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print columns under their names on stdout."""
     print(aligned([header, *rows]))
-
-
-def _lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    while width is not None and sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > _NARROWEST:
-        widths[widths.index(max(widths))] -= 1
-    lines = []
-    for row in rows:
-        cells = [_folded(cell, room) for cell, room in zip(row, widths, strict=True)]
-        for number in range(max(map(len, cells))):
-            pieces = [cell[number] if number < len(cell) else "" for cell in cells]
-            line = "  ".join(piece.ljust(room) for piece, room in zip(pieces, widths, strict=True))
-            lines.append(line.rstrip())
-    return lines
-
-
-def _folded(cell: str, room: int) -> list[str]:
-    """The lines of a cell; what fits stays as it is."""
-    return [cell] if len(cell) <= room else textwrap.wrap(cell, room) or [""]

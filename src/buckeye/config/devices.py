@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from buckeye.config.problems import Problem
-from buckeye.config.rl import RLConfig
 from buckeye.config.settings import MISSING, KeyPath, Layer, Place, Settings, dotted
 
 _INFERENCE_IDS: KeyPath = ("inference_gpu_ids",)
@@ -21,6 +20,10 @@ _NODES: KeyPath = ("cluster", "nodes")
 _TRAINER_NODES: KeyPath = ("cluster", "trainer_nodes")
 _MOST_DEVICES = 1024
 _SHARED_GPU_MEMORY = 0.4
+
+INFERENCE_DEVICES = [0]
+TRAINER_DEVICES = [1]
+"""Those of a run that names none."""
 
 
 def share_devices(settings: Settings) -> list[Problem]:
@@ -61,7 +64,7 @@ def _trainer(settings: Settings) -> list[Problem]:
     ids = settings.get(_TRAINER_IDS)
     if ids is MISSING:
         ids = _free_devices(settings)
-        if ids != RLConfig.model_fields["trainer_gpu_ids"].default:
+        if ids != TRAINER_DEVICES:
             reasons = (_TRAINER_TP, _REPLICATE, _INFERENCE_IDS)
             place = next((place for path in reasons if (place := settings.place(path))), None)
             settings.put(_TRAINER_IDS, ids, place or _place(settings, _INFERENCE_IDS))
@@ -85,9 +88,9 @@ def _trainer_nodes(settings: Settings) -> int:
 def _share_memory(settings: Settings) -> None:
     """Leave the trainer room on a GPU that inference uses too: vLLM takes its part of the memory at once."""
     ids = []
-    for path in (_INFERENCE_IDS, _TRAINER_IDS):
+    for path, default in ((_INFERENCE_IDS, INFERENCE_DEVICES), (_TRAINER_IDS, TRAINER_DEVICES)):
         value = settings.get(path)
-        ids.append(RLConfig.model_fields[str(path[0])].default if value is MISSING else value)
+        ids.append(default if value is MISSING else value)
     if all(map(_are_ids, ids)) and set(ids[0]) & set(ids[1]) and settings.get(_MEMORY) is MISSING:
         settings.put(_MEMORY, _SHARED_GPU_MEMORY, _place(settings, _TRAINER_IDS))
 
@@ -96,7 +99,7 @@ def _free_devices(settings: Settings) -> list[int]:
     """The trainer's devices if none are given: as few as its settings allow, none of inference's."""
     asked = [settings.get(path) for path in (_TRAINER_TP, _REPLICATE)]
     count = math.prod(value for value in asked if _is_count(value))
-    first: int = RLConfig.model_fields["trainer_gpu_ids"].default[0]
+    first = TRAINER_DEVICES[0]
     default = list(range(first, first + min(count, _MOST_DEVICES)))
     taken = settings.get(_INFERENCE_IDS)
     if not _are_ids(taken) or not set(default) & set(taken):

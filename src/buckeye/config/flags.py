@@ -171,7 +171,7 @@ class _Parser:
         elif given.lstrip().startswith("{") or is_none(given, shape):
             self._parsed(path, shape, given, place)
         else:
-            self._problem(Problem(place=place, message=_no_section(given, place)))
+            self._problem(Problem(place=place, message=_no_section(given, place, shape)))
 
     def _setting(self, path: KeyPath, shape: Shape, given: str | None, place: Place) -> None:
         if given is None and (self._peek() or "").startswith(AT):
@@ -233,9 +233,11 @@ class _Parser:
         self.flags.problems.append(problem)
 
 
-def _no_section(word: str, place: Place) -> str:
+def _no_section(word: str, place: Place, shape: Shape) -> str:
     if Path(word).suffix in (".toml", ".json"):
         return f"to read a file, write {place.text} @ {word}"
+    if len(shape.tables) > 1:
+        return f"{word!r} is no section. To choose its kind, write {place.text}.type {word}"
     return (
         f"{word!r} is no section. Set what is in it ({place.text}.NAME VALUE), or give a file (@ FILE.toml)."
     )

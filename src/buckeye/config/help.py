@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from buckeye.config.base import BaseConfig
 from buckeye.config.problems import closest, did_you_mean
 from buckeye.config.settings import KeyPath, dotted, flag_of
 from buckeye.config.structure import Shape, fields_of
+from buckeye.config.supported import Rule, rules_by_path
 from buckeye.errors import UsageError
 
 _FLAG_WIDTH = 38
@@ -56,7 +57,7 @@ def help_text(model: type[BaseConfig], prog: str) -> str:
 def sections_of(model: type[BaseConfig], prog: str) -> list[Section]:
     """All sections, each before those in it; the first is the root. One that has several classes, told apart
     by `type`, is there once for each."""
-    return list(_sections(model, (), f"{prog}:", ""))
+    return list(_sections(model, (), f"{prog}:", "", rules_by_path(model)))
 
 
 def sections_named(model: type[BaseConfig], prog: str, name: str) -> list[Section]:
@@ -99,40 +100,53 @@ def _words(path: Sequence[str | int]) -> tuple[str, ...]:
     return tuple(key for key in path if isinstance(key, str))
 
 
-def _sections(model: type[BaseConfig], path: KeyPath, title: str, text: str) -> Iterator[Section]:
+def _sections(
+    model: type[BaseConfig], path: KeyPath, title: str, text: str, rules: Mapping[KeyPath, Rule]
+) -> Iterator[Section]:
     fields = model.model_fields
     shapes = fields_of(model)
     plain = {name: shape for name, shape in shapes.items() if not _holds_sections(shape)}
-    lines = tuple((flag_of((*path, name)), _meaning(shape, fields[name])) for name, shape in plain.items())
+    lines = tuple(
+        (flag_of((*path, name)), _meaning(shape, fields[name], rules.get((*path, name))))
+        for name, shape in plain.items()
+    )
     yield Section(path, title, text, lines)
     for name, shape in shapes.items():
         if name not in plain:
-            yield from _inner((*path, name), shape, fields[name])
+            yield from _inner((*path, name), shape, fields[name], rules)
 
 
 def _holds_sections(shape: Shape) -> bool:
     return bool(shape.tables or (shape.element is not None and shape.element.tables))
 
 
-def _inner(path: KeyPath, shape: Shape, info: FieldInfo) -> Iterator[Section]:
+def _inner(path: KeyPath, shape: Shape, info: FieldInfo, rules: Mapping[KeyPath, Rule]) -> Iterator[Section]:
     is_list = shape.element is not None
     tables = shape.element.tables if shape.element is not None else shape.tables
     below = (*path, 0) if is_list else path
     header = f"[[{dotted(path)}]]" if is_list else f"[{dotted(path)}]"
     state = " Off by default." if info.get_default() is None and shape.optional else ""
+    state += _remark(rules.get(path), shape)
     for table in tables:
         kind = f' type = "{fields_of(table)["type"].choices[0]}":' if len(tables) > 1 else ""
         text = summary_of(table) if kind else (info.description or "")
-        yield from _sections(table, below, f"{header}{kind}", f"{text}{state}")
+        yield from _sections(table, below, f"{header}{kind}", f"{text}{state}", rules)
 
 
-def _meaning(shape: Shape, info: FieldInfo) -> str:
+def _meaning(shape: Shape, info: FieldInfo, rule: Rule | None) -> str:
     default = (
         "required"
         if info.is_required()
         else f"default {_written(info.get_default(call_default_factory=True))}"
     )
-    return f"{info.description} ({shape.expected()}; {default})"
+    return f"{info.description} ({shape.expected()}; {default}){_remark(rule, shape)}"
+
+
+def _remark(rule: Rule | None, shape: Shape) -> str:
+    """Which of the values are not built."""
+    if rule is None or (shape.choices and not any(map(rule.matters, shape.choices))):
+        return ""
+    return f" {'Other values are refused' if rule.level == 'error' else 'Taken, but'}: {rule.message}"
 
 
 def _written(value: Any) -> str:

@@ -12,8 +12,6 @@ from buckeye.config.flags import FileReference, apply, parse_flags
 from buckeye.config.help import help_text
 from buckeye.config.names import use_field_names
 from buckeye.config.problems import Problem, report
-from buckeye.config.propagate import propagate
-from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Settings
 from buckeye.config.source import read_file
 from buckeye.config.supported import check_supported
@@ -40,8 +38,6 @@ def load_with_warnings(
 ) -> tuple[T, list[str]]:
     """As `load_config`, with a line for every setting that is accepted but only costs speed or memory."""
     settings, problems = _gather(model, argv, os.environ if environ is None else environ)
-    if model is RLConfig:
-        problems += propagate(settings)
     config, wrong = validate(model, settings)
     problems += wrong
     unsupported = [] if config is None else list(_unsupported(config, settings))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag, model_validator
 
-from buckeye.config.base import BaseConfig, conflict, variant
+from buckeye.config.base import BaseConfig, OwnFunctionConfig, conflict, variant
 
 Level = Literal["token", "sequence", "geometric"]
 Normalization = Literal["token", "sequence", "constant"]
@@ -77,6 +78,10 @@ class BaseLossConfig(BaseConfig):
 class MaskedRatioLossConfig(BaseLossConfig):
     """Importance-weighted policy gradient without tokens of extreme ratios (the default)."""
 
+    known_as: ClassVar[Mapping[str, str]] = {
+        "icepop": 'type = "masked_ratio", mask_ratio_low = 0.5, mask_ratio_high = 5.0'
+    }
+
     type: Literal["masked_ratio"] = "masked_ratio"
     """The loss."""
     ratio_type: Literal["token", "sequence"] = "token"
@@ -141,6 +146,12 @@ class ClippedRatioLossConfig(NormalizedLossConfig):
 class PPOLossConfig(ClippedRatioLossConfig):
     """PPO's clipped ratio: GRPO's loss, and DAPO's with clip_high = 0.28."""
 
+    known_as: ClassVar[Mapping[str, str]] = {
+        "grpo": 'type = "ppo", normalization = "sequence", kl_coef = 0.04, and in the orchestrator '
+        'advantage.std_norm = "local"; or without a divisor type = "dr_grpo"',
+        "dapo": 'type = "ppo", clip_high = 0.28, and in the orchestrator zero_spread = "drop"',
+    }
+
     type: Literal["ppo"] = "ppo"
     """The loss."""
 
@@ -169,6 +180,10 @@ class GSPOLossConfig(NormalizedLossConfig):
 
 class CISPOLossConfig(NormalizedLossConfig):
     """Policy gradient with a clipped importance weight: every token keeps its gradient."""
+
+    known_as: ClassVar[Mapping[str, str]] = {
+        "tis": 'type = "cispo", clip_high = C - 1; or any other loss with correction.type = "truncate"'
+    }
 
     type: Literal["cispo"] = "cispo"
     """The loss."""
@@ -205,6 +220,10 @@ class DPPOLossConfig(NormalizedLossConfig):
 class DecoupledPPOLossConfig(NormalizedLossConfig):
     """PPO's clipping around a proximal policy between the sampler's and the present one, by staleness."""
 
+    known_as: ClassVar[Mapping[str, str]] = {
+        "areal": 'type = "decoupled_ppo", correction = {type = "mask", low = 0.0, high = 5.0}'
+    }
+
     type: Literal["decoupled_ppo"] = "decoupled_ppo"
     """The loss."""
     clip_low: ClipFraction = 0.2
@@ -213,26 +232,31 @@ class DecoupledPPOLossConfig(NormalizedLossConfig):
     """The ratio to the proximal policy is clipped above 1 + clip_high."""
 
 
-class CustomLossConfig(NormalizedLossConfig):
+class ReinforceLossConfig(NormalizedLossConfig):
+    """The plain policy gradient, blind to who sampled: for synchronous runs, and to compare with."""
+
+    known_as: ClassVar[Mapping[str, str]] = {
+        "rloo": 'type = "reinforce", and in the orchestrator advantage.leave_one_out = true'
+    }
+
+    type: Literal["reinforce"] = "reinforce"
+    """The loss."""
+
+    @model_validator(mode="after")
+    def _has_no_weights(self) -> ReinforceLossConfig:
+        if isinstance(self.correction, TruncateCorrectionConfig):
+            raise conflict(
+                "reinforce has no importance weights to truncate; cispo is this loss with truncated weights",
+                "correction.type",
+            )
+        return self
+
+
+class CustomLossConfig(NormalizedLossConfig, OwnFunctionConfig):
     """A function of your own."""
 
     type: Literal["custom"] = "custom"
     """The loss."""
-    import_path: str
-    """Where it is: `module:function`, or `path/to/file.py:function`."""
-    kwargs: dict[str, Any] = {}
-    """Its further arguments."""
-
-    @model_validator(mode="after")
-    def _names_a_function(self) -> CustomLossConfig:
-        module, _, function = self.import_path.rpartition(":")
-        if not module or not function.isidentifier():
-            raise conflict(
-                f"import_path = {self.import_path!r} names no function; write module:function or "
-                "path/to/file.py:function",
-                "import_path",
-            )
-        return self
 
 
 LossConfig = Annotated[
@@ -243,6 +267,7 @@ LossConfig = Annotated[
     | Annotated[CISPOLossConfig, Tag("cispo")]
     | Annotated[DPPOLossConfig, Tag("dppo")]
     | Annotated[DecoupledPPOLossConfig, Tag("decoupled_ppo")]
+    | Annotated[ReinforceLossConfig, Tag("reinforce")]
     | Annotated[CustomLossConfig, Tag("custom")],
     variant("masked_ratio"),
 ]

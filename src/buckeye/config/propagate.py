@@ -1,77 +1,111 @@
 """What the processes of a run share is set once and flows to where it is absent.
 
-This works on raw settings, before validation. An error is only where two places disagree. The values of the
-run itself (`max_steps`, not `trainer.max_steps`) stand over those of its processes if they come from a higher
-layer: `--max-steps 5` changes what the files of trainer and orchestrator say.
+It is part of the validation of `RLConfig`, and works on raw settings. What is shared follows from the fields
+of the classes: every setting of the run that a process has, too. An error is only where two places disagree.
+The values of the run itself (`max_steps`, not `trainer.max_steps`) stand over those of its processes if they
+come from a higher layer: `--max-steps 5` changes what the files of trainer and orchestrator say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import PurePath
 from typing import Any
 
+from buckeye.config.base import BaseConfig
 from buckeye.config.devices import share_devices
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.problems import Problem
 from buckeye.config.settings import MISSING, KeyPath, Layer, Place, Settings, dotted, flag_of
+from buckeye.config.structure import fields_of, shape_at
 from buckeye.config.trainer import LoRAConfig
 
 _ROLES = ("trainer", "orchestrator", "inference")
 _LEARNING_ROLES = ("trainer", "orchestrator")
+_ELSEWHERE: Mapping[KeyPath, KeyPath] = {("max_model_len",): ("inference", "model", "max_model_len")}
+"""Settings of the run that a process has under another name."""
+_MAY_DIFFER = ("seq_len",)
+"""Rows of the trainer may be longer than rollouts."""
+_OWN_FIRST = ("log",)
+"""The run's are for processes that say nothing, in whatever layer."""
+_IN_PYTHON = Place("given", Layer.FLAG)
+
+
+@dataclass(slots=True)
+class Reading:
+    """The context of a validation: settings that know where they were written, and, after it, where those
+    that are shared disagree."""
+
+    settings: Settings
+    problems: list[Problem] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """One value that several processes have: `run` sets it for all, `members` are the processes' own.
+    """A setting of the run at `path` that the processes have at `members`.
 
-    With `equal`, members that say different things are an error. The run's own setting gets the value too,
-    if its section is there; with `resolve` in any case. With `none`, None is a value like others; else it
-    says nothing.
+    `section` says that it is one which can be off. `none` says that None is a value like others; else it says
+    nothing. `resolved` says that the run's own gets the value, too, if it is set for a process only.
     """
 
-    run: str
-    members: tuple[str, ...]
-    equal: bool = True
-    resolve: bool = False
-    none: bool = False
+    path: KeyPath
+    members: tuple[KeyPath, ...]
+    section: bool
+    none: bool
+    resolved: bool
 
 
-def _each(roles: Sequence[str], name: str) -> tuple[str, ...]:
-    return tuple(f"{role}.{name}" for role in roles)
+@cache
+def shared_settings(model: type[BaseConfig]) -> tuple[Shared, ...]:
+    """What the class of a run and those of its processes have in common; sections before what is in them."""
+    return tuple(_shared(model, model, ()))
 
 
-_SHARED = (
-    Shared("output_dir", _each(_ROLES, "output_dir"), resolve=True),
-    Shared("max_steps", _each(_LEARNING_ROLES, "max_steps")),
-    Shared("max_async_level", _each(_LEARNING_ROLES, "max_async_level")),
-    Shared("model.name", _each(_ROLES, "model.name")),
-    Shared("seq_len", _each(_LEARNING_ROLES, "seq_len"), equal=False),
-    Shared("bench", _each(_LEARNING_ROLES, "bench")),
-    Shared("ckpt.interval", _each(_LEARNING_ROLES, "ckpt.interval"), none=True),
-    Shared("ckpt.resume_step", _each(_LEARNING_ROLES, "ckpt.resume_step")),
-    Shared("ckpt.keep", _each(_LEARNING_ROLES, "ckpt.keep"), none=True),
-    Shared("wandb.project", _each(_LEARNING_ROLES, "wandb.project"), resolve=True),
-    Shared("wandb.offline", _each(_LEARNING_ROLES, "wandb.offline"), resolve=True),
-    Shared("wandb.name", _each(_LEARNING_ROLES, "wandb.name"), resolve=True),
-    Shared("wandb.id", _each(_LEARNING_ROLES, "wandb.id"), resolve=True),
-    Shared("wandb.log_extras", _each(_LEARNING_ROLES, "wandb.log_extras"), resolve=True),
-    Shared("weight_broadcast.type", _each(_ROLES, "weight_broadcast.type")),
-    Shared("max_model_len", ("inference.model.max_model_len",)),
-)
-_OPTIONAL_SECTIONS = ("ckpt", "wandb")
+def _shared(model: type[BaseConfig], table: type[BaseConfig], above: KeyPath) -> Iterator[Shared]:
+    for name, shape in fields_of(table).items():
+        path: KeyPath = (*above, name)
+        same = [(role, *path) for role in _ROLES]
+        members = tuple(p for p in [*same, _ELSEWHERE.get(path)] if p and shape_at(model, p) is not None)
+        if not members:
+            continue
+        default = table.model_fields[name].get_default()
+        if not shape.tables:
+            none = shape.optional and default is not None
+            yield Shared(path, members, section=False, none=none, resolved=bool(above) or default is not None)
+            continue
+        if all((found := shape_at(model, p)) is not None and found.optional for p in members):
+            yield Shared(path, members, section=True, none=False, resolved=False)
+        for inner in shape.tables:
+            yield from _shared(model, inner, path)
 
 
-def propagate(settings: Settings) -> list[Problem]:
+def raw(value: Any) -> Any:
+    """Configuration objects as nested dicts of what was set in them."""
+    if isinstance(value, BaseConfig):
+        names = [n for n in type(value).model_fields if n in value.model_fields_set or n == "type"]
+        return {name: raw(getattr(value, name)) for name in names}
+    if isinstance(value, dict):
+        return {key: raw(item) for key, item in value.items()}
+    return [raw(item) for item in value] if isinstance(value, list) else value
+
+
+def in_python(values: dict[str, Any]) -> Settings:
+    """The settings that a caller of the class hands over."""
+    return Settings(raw(values), {(name,): _IN_PYTHON for name in values})
+
+
+def propagate(model: type[BaseConfig], settings: Settings) -> list[Problem]:
     """Complete the settings of an `rl` run in place, and return where they disagree."""
     problems = list(_share_resume(settings))
-    for section in _OPTIONAL_SECTIONS:
-        problems += _share_section(settings, section)
-    for shared in _SHARED:
-        problems += _share(settings, shared)
-    for key in ("log.level", "log.file"):
-        _fill(settings, _entry(settings, _path(key)), [_path(name) for name in _each(_ROLES, key)])
+    for shared in shared_settings(model):
+        if shared.section:
+            problems += _share_section(settings, shared)
+        elif shared.path[0] in _OWN_FIRST:
+            _fill(settings, _entry(settings, shared.path), shared.members)
+        else:
+            problems += _share(settings, shared)
     _bound_sequences(settings)
     _make_room_for_adapters(settings)
     return problems + share_devices(settings)
@@ -87,10 +121,6 @@ class _Entry:
 
     def __str__(self) -> str:
         return f"{dotted(self.path)} = {_written(self.value)} ({self.place.text})"
-
-
-def _path(name: str) -> KeyPath:
-    return tuple(name.split("."))
 
 
 def _entry(settings: Settings, path: KeyPath) -> _Entry | None:
@@ -121,10 +151,10 @@ def _share_resume(settings: Settings) -> Iterator[Problem]:
     yield from _impose(settings, newest, [(*owner, "resume_step") for owner in owners])
 
 
-def _share_section(settings: Settings, name: str) -> Iterator[Problem]:
+def _share_section(settings: Settings, shared: Shared) -> Iterator[Problem]:
     """If one process has this optional section, all have; if one has it off, none has."""
-    paths = [(role, name) for role in _LEARNING_ROLES]
-    run = _entry(settings, (name,))
+    paths = shared.members
+    run = _entry(settings, shared.path)
     if run is not None and run.value is None:
         _turn_off(settings, run, paths)
     entries = [e for path in paths if (e := _entry(settings, path)) is not None]
@@ -138,7 +168,7 @@ def _share_section(settings: Settings, name: str) -> Iterator[Problem]:
         if on[0] is run and on[0].place.layer > off.place.layer:
             settings.copy(on[0].path, off.path, {}, on[0].place)
         else:
-            yield _disagreement(off, on[0], (name,))
+            yield _disagreement(off, on[0], shared.path)
     _fill(settings, _Entry(on[0].path, {}, on[0].place), paths)
 
 
@@ -154,22 +184,21 @@ def _turn_off(settings: Settings, run: _Entry, paths: Sequence[KeyPath]) -> None
 
 
 def _share(settings: Settings, shared: Shared) -> Iterator[Problem]:
-    members = [_path(name) for name in shared.members]
-    run = _entry(settings, _path(shared.run))
+    run = _entry(settings, shared.path)
     if run is not None and (shared.none or run.value is not None):
-        yield from _impose(settings, run, members)
+        yield from _impose(settings, run, shared.members)
         return
-    entries = [entry for path in members if (entry := _entry(settings, path)) is not None]
+    entries = [entry for path in shared.members if (entry := _entry(settings, path)) is not None]
     if not entries:
         return
     first = entries[0]
     for other in entries[1:]:
-        if shared.equal and not _same(first.value, other.value):
-            yield _disagreement(first, other, _path(shared.run))
-    _fill(settings, first, members)
-    section = settings.get(_path(shared.run)[:-1])
-    if shared.resolve or ("." in shared.run and isinstance(section, dict)):
-        _fill(settings, first, [_path(shared.run)])
+        if shared.path[0] not in _MAY_DIFFER and not _same(first.value, other.value):
+            yield _disagreement(first, other, shared.path)
+    _fill(settings, first, shared.members)
+    section = shared.path[:-1]
+    if shared.resolved and (not section or isinstance(settings.get(section), dict)):
+        _fill(settings, first, [shared.path])
 
 
 def _impose(settings: Settings, run: _Entry, members: Sequence[KeyPath]) -> Iterator[Problem]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag, model_validator
 
-from buckeye.config.base import BaseConfig, conflict, variant
+from buckeye.config.base import BaseConfig, OwnFunctionConfig, conflict, variant
 
 
 class _GroupComparison(BaseConfig):
@@ -23,6 +24,13 @@ class _GroupComparison(BaseConfig):
 class GroupAdvantageConfig(_GroupComparison):
     """The reward minus its group's mean."""
 
+    known_as: ClassVar[Mapping[str, str]] = {
+        "grpo": 'type = "group", std_norm = "local"',
+        "dr_grpo": 'type = "group", the default',
+        "rloo": 'type = "group", leave_one_out = true',
+        "reinforce": 'type = "group", the default: the mean of the group is the baseline',
+    }
+
     type: Literal["group"] = "group"
     """How rewards become advantages."""
 
@@ -37,16 +45,28 @@ class MaxRLAdvantageConfig(BaseConfig):
 class TurnAdvantageConfig(_GroupComparison):
     """Each turn's return (its own and later rewards) minus the group's mean return of that turn."""
 
+    known_as: ClassVar[Mapping[str, str]] = {
+        "gae": 'type = "turn", with a discount: returns of turns against the group, without a value model'
+    }
+
     type: Literal["turn"] = "turn"
     """How rewards become advantages."""
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     """How much less a reward counts for every turn that it comes later."""
 
 
+class CustomAdvantageConfig(OwnFunctionConfig):
+    """What a function of your own makes of a group."""
+
+    type: Literal["custom"] = "custom"
+    """How rewards become advantages."""
+
+
 AdvantageConfig = Annotated[
     Annotated[GroupAdvantageConfig, Tag("group")]
     | Annotated[MaxRLAdvantageConfig, Tag("max_rl")]
-    | Annotated[TurnAdvantageConfig, Tag("turn")],
+    | Annotated[TurnAdvantageConfig, Tag("turn")]
+    | Annotated[CustomAdvantageConfig, Tag("custom")],
     variant("group"),
 ]
 
@@ -67,6 +87,8 @@ class RewardShapingConfig(BaseConfig):
     """Subtracted in proportion to the length; a rollout of max_length loses all of it."""
     max_length: PositiveInt | None = None
     """The length at which both penalties are full; None is sampling.max_tokens."""
+    function: OwnFunctionConfig | None = None
+    """What a function of your own adds: it sees the task, what was said, and what each component paid."""
 
     @property
     def measures_length(self) -> bool:

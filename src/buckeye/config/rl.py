@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, model_validator
 
 from buckeye.config.base import BaseConfig, conflict
 from buckeye.config.cluster import ClusterConfig
+from buckeye.config.devices import INFERENCE_DEVICES, TRAINER_DEVICES
 from buckeye.config.disk import DiskConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.config.problems import report
+from buckeye.config.propagate import Reading, in_python, propagate
 from buckeye.config.shared import CheckpointConfig, LogConfig, WandbConfig
 from buckeye.config.supervision import SupervisionConfig
 from buckeye.config.trainer import TrainerConfig
@@ -48,9 +51,9 @@ class RLConfig(BaseConfig):
     """The orchestrator."""
     inference: InferenceConfig | None = None
     """The inference servers; None uses those of orchestrator.client."""
-    inference_gpu_ids: DeviceIds = [0]
+    inference_gpu_ids: DeviceIds = INFERENCE_DEVICES
     """Devices of inference on each of its nodes: GPUs, or CPU slots where there is none."""
-    trainer_gpu_ids: DeviceIds = [1]
+    trainer_gpu_ids: DeviceIds = TRAINER_DEVICES
     """Devices of the trainer on each of its nodes, one a rank."""
     output_dir: Path = Path("outputs")
     """Where everything is written."""
@@ -86,6 +89,18 @@ class RLConfig(BaseConfig):
     """When a process counts as hanging, and how often what died is started again."""
     cluster: ClusterConfig = ClusterConfig()
     """The hosts of the run, if it has more than one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share(cls, given: Any, info: ValidationInfo) -> Any:
+        """What the processes share flows to where it is absent."""
+        if not isinstance(given, dict):
+            return given
+        reading = info.context if isinstance(info.context, Reading) else Reading(in_python(given))
+        reading.problems += propagate(cls, reading.settings)
+        if reading.problems and reading is not info.context:
+            raise conflict(report(reading.problems).rstrip("."))
+        return reading.settings.values
 
     @property
     def trainer_ranks(self) -> int:

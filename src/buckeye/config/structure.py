@@ -68,6 +68,15 @@ def shape_of(model: type[BaseConfig]) -> Shape:
     return Shape(tables=(model,))
 
 
+def shape_at(model: type[BaseConfig], path: KeyPath) -> Shape | None:
+    """What may stand at a path, None if there is no such setting."""
+    shape: Shape | None = shape_of(model)
+    for key in path:
+        if shape is not None:
+            shape = shape.element if isinstance(key, int) else shape.find(key)
+    return shape
+
+
 def all_classes(model: type[BaseConfig]) -> list[type[BaseConfig]]:
     """The class and those of all sections in it, each once."""
     found = {model: None}

@@ -15,6 +15,7 @@ from buckeye.config.evals import EvalsConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.problems import Level, Problem
+from buckeye.config.propagate import shared_settings
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath
 from buckeye.config.sft import SFTConfig
@@ -204,6 +205,12 @@ _EVALS = (
     Rule("sampling.seed", _is_given, "error", "set `seed`."),
 )
 
+_PARTS: dict[KeyPath, type[BaseConfig]] = {
+    ("trainer",): TrainerConfig,
+    ("orchestrator",): OrchestratorConfig,
+    ("inference",): InferenceConfig,
+}
+
 RULES: dict[type[BaseConfig], tuple[Rule, ...]] = {
     TrainerConfig: _TRAINER,
     SFTConfig: _TRAINER,
@@ -213,15 +220,24 @@ RULES: dict[type[BaseConfig], tuple[Rule, ...]] = {
 }
 
 
+def rules_by_path(model: type[BaseConfig]) -> dict[KeyPath, Rule]:
+    """What help has to say of settings: those of `RULES`, which hold whatever else is set."""
+    rules: dict[KeyPath, Rule] = {}
+    parts = _PARTS if model is RLConfig else {(): model}
+    for prefix, part in parts.items():
+        for rule in RULES.get(part, ()):
+            rules[(*prefix, *rule.path.split("."))] = rule
+    if model is RLConfig:
+        for shared in shared_settings(model):
+            rules.update((shared.path, rules[path]) for path in shared.members if path in rules)
+    return rules
+
+
 def check_supported(config: BaseConfig) -> list[Problem]:
     """Which settings ask for what this version does not do. A problem's path starts at `config`."""
     if isinstance(config, RLConfig):
-        parts: list[tuple[str, BaseConfig | None]] = [
-            ("trainer", config.trainer),
-            ("orchestrator", config.orchestrator),
-            ("inference", config.inference),
-        ]
-        found = [p for name, part in parts if part is not None for p in _check(part, (name,))]
+        parts = [(path, getattr(config, str(path[0]))) for path in _PARTS]
+        found = [p for path, part in parts if part is not None for p in _check(part, path)]
         return [*found, *_whole_run(config)]
     return list(_check(config, ()))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -12,43 +12,38 @@ from pydantic_core import ErrorDetails
 from buckeye.config.base import CONFLICT, BaseConfig
 from buckeye.config.names import resolve, unknown_setting
 from buckeye.config.problems import Problem, closest, did_you_mean
+from buckeye.config.propagate import Reading
 from buckeye.config.settings import MISSING, KeyPath, Settings, dotted, flag_of
-from buckeye.config.structure import Shape, fields_of, shape_of
+from buckeye.config.structure import Shape, fields_of, shape_at, shape_of
 
 T = TypeVar("T", bound=BaseConfig)
 _LONGEST_VALUE = 60
 
 
 def validate(model: type[T], settings: Settings) -> tuple[T | None, list[Problem]]:
-    """The configuration, None if there are problems."""
-    problems = list(_bools_for_numbers(model, settings))
+    """The configuration, None if there are problems. What a run's processes share is spread in place."""
+    reading, config, wrong = Reading(settings), None, []
     try:
-        config = model.model_validate(settings.values)
+        config = model.model_validate(settings.values, context=reading)
     except ValidationError as error:
-        return None, problems + [_problem(model, settings, one) for one in error.errors(include_url=False)]
+        wrong = [_problem(model, settings, one) for one in error.errors(include_url=False)]
+    problems = [*reading.problems, *_bools_for_numbers(model, settings), *wrong]
     return (None if problems else config), problems
 
 
 def _bools_for_numbers(model: type[BaseConfig], settings: Settings) -> Iterator[Problem]:
     """pydantic takes true for 1; a person who wrote it meant something else."""
     for path, value in settings.leaves():
-        shape = _shape_at(model, path) if isinstance(value, bool) else None
+        shape = shape_at(model, path) if isinstance(value, bool) else None
         if shape is not None and shape.scalars and bool not in shape.scalars:
             yield _wrong_value(settings, settings.origin(path), value, shape)
-
-
-def _shape_at(model: type[BaseConfig], path: KeyPath) -> Shape | None:
-    shape: Shape | None = shape_of(model)
-    for key in path:
-        if shape is not None:
-            shape = shape.element if isinstance(key, int) else shape.find(key)
-    return shape
 
 
 def _problem(model: type[BaseConfig], settings: Settings, error: ErrorDetails) -> Problem:
     kind = error["type"]
     path, owner, shape = _locate(model, error["loc"])
     path = settings.origin(path)
+    known_as: dict[str, str] = {}
     if kind == CONFLICT:
         return _conflict(settings, path, error["ctx"])
     if kind == "extra_forbidden":
@@ -57,11 +52,12 @@ def _problem(model: type[BaseConfig], settings: Settings, error: ErrorDetails) -
         return Problem(path=path, place=settings.places.get(path[:-1]), message=_required(path, shape))
     if kind == "union_tag_invalid":
         path = (*path, "type")
+        known_as = {n: words for t in shape.tables for n, words in t.known_as.items()} if shape else {}
         shape = shape.find("type") if shape is not None else None
     value = settings.get(path)
     if shape is None or value is MISSING:
         return Problem(path=path, place=settings.place(path), message=f"{error['msg']}.")
-    return _wrong_value(settings, path, value, shape)
+    return _wrong_value(settings, path, value, shape, known_as)
 
 
 def _locate(model: type[BaseConfig], loc: tuple[str | int, ...]) -> tuple[KeyPath, Shape, Shape | None]:
@@ -89,9 +85,6 @@ def _locate(model: type[BaseConfig], loc: tuple[str | int, ...]) -> tuple[KeyPat
 def _unknown(model: type[BaseConfig], settings: Settings, path: KeyPath, owner: Shape) -> Problem:
     """A setting that does not exist, or only in another variant of the section."""
     place = settings.place(path)
-    whole = resolve(model, [str(key) for key in path])
-    if whole.shape is None:
-        return unknown_setting(model, path, place, owner)
     section = resolve(model, [str(key) for key in path[:-1]]).owner
     others = [
         kind
@@ -99,6 +92,8 @@ def _unknown(model: type[BaseConfig], settings: Settings, path: KeyPath, owner: 
         if path[-1] in fields_of(table)
         for kind in fields_of(table)["type"].choices
     ]
+    if not others:
+        return unknown_setting(model, path, place, owner)
     own = fields_of(owner.tables[0])["type"].choices[0]
     message = f"only with {dotted((*path[:-1], 'type'))} = {' or '.join(others)}, and it is {own}."
     return Problem(path=path, place=place, message=message)
@@ -128,9 +123,13 @@ def _where(settings: Settings, path: KeyPath) -> str:
     return place.text if place is not None else "by default"
 
 
-def _wrong_value(settings: Settings, path: KeyPath, value: Any, shape: Shape) -> Problem:
+def _wrong_value(
+    settings: Settings, path: KeyPath, value: Any, shape: Shape, known_as: Mapping[str, str] | None = None
+) -> Problem:
+    meant = (known_as or {}).get(str(value).lower().replace("-", "_"))
     near = closest(value, map(str, shape.choices)) if isinstance(value, str) else []
-    message = f"is {_shown(value)}; expected {shape.expected()}.{did_you_mean(near)}"
+    hint = f" What is called {value} elsewhere is here: {meant}." if meant else did_you_mean(near)
+    message = f"is {_shown(value)}; expected {shape.expected()}.{hint}"
     return Problem(path=path, place=settings.place(path), message=message)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from buckeye.demo.report import report
 from buckeye.demo.stages import DemoPaths, run_stages
+from buckeye.distribution import install_command, need
 from buckeye.errors import UsageError
 from buckeye.storage import read_json, write_file
 
@@ -18,6 +19,7 @@ def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> Non
 
     Raises UsageError if the directory holds the demonstration of another seed.
     """
+    need("torch", "The demonstration")
     started = time.monotonic()
     record_file = output_dir / "demo.json"
     record = read_json(record_file) if record_file.exists() else {"seed": seed, "seconds": 0.0}
@@ -39,7 +41,8 @@ def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> Non
     table = report(paths, seconds=record["seconds"])
     show(f"\n{table}\n")
     show(f"report:        {paths.report / 'report.md'}")
-    show(f"reward curve:  {paths.report / 'training.png'}")
+    curve = paths.report / "training.png"
+    show(f"reward curve:  {curve if curve.exists() else 'not drawn: ' + install_command('docs')}")
     show(f"figures:       {output_dir / 'summary.json'}")
     show(f"model:         {paths.model}")
     show(f"talk to it:    buckeye chat {paths.model}")

@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from buckeye.checkpoint import list_checkpoints
+from buckeye.envs.registry import bundled
 from buckeye.errors import RunError
 from buckeye.process import INTERRUPTED
 from buckeye.run.directory import files_of_a_run
@@ -106,9 +107,10 @@ def _write_demonstrations(paths: DemoPaths, seed: int) -> None:
     if not paths.chats.exists():
         arguments = read_json(config_file("demonstrations.json"))
         words = [word for key, value in arguments.items() for word in _option(key, value)]
-        _command(
-            "python", "-m", "dakota1890", "demonstrations", str(paths.chats), *words, "--seed", str(seed)
-        )
+        bundle = bundled(ENVIRONMENT)
+        path = ["env", f"PYTHONPATH={bundle / 'src'}"] if bundle is not None else []
+        python = [*path, "python", "-m", "dakota1890"]
+        _command(*python, "demonstrations", str(paths.chats), *words, "--seed", str(seed))
 
 
 def _option(key: str, value: object) -> list[str]:
@@ -188,8 +190,8 @@ def _run(argv: Sequence[str]) -> int:
 
 def _argv(program: str, words: Sequence[str]) -> list[str]:
     """The command in this very environment, also if its `bin` is not on the PATH."""
-    if program == "python":
-        return [sys.executable, *words]
+    if program in ("env", "python"):
+        return [sys.executable if word == "python" else word for word in (program, *words)]
     script = Path(sys.executable).with_name(program)
     if os.access(script, os.X_OK):
         return [str(script), *words]

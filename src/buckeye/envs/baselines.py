@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from buckeye.envs.base import Probe, Task
-from buckeye.envs.honesty.constants import best_constants, common_words
+from buckeye.envs.base import Environment, Probe, Task
+from buckeye.envs.honesty.constants import TRIED_ON, best_constants, common_words
 from buckeye.envs.honesty.play import Played, Player
-from buckeye.envs.honesty.samples import SplitSample, groups_of
+from buckeye.envs.honesty.samples import SplitSample, family_of, groups_of
 from buckeye.envs.honesty.texts import (
     accepted_answers,
     answer_formats,
     in_format,
+    numbers_of,
     prompt_of,
     question_of,
     quotations_of,
 )
 
+ONE_STRING = "one string always"
 SHORT_WORD = 4
 _DUMPED = 100
 _FORMATS_READ = 500
@@ -35,10 +37,12 @@ Answer = Callable[[Task], str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContentFreeScore:
-    """What one policy earns on the sampled tasks of one family and split.
+    """What one policy earns on the sampled tasks of one family and split, in the form of its replies that
+    pays best.
 
     `mean` and `exact` (the share with reward >= 1) are over the `scored` tasks, those without an error; nan
-    if there are none. `best` is the rollout that paid most.
+    if there are none. `best` is the rollout that paid most, None where none was played. `forms` are the
+    rewards of every form.
     """
 
     split: str
@@ -48,7 +52,13 @@ class ContentFreeScore:
     errored: int
     mean: float
     exact: float
-    best: Played
+    best: Played | None
+    forms: Sequence[Sequence[float]]
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """The split and the family."""
+        return self.split, self.family
 
     @property
     def total(self) -> float:
@@ -58,35 +68,40 @@ class ContentFreeScore:
 
 @dataclass(frozen=True, slots=True)
 class ContentFreePolicies:
-    """The policies for one environment, with what they know of its train split: nothing where it has none."""
+    """The policies for one environment, with what they know of its train split: nothing where it has none.
+
+    `chosen_on` are the train tasks by which the constants were chosen: they are not measured on these.
+    """
 
     formats: Sequence[str | None]
     constants: Mapping[str, Sequence[str]]
     any_constant: Sequence[str]
+    chosen_on: Collection[str]
     dumps: Mapping[str, str]
     any_dump: str
     lexicon: Sequence[str]
     seed: int
 
     def replies(self, family: str, tasks: Sequence[Task]) -> dict[str, list[Answer]]:
-        """Name -> the whole replies that the policy may give to tasks of a family, as functions of the
-        task."""
-        answers: dict[str, Answer] = {
-            "nothing": lambda _: "",
-            "the prompt again": question_of,
-            "its first quotation": lambda task: _at(quotations_of(task), 0),
-            "its last quotation": lambda task: _at(quotations_of(task), -1),
-            "its last part": lambda task: question_of(task).rpartition(":")[2].strip(),
-            "its quoted words, shuffled": self._shuffled,
-            "all short words": lambda _: self.dumps.get(family, self.any_dump),
-            "a random word": self._random_word,
-        }
+        """Name -> the whole replies that the policy may give to tasks of a family, as functions of the task;
+        what tells most for one rollout first."""
+        answers: dict[str, Answer] = {"nothing": lambda _: "", "the prompt again": question_of}
         others = [(task.id, answer) for task in tasks for answer in accepted_answers(task)[:1]]
         if len(others) > 1:
             answers["another task's answer"] = lambda task: self._other(task, others)
+        answers |= {
+            "its first quotation": lambda task: _at(quotations_of(task), 0),
+            "its last quotation": lambda task: _at(quotations_of(task), -1),
+            "its last part": lambda task: question_of(task).rpartition(":")[2].strip(),
+            "its first number": lambda task: _at(_numbers(task), 0),
+            "its last number": lambda task: _at(_numbers(task), -1),
+            "all short words": lambda _: self.dumps.get(family, self.any_dump),
+            "its quoted words, shuffled": self._shuffled,
+            "a random word": self._random_word,
+        }
         constants = dict.fromkeys([*self.constants.get(family, ()), *self.any_constant])
         return {
-            **({"one string always": [_always(reply) for reply in constants]} if constants else {}),
+            **({ONE_STRING: [_always(reply) for reply in constants]} if constants else {}),
             **{name: [_formatted(f, answer) for f in self.formats] for name, answer in answers.items()},
         }
 
@@ -108,37 +123,60 @@ class ContentFreePolicies:
         return random.Random(f"{self.seed}/{task.id}")
 
 
-async def content_free_policies(
-    player: Player, sample: SplitSample, *, probes: Sequence[Probe] = (), seed: int = 0
+def content_free_policies(
+    environment: Environment, sample: SplitSample, *, probes: Sequence[Probe] = (), seed: int = 0
 ) -> ContentFreePolicies:
-    """Build the policies from train tasks, and from nothing else but the format of the probes' replies.
+    """Build the policies, but for the one string, from train tasks, and from nothing else but the format of
+    the probes' replies.
 
     Of a sample that is not of the train split, because there is none, only the answer formats are read: what
     is measured on the held-out tasks is not chosen on them.
     """
     shown = [prompt_of(task) for task in sample.scanned[:_FORMATS_READ]]
-    formats = [None, *answer_formats([*shown, *(probe.reply for probe in probes)])]
     families = sample.families if sample.is_train else {}
     every = [task for tasks in families.values() for task in tasks]
-    lexicon = getattr(player.environment, "lexicon", None)
-    words = list(lexicon()) if lexicon else common_words(map(prompt_of, every), 2_000)
+    lexicon = getattr(environment, "lexicon", None)
+    return ContentFreePolicies(
+        formats=[None, *answer_formats([*shown, *(probe.reply for probe in probes)])],
+        constants={},
+        any_constant=(),
+        chosen_on=(),
+        dumps={family: _dump(tasks) for family, tasks in families.items()},
+        any_dump=_dump(every),
+        lexicon=list(lexicon()) if lexicon else common_words(map(prompt_of, every), 2_000),
+        seed=seed,
+    )
+
+
+async def with_constants(
+    player: Player, policies: ContentFreePolicies, sample: SplitSample
+) -> ContentFreePolicies:
+    """The policies with the one string too: the replies that pay best on some of the train tasks."""
+    if not sample.is_train:
+        return policies
+    chosen_on = {family: tasks[: min(TRIED_ON, len(tasks) // 2)] for family, tasks in sample.families.items()}
+    measured = {
+        task.id for family, tasks in sample.families.items() for task in tasks[len(chosen_on[family]) :]
+    }
+    known = [task for task in sample.scanned if task.id not in measured]
+
+    async def best(tasks: Sequence[Task], known: Sequence[Task]) -> list[str]:
+        return await best_constants(player, tasks, known, policies.formats, policies.seed)
+
     constants = {
-        family: await best_constants(player, tasks, formats, seed) for family, tasks in families.items()
+        family: await best(tasks, [task for task in known if family_of(task) == family])
+        for family, tasks in chosen_on.items()
     }
     any_constant = [reply for replies in constants.values() for reply in replies]
     if len(constants) > 1:
-        mixed = random.Random(f"{seed}/mixed").sample(
-            every, min(len(every), len(every) // len(constants) + 1)
-        )
-        any_constant = await best_constants(player, mixed, formats, seed)
-    return ContentFreePolicies(
-        formats=formats,
+        every = [task for tasks in chosen_on.values() for task in tasks]
+        count = min(len(every), TRIED_ON)
+        any_constant = await best(random.Random(f"{policies.seed}/mixed").sample(every, count), known)
+    return replace(
+        policies,
         constants=constants,
         any_constant=any_constant,
-        dumps={family: _dump(tasks) for family, tasks in families.items()},
-        any_dump=_dump(every),
-        lexicon=words,
-        seed=seed,
+        chosen_on={task.id for tasks in chosen_on.values() for task in tasks},
     )
 
 
@@ -147,33 +185,80 @@ async def content_free_scores(
     policies: ContentFreePolicies,
     samples: Sequence[SplitSample],
     *,
+    only: Collection[str] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[ContentFreeScore]:
-    """Every policy on every family and split; of the forms of its reply, the one with the highest mean."""
-    scores = []
-    for split, family, tasks in groups_of(samples):
-        progress(f"policies without content: {split}, {family}")
-        for name, functions in policies.replies(family, tasks).items():
-            forms = [await _score(player, split, family, name, tasks, function) for function in functions]
-            scores.append(max(forms, key=lambda score: (not math.isnan(score.mean), score.mean)))
-    return scores
+    """Every policy, or those in `only`, on every family and split; of the forms of its reply, the one with
+    the highest mean.
+
+    All are played on a few tasks first, and then on more, so that whenever the player's time is over there
+    is something of all of them.
+    """
+    cells = [
+        _Cell(split, family, name, _measured_on(policies, name, tasks), forms)
+        for split, family, tasks in groups_of(samples)
+        for name, forms in policies.replies(family, tasks).items()
+        if not only or name in only
+    ]
+    most, start = max((len(cell.tasks) for cell in cells), default=0), 0
+    while start < most:
+        end = 2 * start + 1
+        progress(f"policies without content on {min(end, most)} of {most} tasks")
+        await _play_more(player, cells, start, end)
+        start = end
+    return [cell.score() for cell in cells]
 
 
-async def _score(
-    player: Player, split: str, family: str, policy: str, tasks: Sequence[Task], reply: Answer
-) -> ContentFreeScore:
-    played = await player.play_all([(task, reply(task)) for task in tasks])
-    scored = [p for p in played if math.isfinite(p.reward)]
-    return ContentFreeScore(
-        split=split,
-        family=family,
-        policy=policy,
-        scored=len(scored),
-        errored=sum(p.outcome.error is not None for p in played),
-        mean=math.fsum(p.reward for p in scored) / len(scored) if scored else math.nan,
-        exact=sum(p.reward >= 1.0 for p in scored) / len(scored) if scored else math.nan,
-        best=max(played, key=lambda p: (math.isfinite(p.reward), p.reward)),
-    )
+def _measured_on(policies: ContentFreePolicies, name: str, tasks: Sequence[Task]) -> list[Task]:
+    return [task for task in tasks if name != ONE_STRING or task.id not in policies.chosen_on]
+
+
+@dataclass(slots=True)
+class _Cell:
+    """One policy on one family and split, and what was played of it, by the forms of its replies."""
+
+    split: str
+    family: str
+    policy: str
+    tasks: Sequence[Task]
+    forms: Sequence[Answer]
+    played: dict[int, list[Played]] = field(default_factory=dict)
+
+    def score(self) -> ContentFreeScore:
+        scores = [self._score(self.played.get(number, [])) for number in range(len(self.forms))]
+        best = max(scores, key=lambda score: (not math.isnan(score.mean), score.mean))
+        return replace(best, forms=[rewards for score in scores for rewards in score.forms])
+
+    def _score(self, played: Sequence[Played]) -> ContentFreeScore:
+        rewards = [p.reward for p in played if math.isfinite(p.reward)]
+        return ContentFreeScore(
+            split=self.split,
+            family=self.family,
+            policy=self.policy,
+            scored=len(rewards),
+            errored=sum(p.outcome.error is not None for p in played),
+            mean=math.fsum(rewards) / len(rewards) if rewards else math.nan,
+            exact=sum(reward >= 1.0 for reward in rewards) / len(rewards) if rewards else math.nan,
+            best=max(played, key=lambda p: (math.isfinite(p.reward), p.reward), default=None),
+            forms=[rewards],
+        )
+
+
+async def _play_more(player: Player, cells: Sequence[_Cell], start: int, end: int) -> None:
+    """Play all on their tasks from `start` to `end`. What several would say is said once."""
+    said = [
+        (cell, number, task, reply(task))
+        for cell in cells
+        for task in cell.tasks[start:end]
+        for number, reply in enumerate(cell.forms)
+    ]
+    different = list({(task.id, reply): (task, reply) for _, _, task, reply in said}.values())
+    results = await player.play_all(different)
+    found = {(task.id, reply): played for (task, reply), played in zip(different, results, strict=True)}
+    for cell, number, task, reply in said:
+        played = found[task.id, reply]
+        if played is not None:
+            cell.played.setdefault(number, []).append(played)
 
 
 def _formatted(pattern: str | None, answer: Answer) -> Answer:
@@ -186,6 +271,10 @@ def _always(reply: str) -> Answer:
 
 def _at(texts: Sequence[str], index: int) -> str:
     return texts[index] if texts else ""
+
+
+def _numbers(task: Task) -> list[str]:
+    return [f"{number.normalize():f}" for number in numbers_of(question_of(task))]
 
 
 def _dump(tasks: Sequence[Task]) -> str:

@@ -5,16 +5,25 @@ What is checked is listed in docs/environments.md. Everything is seeded; nothing
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from buckeye.envs.base import Environment, Task
-from buckeye.envs.baselines import ContentFreeScore, content_free_policies, content_free_scores
-from buckeye.envs.honesty.fingerprint import fingerprint, fingerprint_elsewhere
-from buckeye.envs.honesty.play import Player, ScriptedPolicy, outcome_with
+from buckeye.envs.base import Environment
+from buckeye.envs.baselines import (
+    ONE_STRING,
+    ContentFreeScore,
+    content_free_policies,
+    content_free_scores,
+    with_constants,
+)
+from buckeye.envs.honesty.chance import Chance, chances
+from buckeye.envs.honesty.fingerprint import Fingerprint, fingerprint, fingerprint_elsewhere
+from buckeye.envs.honesty.play import Player
 from buckeye.envs.honesty.play_checks import (
     ProbeResult,
     check_all_graded,
@@ -24,52 +33,66 @@ from buckeye.envs.honesty.play_checks import (
     check_probes,
     check_range,
     check_same_grade,
+    is_over,
     play_probes,
-    played_twice,
 )
-from buckeye.envs.honesty.result import CheckResult
-from buckeye.envs.honesty.samples import SplitSample, probes_of, read_tasks, sample_splits, split_names
+from buckeye.envs.honesty.result import CheckResult, count_of
+from buckeye.envs.honesty.samples import SplitSample, probes_of, sample_splits, split_names
 from buckeye.envs.honesty.task_checks import check_answers_hidden, check_apart, check_ids, check_same_tasks
 from buckeye.envs.registry import load_environment
+from buckeye.errors import RunError
+from buckeye.monitor.verdict import verdict
 
 MOST_PLAYED = 300
-_SECONDS, _ROLLOUTS_OF_A_TASK = 120.0, 40
+_PROCESS_SECONDS = 20.0  # a second process has to be started and to import
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckOptions:
-    """`sample`: tasks of each family and split; None is `MOST_PLAYED`, or fewer where rollouts are slow.
-    `limit`: the highest mean reward of a content-free policy."""
+    """`sample`: at most so many tasks of each family and split are played. `limit`: how much more than chance
+    a content-free policy may earn. `budget`: seconds for playing."""
 
-    sample: int | None
+    sample: int = MOST_PLAYED
     limit: float
+    budget: float = 60.0
     seed: int = 0
     progress: Callable[[str], None] = field(default=lambda _: None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """All checks of an environment, with the numbers behind two of them."""
+    """All checks of an environment, with the numbers behind two of them. `over` are the groups of `scores`
+    that are above chance. `missed` says how many rollouts of what there was no time for; of the `rollouts`
+    that were played, `errored` did."""
 
     environment: str
     sample: int
+    budget: float
     sizes: Mapping[str, int]
     checks: Sequence[CheckResult]
     probes: Sequence[ProbeResult]
     scores: Sequence[ContentFreeScore]
+    chance: Mapping[tuple[str, str], Chance]
+    over: frozenset[tuple[str, str]]
+    missed: Mapping[str, int]
+    rollouts: int
+    errored: int
     seconds: float
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed."""
-        return all(check.status != "fail" for check in self.checks)
+        """Whether something was looked at, and no error was found."""
+        looked = len(self.checks) - count_of(self.checks, "not run")
+        return verdict(looked, count_of(self.checks, "error")) == "passed"
 
     def best_scores(self) -> dict[tuple[str, str], ContentFreeScore]:
         """(family, split) -> the content-free policy with the highest mean reward there."""
         best: dict[tuple[str, str], ContentFreeScore] = {}
         for score in self.scores:
+            if math.isnan(score.mean):
+                continue
             key = score.family, score.split
-            if key not in best or not score.mean <= best[key].mean:
+            if key not in best or score.mean > best[key].mean:
                 best[key] = score
         return best
 
@@ -78,9 +101,14 @@ class Report:
         return {
             "environment": self.environment,
             "passed": self.passed,
+            **{f"{status}s": count_of(self.checks, status) for status in ("error", "warning", "note")},
             "seconds": round(self.seconds, 1),
             "splits": dict(self.sizes),
             "sample": self.sample,
+            "budget": self.budget,
+            "no_time_for": dict(self.missed),
+            "rollouts": self.rollouts,
+            "errored": self.errored,
             "checks": [asdict(check) for check in self.checks],
             "probes": [
                 {
@@ -104,6 +132,7 @@ class Report:
                     "errored": score.errored,
                     "mean": _number(score.mean),
                     "exact": _number(score.exact),
+                    "chance": self.chance[score.group].share,
                 }
                 for score in self.scores
             ],
@@ -118,63 +147,102 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     started = time.monotonic()
     environment, seed = load_environment(env_id, **args), options.seed
     names = split_names(environment)
-    sample = options.sample or await _affordable(environment, read_tasks(environment, names[0])[0])
     options.progress("reading tasks")
-    samples = sample_splits(environment, names, per_family=sample, seed=seed)
+    samples = sample_splits(environment, names, per_family=options.sample, seed=seed)
     here = fingerprint(environment, names, seed)
     second = load_environment(env_id, **args)
-    again = [lambda: fingerprint(environment, names, seed), lambda: fingerprint(second, names, seed)]
-    checks = [check_ids(samples), check_same_tasks(here, again, "when made again")]
+    again = [fingerprint(environment, names, seed), fingerprint(second, names, seed)]
+    elsewhere = asyncio.create_task(_elsewhere(env_id, args, names, options))
+    await asyncio.sleep(0)  # it starts now, and goes on while rollouts are played
+    played = await _play([environment, second], samples, options)
     options.progress("reading tasks in a second process")
-    elsewhere = [lambda: fingerprint_elsewhere(env_id, args, names, seed)]
-    checks += [
-        check_same_tasks(here, elsewhere, "in another process"),
+    checks = [
+        check_ids(samples),
+        check_same_tasks(here, again, "when made again"),
+        check_same_tasks(here, [await elsewhere], "in another process"),
         check_apart(samples),
-        check_answers_hidden(samples),
+        check_answers_hidden(samples, options.limit, seed),
     ]
-    played, probes, scores = await _play(environment, second, samples, options)
-    return Report(
-        environment=environment.name,
-        sample=sample,
+    return replace(
+        played,
         sizes={sample.name: sample.size for sample in samples},
-        checks=[*checks, *played],
-        probes=probes,
-        scores=scores,
+        checks=[*checks, *played.checks],
         seconds=time.monotonic() - started,
     )
 
 
-async def _affordable(environment: Environment, task: Task) -> int:
-    """How many tasks of each family and split can be played in about `_SECONDS`."""
-    started = time.monotonic()
-    await outcome_with(environment, task, ScriptedPolicy(""))
-    rollout = time.monotonic() - started
-    return max(1, min(MOST_PLAYED, int(_SECONDS / (_ROLLOUTS_OF_A_TASK * rollout))))
+async def _elsewhere(
+    env_id: str, args: Mapping[str, Any], names: Sequence[str], options: CheckOptions
+) -> Fingerprint | RunError | None:
+    seconds = max(options.budget, _PROCESS_SECONDS)
+    try:
+        return await asyncio.to_thread(fingerprint_elsewhere, env_id, args, names, options.seed, seconds)
+    except RunError as error:
+        return error
+
+
+class _Phases:
+    """What is played one after the other, each until its share of the budget is spent: what is left of one is
+    the next one's."""
+
+    def __init__(self, players: Sequence[Player], options: CheckOptions) -> None:
+        self._players, self._options, self._started = players, options, time.monotonic()
+
+    def begin(self, what: str, until: float) -> None:
+        self._options.progress(what)
+        for player in self._players:
+            player.begin(what, self._started + until * self._options.budget)
 
 
 async def _play(
-    environment: Environment, second: Environment, samples: Sequence[SplitSample], options: CheckOptions
-) -> tuple[list[CheckResult], list[ProbeResult], list[ContentFreeScore]]:
-    player, probes = Player(environment), probes_of(environment)
-    options.progress("playing probes")
-    results = await play_probes(player, probes)
-    options.progress("looking for the best constant")
+    environments: Sequence[Environment], samples: Sequence[SplitSample], options: CheckOptions
+) -> Report:
+    """The checks that play: those that tell most for a rollout first."""
+    players = [Player(environment) for environment in environments]
+    player, phases = players[0], _Phases(players, options)
+    probes = probes_of(player.environment)
     shown = next((sample for sample in samples if sample.is_train), samples[0])
-    policies = await content_free_policies(player, shown, probes=probes, seed=options.seed)
+    policies = content_free_policies(player.environment, shown, probes=probes, seed=options.seed)
+    phases.begin("probes", 0.15)
+    results = await play_probes(player, probes)
+    phases.begin("a failing engine", 0.25)
+    unscored = await check_errors_unscored(player, samples)
+    phases.begin("accepted answers", 0.4)
     paid = await check_paid(player, samples, policies.formats)
-    before = await played_twice(player, samples, policies.formats, probes)
+    phases.begin("the same replies again", 0.55)
+    same_grade = await check_same_grade(players, samples, policies.formats, probes)
+    phases.begin("policies without content", 0.8)
     scores = await content_free_scores(player, policies, samples, progress=options.progress)
-    options.progress("grading again")
-    checks = [
-        check_probes(results),
-        paid,
-        await check_same_grade([environment, second], before),
-        check_all_graded(player),
-        await check_errors_unscored(environment, samples),
-        check_range(player),
-        check_content_free(scores, options.limit, samples),
-    ]
-    return checks, results, scores
+    phases.begin("looking for the best constant", 0.9)
+    policies = await with_constants(player, policies, shown)
+    phases.begin("the best constant", 1.0)
+    scores += await content_free_scores(
+        player, policies, samples, only=[ONE_STRING], progress=options.progress
+    )
+    chance = chances(samples)
+    return Report(
+        environment=player.environment.name,
+        sample=options.sample,
+        budget=options.budget,
+        sizes={},
+        checks=[
+            check_probes(results, len(probes)),
+            paid,
+            same_grade,
+            check_all_graded(player),
+            unscored,
+            check_range(player),
+            check_content_free(scores, options.limit, chance),
+        ],
+        probes=results,
+        scores=scores,
+        chance=chance,
+        over=frozenset(s.group for s in scores if is_over(s, options.limit, chance, len(scores))),
+        missed=sum((player.missed for player in players), Counter()),
+        rollouts=sum(player.rollouts for player in players),
+        errored=sum(len(player.errored) for player in players),
+        seconds=0.0,
+    )
 
 
 def _number(value: float | None) -> float | None:

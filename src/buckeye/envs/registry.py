@@ -2,8 +2,9 @@
 
 An environment is a package with a function `load_environment(**args) -> Environment`. It is found, in this
 order, as a path to a project folder or a Python file, by the entry-point group `buckeye.environments`, by
-importing the module of its name, among what `buckeye env install` has installed, and among the kinds that are
-played without being installed. What was not written for Buckeye runs in a process of its own.
+importing the module of its name, among what `buckeye env install` has installed, among what comes with
+Buckeye, and among the kinds that are played without being installed. What was not written for Buckeye runs in
+a process of its own.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ _LIBRARIES = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
 """Whose tasks are environments, `reasoning-gym/NAME`, and the module of each."""
 _AGENT = "agent"
 """Any program that speaks to a model; its tasks and its command are arguments."""
+
+_BUNDLED = "dakota1890"
+_HERE = Path(__file__).parent
+_BUNDLES = (_HERE / "bundled", _HERE.parents[2] / "environments")  # in the package, or beside its source
 
 log = logging.getLogger(__name__)
 
@@ -93,13 +98,21 @@ def open_environment(env_id: str, args: Mapping[str, Any], settings: WorkerSetti
     UsageError for a version that was not asked for, wrong arguments, a result that is no environment, and an
     environment that its worker cannot load.
     """
+    here = open_here(env_id, args, settings)
+    return here if here is not None else _open_worker(env_id, args, settings)
+
+
+def open_here(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment | None:
+    """The environment, unless it is played by workers; then only that there is one. Raises as
+    `open_environment`."""
     if settings.isolation == "none":
         return _checked(env_id, _build(env_id, _resolve(env_id), args))
     if settings.isolation == "auto" and settings.python is None:
         built = _built_here(env_id, args)
         if built is not None:
             return built
-    return _open_worker(env_id, args, settings)
+    _interpreter_of(env_id, settings)
+    return None
 
 
 def _built_here(env_id: str, args: Mapping[str, Any]) -> Environment | None:
@@ -122,15 +135,20 @@ def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings)
     installed = find_installed(package)
     if installed is not None and package == env_id:
         settings = replace(settings, module=installed.module)
+    elif bundled(env_id) is not None:
+        settings = replace(settings, module=__name__)
+    return open_worker_environment(env_id, args, _interpreter_of(env_id, settings), settings)
+
+
+def _interpreter_of(env_id: str, settings: WorkerSettings) -> Path:
     if settings.python is not None:
-        python = settings.python
-    elif installed is not None:
-        python = installed.python
-    elif _runs_here(env_id):
-        python = Path(sys.executable)
-    else:
-        raise EnvironmentNotFoundError(_not_found(env_id))
-    return open_worker_environment(env_id, args, python, settings)
+        return settings.python
+    installed = find_installed(_package_of(env_id))
+    if installed is not None:
+        return installed.python
+    if _runs_here(env_id):
+        return Path(sys.executable)
+    raise EnvironmentNotFoundError(_not_found(env_id))
 
 
 def _package_of(env_id: str) -> str:
@@ -194,12 +212,28 @@ def _find_here(env_id: str) -> Callable[..., Any] | None:
     path = Path(env_id).expanduser()
     if env_id.startswith((".", "/", "~")) or env_id.endswith(".py"):
         return _from_path(path)
-    wanted = EnvironmentId.parse(env_id)
-    found = _from_entry_point(wanted) or _from_module(wanted)
+    wanted, bundle = EnvironmentId.parse(env_id), bundled(env_id)
+    found: _Found | None
+    if bundle is not None and not path.is_dir():
+        found = _Found(_from_path(bundle), _version_of_project(bundle))
+    else:
+        found = _from_entry_point(wanted) or _from_module(wanted)
     if found is not None:
         _check_version(wanted, found.version)
         return found.loader
     return _from_path(path) if path.is_dir() else None
+
+
+def bundled(env_id: str) -> Path | None:
+    """The project of an environment that comes with Buckeye; None for others, and where an installed
+    distribution has its name."""
+    if canonicalize_name(env_id.partition("@")[0].rpartition("/")[2]) != _BUNDLED:
+        return None
+    try:
+        metadata.distribution(_BUNDLED)
+    except metadata.PackageNotFoundError:
+        return next((place / _BUNDLED for place in _BUNDLES if (place / _BUNDLED).is_dir()), None)
+    return None
 
 
 def _is_announced(env_id: str) -> bool:
@@ -308,6 +342,11 @@ def _from_path(path: Path) -> Callable[..., Any]:
             return _loader_of(_import_file(path), "load_environment", path)
         module, attribute = _entry_of_project(path)
         return _loader_of(_import_from_project(path, module), attribute, path)
+
+
+def _version_of_project(folder: Path) -> str:
+    project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+    return str(project["version"])
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from buckeye.errors import InferenceError
+from buckeye.errors import InferenceError, UsageError
 from buckeye.storage import read_json
 
 SUPPORTED = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
+
+_LAYERS = "num_hidden_layers"
+_NEVER_ZERO = (_LAYERS, "hidden_size", "vocab_size", "num_attention_heads")
+_SIZES = (
+    *_NEVER_ZERO,
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_key_value_heads",
+    "head_dim",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+)
+"""Keys of a `config.json` that say how much memory a model takes, whoever builds it."""
+_LARGEST = 2**40
+_LARGEST_HEADER = 100_000_000  # bytes; what safetensors itself allows
+_SHOWN = 60
 
 RopeKind = Literal["default", "linear", "llama3"]
 
@@ -71,17 +89,73 @@ def read_spec(directory: Path) -> ModelSpec:
     wrongly."""
     path = directory / "config.json"
     config = _read_config(path)
-    architecture = (config.get("architectures") or ["none named"])[0]
+    named = config.get("architectures") or ["none named"]
+    architecture = named[0] if isinstance(named, list) else named
     if architecture not in SUPPORTED:
         raise InferenceError(
             f"{path}: the architecture is {architecture}; the embedded engine supports "
             f"{', '.join(SUPPORTED)} (Qwen3, Qwen2 and 2.5, Llama, SmolLM2)."
         )
+    check_sizes(directory)
     _refuse_variants(config, path)
     try:
         return _build_spec(config, architecture, _eos_token_ids(config, directory), path)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InferenceError(f"{path}: the key {error} is missing or not a number.") from error
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InferenceError(f"{path}: a key is missing, or of another kind: {error}.") from error
+
+
+def check_sizes(directory: Path) -> None:
+    """Look at the sizes in a `config.json` before anything is built of them: each is a whole number, and none
+    is larger than what the weights beside it are of. Raises `InferenceError`."""
+    path = directory / "config.json"
+    config = _read_config(path)
+    shapes = tensor_shapes(directory)
+    widest = max((side for shape in shapes.values() for side in shape), default=_LARGEST)
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for key in _SIZES:
+            size = part.get(key)
+            if size is None:
+                continue
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _LARGEST:
+                raise InferenceError(f"{path}: {key} is {_shown(size)}; expected a whole number.")
+            if size == 0 and key in _NEVER_ZERO:
+                raise InferenceError(f"{path}: {key} is 0.")
+            if key == _LAYERS and shapes and size > len(shapes):
+                raise InferenceError(
+                    f"{path}: {key} is {size}, and the weights have {len(shapes)} tensors in all."
+                )
+            if key != _LAYERS and size > widest:
+                raise InferenceError(
+                    f"{path}: {key} is {size}, and no tensor of the weights is larger than {widest}."
+                )
+
+
+def tensor_shapes(directory: Path) -> dict[str, list[int]]:
+    """Name -> shape of every tensor in a directory's safetensors files, from their headers; none without
+    such files. Raises `UsageError` for a file that is not whole."""
+    shapes: dict[str, list[int]] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        try:
+            with file.open("rb") as handle:
+                length = int.from_bytes(handle.read(8), "little")
+                header = json.loads(handle.read(min(length, _LARGEST_HEADER)))
+            found = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+            if not all(_is_shape(shape) for shape in found.values()):
+                raise ValueError("a shape is a list of whole numbers")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise UsageError(f"{file} is no whole safetensors file: fetch or copy the model again") from None
+        shapes |= found
+    return shapes
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(side) is int and 0 <= side <= _LARGEST for side in value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -89,7 +163,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = read_json(path)
     except FileNotFoundError:
         raise InferenceError(f"{path.parent} has no config.json: it is not a Hugging Face model.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InferenceError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise InferenceError(f"{path} is not a JSON object.")
@@ -102,7 +176,8 @@ def _refuse_variants(config: Mapping[str, Any], path: Path) -> None:
         problems.append("the weights are quantised")
     if config.get("hidden_act", "silu") != "silu":
         problems.append(f"hidden_act is {config['hidden_act']!r}, not 'silu'")
-    if "sliding_attention" in (config.get("layer_types") or ()):
+    layer_types = config.get("layer_types") or []
+    if not isinstance(layer_types, list) or "sliding_attention" in layer_types:
         problems.append("it uses sliding-window attention")
     if problems:
         raise InferenceError(f"{path}: the embedded engine cannot run this model: {'; '.join(problems)}.")
@@ -166,4 +241,4 @@ def _eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
     if eos is None:
         return ()
-    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+    return tuple(map(int, eos)) if isinstance(eos, list) else (int(eos),)

@@ -24,6 +24,7 @@ import uvicorn
 from buckeye import beat
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, PortTakenError, UsageError
+from buckeye.inference.adapters import AdaptedCheckpoint
 from buckeye.inference.app import create_app
 from buckeye.inference.architecture import model_directory, read_spec
 from buckeye.inference.cache import KVCache, cache_budget, count_slots
@@ -47,8 +48,9 @@ _HTTP_STOP_TIMEOUT = 4
 _GIL_SWITCH_SECONDS = 0.0002
 
 
-def run_inference(config: InferenceConfig) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `UsageError` or `InferenceError` if it cannot start."""
+def run_inference(config: InferenceConfig, *, adapter: Path | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; the model with an `adapter` (a directory in peft's format) if there is
+    one, which requests may name too. Raises `UsageError` or `InferenceError` if it cannot start."""
     die_with_parent()
     beat.start_beating()
     log_file = run_log(config.output_dir) if config.log.file else None
@@ -58,13 +60,13 @@ def run_inference(config: InferenceConfig) -> None:
     api_key = _api_key(config)
     listener = _bind(config.server.host or "127.0.0.1", config.server.port)
     directory = model_directory(config.model.name)
-    vllm = _vllm(config)
+    vllm = _vllm(config, adapter)
     if vllm is not None:
         listener.close()  # the port is free: what answers on it from now on is ours
         cpu = _device(config.model.device).type == "cpu"
         serve_vllm(config, vllm, directory, key=api_key, cpu=cpu)
         return
-    engine = load_engine(config, directory)
+    engine = load_engine(config, directory, adapter)
     service = Service(
         engine,
         model_name=config.model.name,
@@ -74,6 +76,7 @@ def run_inference(config: InferenceConfig) -> None:
         renderer=_load_renderer(directory),
         seed=config.seed,
     )
+    service.adapter = str(adapter) if adapter is not None else None
     http = HttpThread(service, listener, api_key=api_key)
     http.start()
     _on_stop_signal(http.drain)
@@ -83,7 +86,7 @@ def run_inference(config: InferenceConfig) -> None:
         "Inference server ready on http://%s:%d (model %s, %d parameters, %s, %d slots)",
         host,
         port,
-        config.model.name,
+        service.adapter or config.model.name,
         engine.decoder.weights.num_parameters,
         service.dtype,
         engine.decoder.cache.slots,
@@ -96,8 +99,16 @@ def run_inference(config: InferenceConfig) -> None:
     log.info("Inference server stopped")
 
 
-def _vllm(config: InferenceConfig) -> Vllm | None:
-    """vLLM if it is to be the engine: always where it is named, with `auto` on a GPU if it is installed."""
+def _vllm(config: InferenceConfig, adapter: Path | None) -> Vllm | None:
+    """vLLM if it is to be the engine: always where it is named, with `auto` on a GPU if it is installed. It
+    takes an adapter from a run only; the embedded engine merges one when it starts."""
+    if adapter is not None:
+        if config.backend == "vllm":
+            raise UsageError(
+                f'inference.backend = "vllm" serves complete models, and {adapter} is an adapter: leave the '
+                "backend out, or export a complete model with --merge-lora."
+            )
+        return None
     if config.backend == "vllm":
         return require_vllm(config.vllm_python)
     if config.backend == "torch" or _device(config.model.device).type == "cpu":
@@ -108,8 +119,9 @@ def _vllm(config: InferenceConfig) -> Vllm | None:
     return found
 
 
-def load_engine(config: InferenceConfig, directory: Path) -> Engine:
-    """The engine for the model in `directory`, with the settings of `config`."""
+def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None = None) -> Engine:
+    """The engine for the model in `directory`, with an adapter if there is one, and the settings of
+    `config`."""
     device = _device(config.model.device)
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads())
@@ -118,7 +130,7 @@ def load_engine(config: InferenceConfig, directory: Path) -> Engine:
     max_len = min(config.model.max_model_len or spec.max_positions, spec.max_positions)
     if config.model.max_model_len and max_len < config.model.max_model_len:
         log.warning("The model has %d positions; max_model_len is cut to that", max_len)
-    checkpoint = Checkpoint(directory)
+    checkpoint = Checkpoint(directory) if adapter is None else AdaptedCheckpoint(directory, adapter)
     named = config.model.dtype
     dtype = auto_dtype(checkpoint, device) if named == "auto" else getattr(torch, named)
     weights = Weights(spec, dtype=dtype, device=device)

@@ -176,6 +176,11 @@ class Service:
         temperature = 1.0 if sampling.temperature is None else sampling.temperature
         if 0 < temperature < _COOLEST:
             raise UsageError(f"`temperature` must be 0 (greedy) or at least {_COOLEST}.")
+        if max_tokens > self.max_len:
+            raise UsageError(
+                f"`max_tokens` is {max_tokens}; the context of this model is {self.max_len} tokens, with the "
+                "prompt."
+            )
         if sampling.min_tokens > max_tokens:
             raise UsageError(f"`min_tokens` is {sampling.min_tokens}, above `max_tokens` = {max_tokens}.")
         made = []

@@ -7,6 +7,7 @@ An update makes a whole new set beside the one in use, and then puts it in its p
 from __future__ import annotations
 
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,7 +230,7 @@ def _safetensors_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(read_json(index)["weight_map"].values()))
+            names = sorted(set(map(os.fspath, read_json(index)["weight_map"].values())))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InferenceError(f"{index} cannot be read: {error!r}") from error
         return [directory / name for name in names]

@@ -56,7 +56,7 @@ def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[floa
 def cluster_of(task_id: str, data: Mapping[str, Any]) -> str:
     """What a task shares with related ones: the first of its `lemma_ids`, the word it is about; or itself."""
     lemmas = data.get("lemma_ids")
-    return str(lemmas[0]) if lemmas else f"task {task_id}"
+    return str(lemmas[0]) if isinstance(lemmas, list | tuple) and lemmas else f"task {task_id}"
 
 
 def share(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0) -> Estimate:

@@ -1,16 +1,34 @@
-"""`metrics.jsonl`: every process of a run appends one JSON object per event to the same file."""
+"""`metrics.jsonl`: every process of a run appends one JSON object per event to the same file.
+
+`RunMetrics` joins them by step. Whatever shows numbers of a run takes them from there.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buckeye.lines import LineFile
+from buckeye.lines import LineFile, parse_json_lines, read_json_lines
 from buckeye.process import run_identity
 from buckeye.space import Writing
+
+Record = Mapping[str, Any]
+
+HEAD = ("time", "attempt", "process", "step")
+"""What every record has; the rest are its numbers."""
+
+TRAINERS = ("trainer", "sft")
+"""Who records that a step was trained."""
+
+_OF_BATCHES = (*TRAINERS, "orchestrator")
+"""Who records that a step was done. The others record measurements of the weights before it."""
 
 
 class MetricsLog:
@@ -48,9 +66,9 @@ class MetricsTail:
         self._path = path
         self.position = position if position is not None else path.stat().st_size if path.exists() else 0
 
-    def new(self) -> list[dict[str, Any]]:
-        """The records that were written since the last call. Lines that are not JSON (a process was killed
-        while it wrote one) are left out."""
+    def new(self) -> list[Record]:
+        """The records that were written since the last call. Lines that are none (a process was killed while
+        it wrote one) are left out."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -58,37 +76,118 @@ class MetricsTail:
             data = file.read()
         complete = data.rfind(b"\n") + 1
         self.position += complete
-        return list(_parsed(data[:complete].splitlines()))
+        return list(filter(_is_record, parse_json_lines(data[:complete].splitlines())))
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a metrics file in order; a torn last line (a process was killed there) is left out."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        yield from _parsed(file)
+def read_metrics(path: Path) -> Iterator[Record]:
+    """The records of a metrics file in order; none without a file."""
+    return filter(_is_record, read_json_lines(path))
 
 
-def latest_by_step(path: Path, process: str) -> dict[int, dict[str, Any]]:
-    """Step -> newest record of one process. When a later attempt reaches a step, what
-    earlier ones had recorded of it and of all after it no longer counts: it was not built upon."""
-    found: dict[int, dict[str, Any]] = {}
-    attempt = 0
-    for record in read_metrics(path):
-        if record["process"] != process:
-            continue
-        if record.get("attempt", attempt) > attempt:
-            attempt = record["attempt"]
-            found = {step: earlier for step, earlier in found.items() if step < record["step"]}
-        found[record["step"]] = record
-    return found
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the processes recorded of one step, by process: `orchestrator` of batch `number`, counted from 0,
+    `trainer` (or `sft`) of training on it, and the others of the weights before it."""
+
+    number: int
+    records: Mapping[str, Record]
+
+    @property
+    def trained(self) -> Record | None:
+        """The record of the training of this step; None while there is none."""
+        return next((self.records[name] for name in TRAINERS if name in self.records), None)
+
+    @property
+    def reward(self) -> float | None:
+        """The mean reward of the batch."""
+        return self.value("orchestrator/reward/mean")
+
+    def value(self, name: str) -> float | None:
+        """A number by the name of its process and its own, as `trainer/loss`, or by its own alone; None where
+        no such finite number was recorded."""
+        process, _, metric = name.partition("/")
+        found = self.records[process].get(metric) if process in self.records else None
+        records = (
+            self.records[process] for process in (*_OF_BATCHES, *self.records) if process in self.records
+        )
+        for given in (found, *(record.get(name) for record in records)):
+            if isinstance(given, int | float) and abs(given) <= sys.float_info.max:
+                return float(given)
+        return None
 
 
-def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
+class RunMetrics:
+    """The records of a run, joined by step.
+
+    A run that is started again begins an attempt, which goes on from a checkpoint. With its first record of a
+    step, what earlier attempts recorded of that step and of all that follow no longer counts, whichever
+    process it was and in whatever order the lines are: it is not built upon. Nor are measurements of later
+    weights.
+    """
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self._records: dict[tuple[int, str], Record] = {}
+        self._began: dict[int, int] = {}
+        """Attempt -> the first step that it did."""
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        """Take in one more record."""
+        step, process, attempt = record["step"], record["process"], _attempt(record)
+        if process in _OF_BATCHES and step < self._began.get(attempt, math.inf):
+            self._began[attempt] = step
+            self._records = {k: known for k, known in self._records.items() if not self._given_up(known)}
+        before = self._records.get((step, process))
+        if not self._given_up(record) and (before is None or _attempt(before) <= attempt):
+            self._records[step, process] = record
+
+    def steps(self) -> list[Step]:
+        """All steps of which something is recorded, in order."""
+        by_step: dict[int, dict[str, Record]] = defaultdict(dict)
+        for (step, process), record in self._records.items():
+            by_step[step][process] = record
+        return [Step(number, by_step[number]) for number in sorted(by_step)]
+
+    def of(self, process: str) -> dict[int, Record]:
+        """Step -> the record of one process, in order."""
+        return {step.number: step.records[process] for step in self.steps() if process in step.records}
+
+    def values(self, name: str) -> dict[int, float]:
+        """Step -> a number (see `Step.value`), in order, where there is one."""
+        return {s.number: value for s in self.steps() if (value := s.value(name)) is not None}
+
+    def take(self, *, rest: bool = False) -> list[Step]:
+        """The steps of which nothing more is expected, in order; they are forgotten here. These are trained,
+        and their batch is known or a later one is trained. With `rest` it is all: the run has ended."""
+        steps = self.steps()
+        newest = max((step.number for step in steps if step.trained is not None), default=-1)
+        done = [step for step in steps if rest or step.number < newest or _is_whole(step)]
+        for step in done:
+            for process in step.records:
+                del self._records[step.number, process]
+        return done
+
+    def _given_up(self, record: Record) -> bool:
+        """Whether a later attempt began before what this record is of."""
+        last = record["step"] if record["process"] in _OF_BATCHES else record["step"] - 1
+        return any(attempt > _attempt(record) and first <= last for attempt, first in self._began.items())
+
+
+def read_run(path: Path) -> RunMetrics:
+    """The records of a metrics file, joined."""
+    return RunMetrics(read_metrics(path))
+
+
+def _is_whole(step: Step) -> bool:
+    return "sft" in step.records or {"trainer", "orchestrator"} <= step.records.keys()
+
+
+def _attempt(record: Record) -> int:
+    return int(record.get("attempt", 1))
+
+
+def _is_record(line: Record) -> bool:
+    """Whether it has a head; what comes from a file may be anything."""
+    numbers = (line.get("step"), line.get("attempt", 1))
+    return isinstance(line.get("process"), str) and all(isinstance(n, int) and n >= 0 for n in numbers)

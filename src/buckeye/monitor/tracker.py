@@ -1,18 +1,18 @@
 """Weights & Biases: one run there for all processes of a run here.
 
-A thread of the launcher follows `metrics.jsonl` and sends every record. No process of the run knows of it, so
-none waits for it or fails with it, and a process that is started again goes on being logged.
+A thread of the launcher follows `metrics.jsonl` and sends every step when all of it is known. No process of
+the run knows of it, so none waits for it or fails with it, and a process that is started again goes on being
+logged.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import netrc
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 
 from buckeye.config.base import BaseConfig
 from buckeye.config.shared import WandbConfig
+from buckeye.distribution import need
 from buckeye.errors import UsageError
-from buckeye.monitor.metrics import MetricsTail
+from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics, Step
 from buckeye.monitor.redact import redacted
 from buckeye.monitor.samples import sample_values
 from buckeye.storage import read_json, write_file
@@ -33,7 +34,6 @@ WANDB_FOLDER = "wandb"
 """What Weights & Biases writes in a run directory."""
 
 _POSITION = "position.json"
-_HEAD = ("time", "attempt", "process", "step")
 _POLL_SECONDS = 1.0
 _INIT_SECONDS = 30.0
 _UPLOAD_SECONDS = 60.0
@@ -45,8 +45,7 @@ def check_wandb(settings: WandbConfig | None) -> None:
     there is no key for the server."""
     if settings is None or _mode(settings) == "disabled":
         return
-    if importlib.util.find_spec("wandb") is None:
-        raise UsageError("wandb: the library is not installed: pip install 'buckeye[wandb]', or leave it out")
+    need("wandb", "Logging to Weights & Biases")
     if _mode(settings) == "online" and not _has_key():
         raise UsageError(
             "wandb: no key for Weights & Biases. Type `buckeye auth set WANDB_API_KEY`, or add "
@@ -116,11 +115,13 @@ class _Follower:
     def _follow(self) -> None:
         run = self._begin()
         tail = MetricsTail(self._output_dir / "metrics.jsonl", self._sent_before())
+        metrics = RunMetrics()
         while True:
             last = self._ended.is_set()
-            records = tail.new()
-            for record in records:
-                run.log(self._values(record))
+            for record in tail.new():
+                metrics.add(record)
+            for step in metrics.take(rest=last):
+                run.log(self._values(step))
             if last:
                 break
             self._ended.wait(_POLL_SECONDS)
@@ -172,7 +173,7 @@ class _Follower:
             ),
         )
         run.define_metric("step")
-        run.define_metric("*", step_metric="step")  # processes are at different steps at the same time
+        run.define_metric("*", step_metric="step")  # an evaluation may come after a later step
         return run
 
     def _sent_before(self) -> int:
@@ -184,13 +185,13 @@ class _Follower:
             return 0
         return int(sent["position"]) if sent["id"] == self._run_id else 0
 
-    def _values(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        process, step = record["process"], record["step"]
-        values = {"step": step}
-        values |= {f"{process}/{name}": value for name, value in record.items() if name not in _HEAD}
+    def _values(self, step: Step) -> dict[str, Any]:
+        values = {"step": step.number}
+        for process, record in step.records.items():
+            values |= {f"{process}/{name}": value for name, value in record.items() if name not in HEAD}
         extras = self._settings.log_extras
-        if process == "orchestrator" and extras is not None and step % extras.interval == 0:
-            values |= sample_values(self._output_dir / "rollouts" / f"step_{step}.jsonl", extras)
+        if "orchestrator" in step.records and extras is not None and step.number % extras.interval == 0:
+            values |= sample_values(self._output_dir, step.number, extras)
         return values
 
 

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from buckeye.config.rewards import (
     AdvantageConfig,
+    CustomAdvantageConfig,
     GroupAdvantageConfig,
     MaxRLAdvantageConfig,
     TurnAdvantageConfig,
 )
-from buckeye.errors import RunError
+from buckeye.envs.base import Task
+from buckeye.errors import RunError, UsageError
+from buckeye.own_function import load_own_function
 
 _EPSILON = 1e-8
+_SETTING = "orchestrator.advantage"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """What advantages are made of: the reward of a rollout and, for each of its turns, what it was paid and
-    how many tokens were sampled in it."""
+    """A rollout that has a reward, as shaping and advantages see it.
+
+    `turn_rewards` and `turn_lengths` say what each of its turns was paid and how many tokens were sampled in
+    it, `replies` what was said in it, as text. `components`, `stop_reason` and `task` are the environment's;
+    `truncated` rollouts were cut off at a limit.
+    """
 
     reward: float
     turn_rewards: Sequence[float]
     turn_lengths: Sequence[int]
+    task: Task
+    replies: Sequence[str]
+    components: Mapping[str, float] = field(default_factory=dict)
+    stop_reason: str = "done"
+    truncated: bool = False
 
 
 def group_advantages(
@@ -110,6 +124,38 @@ def turn_advantages(group: Sequence[Scored], settings: TurnAdvantageConfig) -> l
     return advantages
 
 
+def check_advantage(settings: AdvantageConfig | None) -> None:
+    """Raise `UsageError` if advantages cannot be computed, before anything is played."""
+    if isinstance(settings, CustomAdvantageConfig):
+        load_own_function(settings.import_path, settings.kwargs, setting=_SETTING)
+
+
+def custom_advantages(group: Sequence[Scored], settings: CustomAdvantageConfig) -> list[list[float]]:
+    """What `function(group, **kwargs)` says: a number for each rollout, or a list with one for each turn.
+
+    Raises `UsageError` if the function is not there, fails, or says something else.
+    """
+    function = load_own_function(settings.import_path, settings.kwargs, setting=_SETTING)
+    wanted = f"{len(group)} rollouts: a number for each, or a list with one for each of its turns"
+    try:
+        said = list(function(group, **settings.kwargs))
+        advantages = [_for_each_turn(value, rollout) for value, rollout in zip(said, group, strict=True)]
+    except Exception as error:  # not our code, or not what was asked for
+        raise UsageError(
+            f"{_SETTING}.import_path = {settings.import_path!r} failed with a group of task "
+            f"{group[0].task.id!r} ({type(error).__name__}: {error}); it is called with {wanted}."
+        ) from error
+    return advantages
+
+
+def _for_each_turn(value: float | Sequence[float], rollout: Scored) -> list[float]:
+    turns = len(rollout.turn_rewards)
+    values = [float(v) for v in value] if isinstance(value, Sequence) else [float(value)] * turns
+    if len(values) != turns or not all(map(math.isfinite, values)):
+        raise ValueError(f"{value!r} for a rollout of {turns} turns")
+    return values
+
+
 def batch_advantages(
     groups: Sequence[Sequence[Scored]], settings: AdvantageConfig | None
 ) -> list[list[list[float]]]:
@@ -127,6 +173,8 @@ def batch_advantages(
 def _by_turn(group: Sequence[Scored], settings: AdvantageConfig | None) -> list[list[float]]:
     if isinstance(settings, TurnAdvantageConfig):
         return turn_advantages(group, settings)
+    if isinstance(settings, CustomAdvantageConfig):
+        return custom_advantages(group, settings)
     rewards = [rollout.reward for rollout in group]
     if settings is None:
         advantages = rewards
@@ -144,7 +192,10 @@ def has_spread(values: Sequence[float]) -> bool:
 
 def group_has_spread(group: Sequence[Scored], settings: AdvantageConfig | None) -> bool:
     """Whether a group can teach: what is compared within it differs, the rewards or, by turn, the returns of
-    some turn. Raw rewards (`settings = None`) are compared with 0. Raises as `max_rl_advantages`."""
+    some turn. Raw rewards (`settings = None`) are compared with 0; a function of one's own decides by itself.
+    Raises as `max_rl_advantages` and `custom_advantages`."""
+    if isinstance(settings, CustomAdvantageConfig):
+        return any(abs(a) > 1e-9 for turns in custom_advantages(group, settings) for a in turns)
     if isinstance(settings, TurnAdvantageConfig):
         plain = TurnAdvantageConfig(discount=settings.discount)
         return any(abs(a) > 1e-9 for turns in turn_advantages(group, plain) for a in turns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +13,12 @@ import numpy as np
 
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.faults import fault_point
+from buckeye.monitor.rollouts import rollouts_files
 from buckeye.orchestrator.advantages import batch_advantages, group_has_spread
 from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.space import write_when_room_async
-from buckeye.storage import write_file
+from buckeye.storage import utf8, write_file
 from buckeye.transport.batches import Batch, Sample
-
-_ROLLOUTS_FILE = re.compile(r"^step_(\d+)(?:\.dropped)?\.jsonl$")
 
 
 def make_batch(
@@ -150,7 +148,7 @@ async def write_rollouts(path: Path, groups: Iterable[tuple[str | None, Group]],
         for dropped, group in groups
         for rollout in group.rollouts
     ]
-    text = ("\n".join(lines) + "\n").encode()
+    text = utf8("\n".join(lines) + "\n")
 
     def write() -> None:
         fault_point("rollouts.write")
@@ -159,14 +157,8 @@ async def write_rollouts(path: Path, groups: Iterable[tuple[str | None, Group]],
     await write_when_room_async(path, write, what=f"the rollouts of {path.stem}", needed=len(text))
 
 
-def rollouts_file(step: int, *, dropped: bool = False) -> str:
-    """The name of the file that has a step's rollouts: those trained on, or those of dropped groups."""
-    return f"step_{step}.dropped.jsonl" if dropped else f"step_{step}.jsonl"
-
-
 def prune_rollouts(folder: Path, step: int, *, keep: int) -> None:
     """Delete the rollouts of steps that are not among the `keep` that end with `step`."""
-    for path in folder.glob("step_*.jsonl"):
-        match = _ROLLOUTS_FILE.match(path.name)
-        if match and int(match[1]) <= step - keep:
+    for played, path in list(rollouts_files(folder)):
+        if played <= step - keep:
             path.unlink(missing_ok=True)

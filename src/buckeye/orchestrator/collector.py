@@ -17,7 +17,7 @@ from buckeye.errors import FinalRunError, RunError
 from buckeye.orchestrator.environment_metrics import EnvironmentTally
 from buckeye.orchestrator.filters import GroupFilter, smallest_group
 from buckeye.orchestrator.pauses import EnvironmentPauses
-from buckeye.orchestrator.rollout import Group, RolloutPlayer
+from buckeye.orchestrator.rollout import Group, Rollout, RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.space import Patience
 
@@ -84,6 +84,12 @@ class Collected:
     def size(self) -> int:
         """How many rollouts were played for its groups."""
         return sum(len(group.rollouts) for group in self.groups)
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """All that were played, those of the dropped groups and the errored ones too."""
+        groups = [*self.groups, *(group for _, group in self.dropped_groups)]
+        return [rollout for group in groups for rollout in group.rollouts]
 
     @property
     def dropped(self) -> Counter[str]:

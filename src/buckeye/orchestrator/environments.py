@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from buckeye.envs.base import Environment, Task
 from buckeye.envs.registry import open_environment
 from buckeye.envs.workers.settings import WorkerSettings
 from buckeye.errors import UsageError
+from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.admission import Admission
 from buckeye.tasks.keys import key
 
 _GIGABYTE = 10**9
+_SAMPLE = 32  # prompts that are counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +53,7 @@ def load_environments(
     """Load the environments of a configuration. Rollouts may take `rollout_timeout` seconds where an
     environment does not say; what workers print goes to `log_dir`. Raises UsageError if two would have the
     same name, or a variable that one is to be given is nowhere."""
-    names = [s.name or short_name(s.id) for s in settings]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(f"two environments are called {twice[0]}: give each [[env]] a `name` of its own")
-    for name, s in zip(names, settings, strict=True):
-        _check_variables(name, s)
+    names = names_of(settings)
     return [
         NamedEnvironment(
             name=name,
@@ -71,6 +69,18 @@ def load_environments(
         )
         for name, s in zip(names, settings, strict=True)
     ]
+
+
+def names_of(settings: Sequence[EnvConfig]) -> list[str]:
+    """What the environments are called. Raises UsageError if two would have the same name, or a variable that
+    one is to be given is nowhere."""
+    names = [s.name or short_name(s.id) for s in settings]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"two environments are called {twice[0]}: give each [[env]] a `name` of its own")
+    for name, s in zip(names, settings, strict=True):
+        _check_variables(name, s)
+    return names
 
 
 def _check_variables(name: str, settings: EnvConfig) -> None:
@@ -103,6 +113,17 @@ def worker_settings(
         log_dir=log_dir,
         log_name=f"environment-{name}",
     )
+
+
+def prompt_lengths(tasks: Sequence[Task], renderer: ChatRenderer) -> list[int]:
+    """How many tokens the first prompts of some of the tasks have at least: an environment may add to them.
+    Those that the template does not take as they are, are left out."""
+    lengths = []
+    for index in range(min(_SAMPLE, len(tasks))):
+        with suppress(UsageError):
+            if tasks[index].messages:
+                lengths.append(len(renderer.render(tasks[index].messages).ids))
+    return lengths
 
 
 def tasks_of(env: NamedEnvironment, split: str) -> Sequence[Task]:

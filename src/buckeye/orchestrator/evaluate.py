@@ -7,14 +7,16 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from buckeye.envs.base import GroupEnvironment, Task
 from buckeye.monitor.intervals import pass_at_k
-from buckeye.monitor.metrics import latest_by_step
+from buckeye.monitor.metrics import read_run
+from buckeye.monitor.verdict import rollouts_level
 from buckeye.orchestrator.environments import NamedEnvironment, tasks_of
-from buckeye.orchestrator.rollout import Rollout, RolloutPlayer
+from buckeye.orchestrator.rollout import Group, Rollout, TaskPlayer
 from buckeye.orchestrator.task_sampler import GroupTask
 
 
@@ -68,6 +70,12 @@ class EvalResult:
             return None
         return statistics.fmean(pass_at_k(len(rollouts), count_passed(rollouts), k) for rollouts in tasks)
 
+    @property
+    def level(self) -> int:
+        """The level of the log line."""
+        truncated = sum(r.truncated for r in self.rollouts)
+        return rollouts_level(len(self.played), errored=self.errored, truncated=truncated)
+
     def summary(self) -> str:
         """The era's log line."""
         lengths = [r.completion_tokens for r in self.rollouts] or [0]
@@ -103,7 +111,7 @@ class EvalResult:
 
 async def evaluate(
     env: NamedEnvironment,
-    player: RolloutPlayer,
+    player: TaskPlayer,
     *,
     split: str,
     num_examples: int,
@@ -113,22 +121,54 @@ async def evaluate(
     tasks = tasks_of(env, split)
     count = len(tasks) if num_examples < 0 else min(num_examples, len(tasks))
     started = time.monotonic()
-    playing = [
-        player.start_group(GroupTask(index=index, env=env, task=tasks[index]), rollouts_per_example)
-        for index in range(count)
-    ]
-    try:
-        groups = await asyncio.gather(*playing)
-    except asyncio.CancelledError:
-        for task in playing:
-            task.cancel()
-        raise
+    played = await play_tasks(env, player, [tasks[index] for index in range(count)], rollouts_per_example)
     return EvalResult(
         env_name=env.name,
-        played=[rollout for group in groups for rollout in group.rollouts],
+        played=played,
         rollouts_per_example=rollouts_per_example,
         seconds=time.monotonic() - started,
     )
+
+
+async def play_tasks(
+    env: NamedEnvironment,
+    player: TaskPlayer,
+    tasks: Sequence[Task],
+    each: int,
+    *,
+    known: Collection[tuple[str, int]] = (),
+    ended: Callable[[int, Rollout], None] = lambda number, rollout: None,
+) -> list[Rollout]:
+    """Play `each` rollouts of every task, but for those in `known`, by the task's id and their number. The
+    result is task by task; `ended` hears of each as soon as it has its reward, and may raise: that ends all.
+
+    Where rewards depend on the others of a task, all of them are played again if one is not known.
+    """
+    started: list[asyncio.Task[Group] | asyncio.Task[Rollout]] = []
+    waiting: list[Awaitable[Sequence[Rollout]]] = []
+
+    async def heard(playing: asyncio.Task[Group] | asyncio.Task[Rollout], first: int) -> Sequence[Rollout]:
+        result = await playing
+        rollouts = result.rollouts if isinstance(result, Group) else (result,)
+        for number, rollout in enumerate(rollouts, first):
+            ended(number, rollout)
+        return rollouts
+
+    for index, task in enumerate(tasks):
+        missing = [number for number in range(each) if (task.id, number) not in known]
+        if missing and isinstance(env.environment, GroupEnvironment):
+            started.append(player.start_group(GroupTask(index=index, env=env, task=task), each))
+            waiting.append(heard(started[-1], 0))
+        else:
+            for number in missing:
+                started.append(player.start(env, task, index, number))
+                waiting.append(heard(started[-1], number))
+    try:
+        return [rollout for rollouts in await asyncio.gather(*waiting) for rollout in rollouts]
+    except BaseException:
+        for playing in started:
+            playing.cancel()
+        raise
 
 
 def count_passed(rollouts: Sequence[Rollout]) -> int:
@@ -139,4 +179,4 @@ def count_passed(rollouts: Sequence[Rollout]) -> int:
 def evaluated_versions(metrics: Path, start_step: int) -> set[int]:
     """The versions that an earlier attempt of a run resumed at `start_step` has evaluated. Later ones belong
     to a line of training that was abandoned, so they are not among them."""
-    return {version for version in latest_by_step(metrics, "eval") if version <= start_step}
+    return {version for version in read_run(metrics).of("eval") if version <= start_step}

@@ -15,12 +15,11 @@ from buckeye.config.environments import EnvConfig
 from buckeye.config.orchestrator import EvalConfig
 from buckeye.inference.client import SamplingParams
 from buckeye.monitor.intervals import cluster_of, share
-from buckeye.monitor.log import SUCCESS
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.evaluate import EvalResult, count_passed, evaluate
-from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.orchestrator.rollout import TaskPlayer
 from buckeye.space import write_when_room, write_when_room_async
-from buckeye.storage import write_file
+from buckeye.storage import utf8, write_file
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ async def evaluate_and_write(
     directory: Path,
     environments: Sequence[NamedEnvironment],
     settings: EvalConfig,
-    player: RolloutPlayer,
+    player: TaskPlayer,
     *,
     measured: Mapping[str, Any],
 ) -> dict[str, float]:
@@ -49,7 +48,7 @@ async def evaluate_and_write(
             num_examples=settings.num_examples if examples is None else examples,
             rollouts_per_example=settings.rollouts_per_example if each is None else each,
         )
-        log.log(SUCCESS if result.rewards else logging.ERROR, result.summary())
+        log.log(result.level, result.summary())
         record = {**measured, **environment_record(env_config, _SPLIT)}
         for path, text in (await asyncio.to_thread(_files, directory, result, record)).items():
             what = f"the evaluation {path.name}"
@@ -101,8 +100,8 @@ def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> 
         for index, rollout in enumerate(result.played)
     ]
     return {
-        directory / f"{result.env_name}.json": json.dumps(figures, indent=1, ensure_ascii=False).encode(),
-        directory / f"{result.env_name}.jsonl": "".join(f"{line}\n" for line in lines).encode(),
+        directory / f"{result.env_name}.json": utf8(json.dumps(figures, indent=1, ensure_ascii=False)),
+        directory / f"{result.env_name}.jsonl": utf8("".join(f"{line}\n" for line in lines)),
     }
 
 

@@ -14,20 +14,22 @@ from buckeye import beat
 from buckeye.checkpoint import read_orchestrator_state, resolve_checkpoint
 from buckeye.config.environments import EnvConfig
 from buckeye.config.orchestrator import EvalConfig, OrchestratorConfig
-from buckeye.errors import RunError
+from buckeye.errors import RunError, UsageError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
+from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_file
+from buckeye.monitor.verdict import rollouts_level
+from buckeye.orchestrator.advantages import check_advantage
 from buckeye.orchestrator.batch import (
     batch_metrics,
     make_batch,
     prune_rollouts,
-    rollouts_file,
     write_rollouts,
 )
 from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector
-from buckeye.orchestrator.environments import NamedEnvironment, load_environments, tasks_of
+from buckeye.orchestrator.environments import NamedEnvironment, load_environments, prompt_lengths, tasks_of
 from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
 from buckeye.orchestrator.evaluation_files import evaluate_and_write, sampling_record
 from buckeye.orchestrator.filters import group_filter
@@ -35,7 +37,7 @@ from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.outbox import Outbox
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.policy import derive_seed
-from buckeye.orchestrator.rollout import Group, RolloutPlayer
+from buckeye.orchestrator.rollout import Group, Rollout, RolloutPlayer
 from buckeye.orchestrator.running import first_to_end, until_stopped
 from buckeye.orchestrator.shaping import RewardShaping, reward_shaping
 from buckeye.orchestrator.standstill import Standstill
@@ -88,6 +90,8 @@ class Orchestrator:
         self.throughput = Throughput()
         self.times = LoopTimes(self.client)
         self.standstill = Standstill(config.advantage)
+        self.shaping = reward_shaping(config)
+        check_advantage(config.advantage)
         self.environments = self._load(config.env)
         self.sampler = task_sampler(config, self.environments, self.state)
         self.eval_environments = self._load(config.eval.env) if config.eval is not None else []
@@ -145,10 +149,18 @@ class Orchestrator:
         log.info("Starting orchestrator loop (max_steps=%s)", self.config.max_steps or "infinite")
 
     def _check_splits(self) -> None:
-        """Find out now, not at the first evaluation, if tasks are missing."""
+        """Find out now, not at the first evaluation, if tasks are missing, or cannot be played at all."""
         measured = self.environments if self.config.val is not None else []
         for env in [*measured, *self.eval_environments]:
             tasks_of(env, "eval")
+        for env in self.environments:
+            lengths = prompt_lengths(tasks_of(env, "train"), self.renderer)
+            if lengths and min(lengths) >= self.config.seq_len:
+                raise UsageError(
+                    f"environment {env.name}: none of the first {len(lengths)} prompts leaves room for a "
+                    f"reply: they have {min(lengths)} tokens and more, and seq_len is "
+                    f"{self.config.seq_len}. Raise --seq-len, or take shorter tasks."
+                )
 
     def _collector(self) -> GroupCollector:
         config = self.config
@@ -165,7 +177,7 @@ class Orchestrator:
             weights_timeout=config.weights_timeout,
             filter_group=group_filter(config),
         )
-        player = self._player(derive_seed(self.seed, "rollouts"), self._params(), reward_shaping(config))
+        player = self._player(derive_seed(self.seed, "rollouts"), self._params(), self.shaping)
         pauses = EnvironmentPauses([env.name for env in self.environments], config.env_pause)
         return GroupCollector(self.sampler, player, settings, pauses, state=self.state)
 
@@ -264,7 +276,7 @@ class Orchestrator:
     async def _write_rollouts(
         self, step: int, trained: Sequence[Group], dropped: Sequence[tuple[str, Group]]
     ) -> None:
-        folder = self.config.output_dir / "rollouts"
+        folder = self.config.output_dir / ROLLOUTS_FOLDER
         kinds = {
             rollouts_file(step): [(None, g) for g in trained],
             rollouts_file(step, dropped=True): dropped,
@@ -310,16 +322,18 @@ class Orchestrator:
             metrics["val_reward/mean"] = val_reward
             val = f" | Val. Reward: {val_reward:.4f}"
         await self.metrics.write_async("orchestrator", step, metrics)
+        level, came_to_nothing = _success(collected.rollouts)
         log.log(
-            SUCCESS,
+            level,
             "Step %d | Time: %.2fs | Reward: %.4f%s | Throughput: %.1f tokens/s"
-            " | Seq. Length: %.1f tokens/sample",
+            " | Seq. Length: %.1f tokens/sample%s",
             step,
             times["time/step"],
             metrics["reward/mean"],
             val,
             metrics["perf/throughput"],
             metrics["seq_len/mean"],
+            came_to_nothing,
         )
         if collected.dropped or collected.errored_rollouts:
             log.log(
@@ -408,6 +422,17 @@ class Orchestrator:
             ]
         rewards = [reward for result in results for reward in result.rewards]
         return statistics.fmean(rewards) if rewards else None
+
+
+def _success(rollouts: Sequence[Rollout]) -> tuple[int, str]:
+    """The level of the line of a step for which these were played, and how it ends if that is not SUCCESS."""
+    errored = sum(rollout.reward is None for rollout in rollouts)
+    truncated = sum(rollout.truncated for rollout in rollouts if rollout.reward is not None)
+    level = rollouts_level(len(rollouts), errored=errored, truncated=truncated)
+    if level == SUCCESS:
+        return level, ""
+    counts = {"Errored": (errored, len(rollouts)), "Truncated": (truncated, len(rollouts) - errored)}
+    return level, "".join(f" | {name}: {bad} of {of}" for name, (bad, of) in counts.items() if bad)
 
 
 def _log_once_per_step() -> Callable[[int], None]:

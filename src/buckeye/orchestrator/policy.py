@@ -72,6 +72,18 @@ class RecordingPolicy:
         self.turns_without_room = 0
         """Turns that got an empty reply because seq_len was full; not among `turns`."""
         self.finish_reason: FinishReason = "stop"
+        self.replies: list[str] = []
+        """The text of each turn."""
+        self.messages: Sequence[Message] = ()
+        """The conversation after its last turn; empty for texts that are no conversation."""
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        """Tokens that were asked with, and that were sampled, in all turns."""
+
+    @property
+    def temperature(self) -> float:
+        """What it samples with."""
+        return self._params.temperature
 
     @property
     def segments(self) -> list[Segment]:
@@ -111,7 +123,9 @@ class RecordingPolicy:
         if options.must_call:
             assert prompt.conversation is not None
             opening = call_opening(self._renderer, prompt.conversation, options.tool)
-        return await self._answer(prompt, opening, options)
+        reply = await self._answer(prompt, opening, options)
+        self.messages = messages if reply.no_room else (*messages, reply.message)
+        return reply
 
     async def complete(self, prompt: str | Sequence[int], *, options: CallOptions = NO_OPTIONS) -> Reply:
         """Sample what follows a text, or token ids. Full context and errors are as in `chat`."""
@@ -209,6 +223,9 @@ class RecordingPolicy:
         self.finish_reason = "length" if generation.finish_reason == "length" else "stop"
         text = self._renderer.decode(self._without_stop(generation.token_ids)) if cut is None else cut.text
         text = opening.text + text
+        self.replies.append(text)
+        self.prompt_tokens += len(prompt.ids) + len(opening.ids)
+        self.completion_tokens += len(generation.token_ids)
         if prompt.conversation is None:
             message = {"role": "assistant", "content": text}
         elif cut is None:

@@ -10,8 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from buckeye.envs.base import Boundary, GroupEnvironment, Outcome, Task
+from buckeye.envs.base import Boundary, FinishReason, GroupEnvironment, Message, Outcome, Policy, Task
 from buckeye.errors import InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
@@ -21,7 +22,7 @@ from buckeye.orchestrator.group_rewards import finished_outcomes
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.policy import RecordingPolicy, Sampler, derive_seed
 from buckeye.orchestrator.samples import Segment
-from buckeye.orchestrator.shaping import RewardShaping
+from buckeye.orchestrator.shaping import OwnFunctionError, RewardShaping
 from buckeye.orchestrator.task_sampler import GroupTask
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,9 @@ class Rollout:
     """One played rollout. `reward` is None exactly when `outcome.error` is set. Of the turns after the first,
     `extended` continued the tokens before them and `branched` began a new segment. `sampling_seconds` of the
     `seconds` it waited for sampled tokens; it `ended` then on the monotonic clock. `shaping` is what each
-    cause adds to the reward before training on it. Its tokens were sampled with `temperature`."""
+    cause adds to the reward before training on it. Its tokens were sampled with `temperature`; `replies` are
+    what they say, turn by turn, and `messages` the conversation after the last of these. `prompt_tokens` and
+    `reply_tokens` are summed over the turns, as the policy counts them."""
 
     env_name: str
     task: Task
@@ -47,6 +50,10 @@ class Rollout:
     branched: int = 0
     shaping: Mapping[str, float] = field(default_factory=dict)
     temperature: float = 1.0
+    replies: tuple[str, ...] = ()
+    messages: tuple[Message, ...] = ()
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
 
     @property
     def reward(self) -> float | None:
@@ -70,6 +77,11 @@ class Rollout:
             reward=self.reward + added,
             turn_rewards=self._turn_rewards(self.reward, added),
             turn_lengths=[lengths[turn] for turn in range(self.turns)],
+            task=self.task,
+            replies=self.replies,
+            components=self.outcome.components,
+            stop_reason=self.outcome.stop_reason,
+            truncated=self.truncated,
         )
 
     def _turn_rewards(self, reward: float, shaping: float) -> list[float]:
@@ -82,8 +94,8 @@ class Rollout:
 
     @property
     def completion_tokens(self) -> int:
-        """How many tokens the policy sampled."""
-        return sum(sum(s.loss_mask) for s in self.segments)
+        """How many tokens the policy sampled; as its server counted them, where they were not recorded."""
+        return sum(sum(s.loss_mask) for s in self.segments) if self.segments else self.reply_tokens
 
     @property
     def total_tokens(self) -> int:
@@ -125,27 +137,47 @@ class Group:
         return [r.outcome.error for r in self.rollouts if r.outcome.error is not None]
 
 
-class RolloutPlayer:
-    """Plays tasks with the current policy. `sampler` is the inference client, or a lockstep over it, which
-    sends whole waves and therefore ignores `max_concurrent`."""
+class PlayingPolicy(Policy, Protocol):
+    """A policy of one rollout, and what is to be known of it when that has ended: as in `RecordingPolicy`."""
+
+    turns: int
+    turns_without_room: int
+    finish_reason: FinishReason
+    sampling_seconds: float
+    replies: list[str]
+    messages: Sequence[Message]
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def segments(self) -> Sequence[Segment]: ...
+    @property
+    def extended(self) -> int: ...
+    @property
+    def branched(self) -> int: ...
+
+
+MakePolicy = Callable[[NamedEnvironment, int], PlayingPolicy]
+"""Makes the policy of one rollout in an environment, with a seed."""
+
+
+class TaskPlayer:
+    """Plays tasks, with a policy of its own for every rollout: `make_policy` gives what makes those of one
+    rollout and its retries."""
 
     def __init__(
         self,
+        make_policy: Callable[[], MakePolicy],
         *,
-        sampler: Sampler | Lockstep,
-        renderer: ChatRenderer,
-        params: SamplingParams,
-        seq_len: int,
         seed: int,
         timeout: float,
         retries: int,
         max_concurrent: int | None = None,
         shaping: RewardShaping | None = None,
     ) -> None:
-        self._sampler = sampler
-        self._renderer = renderer
-        self._params = params
-        self._seq_len = seq_len
+        self._make_policy = make_policy
         self._seed = seed
         self._timeout = timeout
         self._retries = retries
@@ -159,43 +191,28 @@ class RolloutPlayer:
 
     def start(self, env: NamedEnvironment, task: Task, *order: int) -> asyncio.Task[Rollout]:
         """Start one rollout, again after an error up to the number of retries. `order` seeds its sampling."""
-        if isinstance(self._sampler, Lockstep):
-            seat = self._sampler.seat(*order)
-            playing = asyncio.create_task(self._play_at_its_turn(env, task, seat, order))
-            playing.add_done_callback(lambda _: seat.leave())
-            return playing
-        sampler = self._sampler.session() if isinstance(self._sampler, InferenceClient) else self._sampler
-        return asyncio.create_task(self._play_in_slot(env, task, sampler, order))
+        return asyncio.create_task(self._play_in_slot(env, task, self._make_policy(), order))
 
     async def _play_in_slot(
-        self, env: NamedEnvironment, task: Task, sampler: Sampler, order: tuple[int, ...]
+        self, env: NamedEnvironment, task: Task, make_policy: MakePolicy, order: tuple[int, ...]
     ) -> Rollout:
         async with env.admission.slot(), self._slots:  # who waits for the first holds none of the others
-            return await self._play(env, task, sampler, order)
-
-    async def _play_at_its_turn(
-        self, env: NamedEnvironment, task: Task, sampler: Sampler, order: tuple[int, ...]
-    ) -> Rollout:
-        await env.admission.turn()
-        return await self._play(env, task, sampler, order)
+            return await self._play(env, task, make_policy, order)
 
     async def _play(
-        self, env: NamedEnvironment, task: Task, sampler: Sampler, order: tuple[int, ...]
+        self, env: NamedEnvironment, task: Task, make_policy: MakePolicy, order: tuple[int, ...]
     ) -> Rollout:
         for attempt in range(self._retries + 1):
             if attempt:
                 await env.admission.turn()
-            rollout = await self._play_once(env, task, sampler, derive_seed(self._seed, *order, attempt))
+            policy = make_policy(env, derive_seed(self._seed, *order, attempt))
+            rollout = await self._play_once(env, task, policy)
             if rollout.outcome.error is None:
                 break
             log.debug("rollout of %s failed: %s", task.id, rollout.outcome.error)
         return rollout
 
-    async def _play_once(self, env: NamedEnvironment, task: Task, sampler: Sampler, seed: int) -> Rollout:
-        params = _params_of(env, self._params)
-        policy = RecordingPolicy(
-            sampler=sampler, renderer=self._renderer, params=params, seq_len=self._seq_len, seed=seed
-        )
+    async def _play_once(self, env: NamedEnvironment, task: Task, policy: PlayingPolicy) -> Rollout:
         started = time.monotonic()
         environment = env.environment
         play = environment.rollout
@@ -215,7 +232,11 @@ class RolloutPlayer:
             ended=time.monotonic(),
             extended=policy.extended,
             branched=policy.branched,
-            temperature=params.temperature,
+            temperature=policy.temperature,
+            replies=tuple(policy.replies),
+            messages=tuple(policy.messages),
+            prompt_tokens=policy.prompt_tokens,
+            reply_tokens=policy.completion_tokens,
         )
         return rollout if self._shaping is None else shaped(rollout, self._shaping)
 
@@ -243,6 +264,66 @@ class RolloutPlayer:
             shaped(rollout, self._shaping) if waited and self._shaping is not None else rollout
             for rollout, waited in zip(rollouts, pending, strict=True)
         )
+
+
+class RolloutPlayer(TaskPlayer):
+    """Plays with the current policy, token by token. `sampler` is the inference client, or a lockstep over
+    it, which sends whole waves and therefore ignores `max_concurrent`."""
+
+    def __init__(
+        self,
+        *,
+        sampler: Sampler | Lockstep,
+        renderer: ChatRenderer,
+        params: SamplingParams,
+        seq_len: int,
+        seed: int,
+        timeout: float,
+        retries: int,
+        max_concurrent: int | None = None,
+        shaping: RewardShaping | None = None,
+    ) -> None:
+        super().__init__(
+            self._of_a_session,
+            seed=seed,
+            timeout=timeout,
+            retries=retries,
+            max_concurrent=max_concurrent,
+            shaping=shaping,
+        )
+        self._sampler = sampler
+        self._renderer = renderer
+        self._params = params
+        self._seq_len = seq_len
+
+    def start(self, env: NamedEnvironment, task: Task, *order: int) -> asyncio.Task[Rollout]:
+        """As `TaskPlayer.start`; in a lockstep its seat is taken at once."""
+        if not isinstance(self._sampler, Lockstep):
+            return super().start(env, task, *order)
+        seat = self._sampler.seat(*order)
+        playing = asyncio.create_task(self._play_at_its_turn(env, task, self._recording(seat), order))
+        playing.add_done_callback(lambda _: seat.leave())
+        return playing
+
+    async def _play_at_its_turn(
+        self, env: NamedEnvironment, task: Task, make_policy: MakePolicy, order: tuple[int, ...]
+    ) -> Rollout:
+        await env.admission.turn()
+        return await self._play(env, task, make_policy, order)
+
+    def _of_a_session(self) -> MakePolicy:
+        assert not isinstance(self._sampler, Lockstep)
+        sampler = self._sampler.session() if isinstance(self._sampler, InferenceClient) else self._sampler
+        return self._recording(sampler)
+
+    def _recording(self, sampler: Sampler) -> MakePolicy:
+        def make_policy(env: NamedEnvironment, seed: int) -> RecordingPolicy:
+            params = _params_of(env, self._params)
+            return RecordingPolicy(
+                sampler=sampler, renderer=self._renderer, params=params, seq_len=self._seq_len, seed=seed
+            )
+
+        return make_policy
 
 
 async def play_outcome(rollout: Callable[[], Awaitable[Outcome]], timeout: float) -> Outcome:
@@ -282,19 +363,17 @@ def _failed(boundary: Boundary, error: str) -> Outcome:
 
 
 def shaped(rollout: Rollout, shaping: RewardShaping) -> Rollout:
-    """The rollout with what `shaping` adds to its reward; an errored one as it is."""
+    """The rollout with what `shaping` adds to its reward; an errored one as it is, and one that a function of
+    the user's fails with is errored."""
     if rollout.reward is None:
         return rollout
-    amounts = shaping.amounts(
-        rollout.reward,
-        stop_reason=rollout.outcome.stop_reason,
-        truncated=rollout.truncated,
-        completion_tokens=rollout.completion_tokens,
-    )
-    return replace(rollout, shaping=amounts)
+    try:
+        return replace(rollout, shaping=shaping.amounts(rollout.as_scored()))
+    except OwnFunctionError as error:
+        return replace(rollout, outcome=_failed("score", str(error)))
 
 
-def _checked(outcome: Outcome, policy: RecordingPolicy) -> Outcome:
+def _checked(outcome: Outcome, policy: PlayingPolicy) -> Outcome:
     """The outcome, or what is wrong with its rewards."""
     wrong = None
     if outcome.reward is not None and not math.isfinite(outcome.reward):

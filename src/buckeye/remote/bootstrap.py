@@ -13,12 +13,13 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from buckeye.distribution import requirements
 from buckeye.errors import RemoteError
 from buckeye.inference.vllm.interpreter import SUPPORTED
 from buckeye.remote import scripts
 from buckeye.remote.connection import Link, LostConnectionError
 from buckeye.remote.environments import NeededEnvironment
-from buckeye.remote.software import code_files, pins, requirements, torch_version
+from buckeye.remote.software import code_files, pins, torch_version
 from buckeye.remote.upload import packed
 
 _SECONDS = 2400.0
@@ -64,7 +65,7 @@ def steps(environments: Sequence[NeededEnvironment] = ()) -> list[Step]:
     """All of them, in order; the fourth makes the environment whose key is its own."""
     files = code_files()
     code = _key(*(part for name in sorted(files) for part in (name.encode(), files[name])))
-    needed = requirements()
+    needed = requirements(["train", "mcp"])
     fixed = pins(needed)
     torch = torch_version()
     packages = _key("\n".join([*needed, "", *fixed, torch]).encode(), scripts.PACKAGES.encode())

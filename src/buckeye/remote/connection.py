@@ -23,7 +23,8 @@ _CONNECT_SECONDS = 20.0
 _KEEPALIVE_SECONDS, _KEEPALIVES = 5.0, 3  # a silent peer is given up after their product
 _SESSIONS = 8  # servers allow ten on a connection
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
-_TELL_SECONDS = 30.0
+_TELL_SECONDS = 5.0
+_SELDOM_SECONDS = 60.0
 _CLOSE_SECONDS = 2.0
 _OPEN_ATTEMPTS, _OPEN_PAUSE = 10, 0.3
 
@@ -98,7 +99,7 @@ class Link:
         over, RemoteError for what no further attempt can change."""
         async with self._making:
             started = told = time.monotonic()
-            pause = _FIRST_PAUSE
+            pause, apart = _FIRST_PAUSE, _TELL_SECONDS
             while self._connection is None or self._connection.is_closed():
                 try:
                     self._connection = await self._connect()
@@ -107,9 +108,11 @@ class Link:
                     now = time.monotonic()
                     if now - started > patience:
                         raise
-                    if now - told > _TELL_SECONDS:
-                        self._tell(f"Still no connection to {self.target}: {error}")
-                        told = now
+                    if now - told > apart:
+                        self._tell(
+                            f"Still no connection to {self.target} after {now - started:.0f} s: {error}"
+                        )
+                        told, apart = now, min(2 * apart, _SELDOM_SECONDS)
                 await asyncio.to_thread(self._alive)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)

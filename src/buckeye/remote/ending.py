@@ -43,7 +43,7 @@ def end_pod(
     interrupted = False
     while True:
         try:
-            _end_all(provider, entry, clock)
+            _end_all(provider, entry, clock, tell)
             return Ended(ledger.end(entry, outcome=outcome, now=clock.now()), interrupted)
         except KeyboardInterrupt:
             if interrupted:
@@ -67,12 +67,12 @@ def cost_text(entry: Entry, now: float) -> str:
     return f"{entry.name}: {outcome}{hours_text(entry.hours(now))}, ${entry.cost(now):.2f}"
 
 
-def _end_all(provider: Provider, entry: Entry, clock: Clock) -> None:
+def _end_all(provider: Provider, entry: Entry, clock: Clock, tell: Callable[[str], None]) -> None:
     """Order the end until nothing is left. Where nobody says how the pod is, it is ordered all the same."""
     deadline = clock.now() + _DEADLINE_SECONDS
     pause = _FIRST_PAUSE
     empty_looks = 0
-    failure = "it is still there"
+    failure = told = "it is still there"
     while True:
         final = False
         try:
@@ -90,6 +90,9 @@ def _end_all(provider: Provider, entry: Entry, clock: Clock) -> None:
             failure, final = str(error), final or error.final
         if final:
             raise RemoteError(f"{failure}\n{left_text(entry)}")
+        if failure != told:
+            tell(f"The end of pod {entry.name} is not confirmed yet, and is ordered again: {failure}")
+            told = failure
         if clock.now() + pause > deadline:
             raise RemoteError(f"The end is not confirmed after 10 minutes: {failure}\n{left_text(entry)}")
         clock.sleep(pause)
@@ -121,4 +124,6 @@ def signals_interrupt() -> Iterator[None]:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    if not callable(signal.getsignal(signal.SIGINT)):  # ignored: a script has started us with `&`
+        raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)

@@ -13,7 +13,7 @@ import io
 import json
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -24,14 +24,17 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 
+import buckeye
 from buckeye.config.environments import EnvConfig
 from buckeye.envs.installed import InstalledEnvironment, find_installed
 from buckeye.envs.installed.installer import Installer, find_uv
 from buckeye.envs.installed.source import LIBRARIES
 from buckeye.envs.mcp.environment import NAME
-from buckeye.envs.registry import ENTRY_POINT_GROUP, EnvironmentId
+from buckeye.envs.registry import ENTRY_POINT_GROUP, EnvironmentId, bundled
 from buckeye.errors import RemoteError, UsageError
 from buckeye.process import run_program
+
+_Packer = Callable[[metadata.Distribution], tuple[str, bytes] | None]
 
 _OWN = (NAME, "agent")
 _BUILD_SECONDS = 600.0
@@ -53,9 +56,10 @@ class NeededEnvironment:
     beside: bool = False
 
 
-def needed_environments(envs: Iterable[EnvConfig]) -> tuple[NeededEnvironment, ...]:
+def needed_environments(envs: Iterable[EnvConfig], *, pack: bool = True) -> tuple[NeededEnvironment, ...]:
     """What must be installed for these. Files and folders of the project travel with it, and those that an
-    interpreter of their own is named for are that interpreter's.
+    interpreter of their own is named for are that interpreter's. Unless it is to `pack`, which may have to
+    build, there are no wheels.
 
     Raises UsageError for one that nobody could find there, RemoteError if its wheel cannot be built.
     """
@@ -63,24 +67,27 @@ def needed_environments(envs: Iterable[EnvConfig]) -> tuple[NeededEnvironment, .
     for env in envs:
         if env.id in _OWN or env.python is not None:
             continue
-        needed = _needed(env.id)
+        needed = _needed(env.id, wheel_of if pack else lambda _: None)
         if needed is not None:
             found[needed.what] = needed
     return tuple(found.values())
 
 
-def _needed(env_id: str) -> NeededEnvironment | None:
+def _needed(env_id: str, wheel: _Packer) -> NeededEnvironment | None:
     library = env_id.partition("/")[0]
     installed = find_installed(library if library in LIBRARIES else env_id)
     announced = _announced(env_id)
     if installed is not None and announced is None:
-        return _of_installed(installed)
+        return _of_installed(installed, wheel)
     if Path(env_id).exists():
         return None
     beside = announced or _importable(env_id)
     if beside is not None:
-        name, packed = wheel_of(beside) or (f"{beside.name}=={beside.version}", None)
+        name, packed = wheel(beside) or (f"{beside.name}=={beside.version}", None)
         return NeededEnvironment(what=name, wheel=packed, beside=True)
+    bundle = bundled(env_id)
+    if bundle is not None and bundle.is_relative_to(Path(buckeye.__file__).parent):
+        return None  # it travels with Buckeye
     if library in LIBRARIES:
         return NeededEnvironment(what=library)
     if EnvironmentId.parse(env_id).owner is not None:
@@ -109,10 +116,10 @@ def _importable(env_id: str) -> metadata.Distribution | None:
         return None
 
 
-def _of_installed(environment: InstalledEnvironment) -> NeededEnvironment:
+def _of_installed(environment: InstalledEnvironment, wheel: _Packer) -> NeededEnvironment:
     lock = environment.lock.read_bytes() if environment.lock.is_file() else None
     distribution = Installer(environment.venv, None).distribution(environment.name)
-    name, packed = wheel_of(distribution) or (f"{environment.id}@{environment.version}", None)
+    name, packed = wheel(distribution) or (f"{environment.id}@{environment.version}", None)
     return NeededEnvironment(what=name, wheel=packed, lock=lock)
 
 

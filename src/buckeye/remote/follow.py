@@ -14,12 +14,14 @@ from buckeye.remote.connection import Link, LostConnectionError
 from buckeye.remote.job import Job, Questions, questions
 from buckeye.remote.pod.agent import LOG
 from buckeye.remote.pull import PIECE, Mirror, listing
+from buckeye.space import human_bytes
 
 _LOOK_SECONDS = 1.0
 _PULL_SECONDS = 5.0
 _PATIENCE = 2 * 3600.0
 _VANISHED_LOOKS = 3
 _START_SECONDS = 60.0
+_TELL_SECONDS = 15.0
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class Follower:
     tell: Callable[[str], None]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to ask the job to end, with a checkpoint."""
+    _fetched: int = 0
 
     async def until_end(self) -> int:
         """The exit code of the job, when all that it has printed and written is here. Raises RemoteError if
@@ -45,6 +48,7 @@ class Follower:
         finally:
             pulling.cancel()
             await asyncio.gather(pulling, return_exceptions=True)
+        self.tell("The run there has ended. Bringing home what is not here yet ...")
         looking = asyncio.create_task(self._through_cuts(self._keep_looking))
         try:
             await self._through_cuts(self._pull_all)
@@ -65,7 +69,8 @@ class Follower:
 
     async def _follow(self, asked: Questions) -> int:
         """Print until the job is over."""
-        silent, began, asked_to_stop = 0, time.monotonic(), False
+        silent, began, asked_to_stop = 0, time.monotonic(), 0.0
+        told = 0.0
         while True:
             look, _ = await asked.ask("look")
             await self._print(asked, look["log_size"])
@@ -78,9 +83,13 @@ class Follower:
                     f"The run on {self.link.target} has vanished without a word: it was killed, or the "
                     f"machine was started anew. {look['ended_by'] or ''}".strip()
                 )
+            now = time.monotonic()
             if self.stop.is_set() and look["running"] and not asked_to_stop:
                 await asked.ask("stop")
-                asked_to_stop = True
+                asked_to_stop = told = now
+            if asked_to_stop and now - told > _TELL_SECONDS:
+                self.tell(f"Waiting for the run there to checkpoint and end ({now - asked_to_stop:.0f} s)")
+                told = now
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _print(self, asked: Questions, size: int) -> None:
@@ -114,11 +123,20 @@ class Follower:
             await asyncio.sleep(_PULL_SECONDS)
 
     async def _keep_looking(self, asked: Questions) -> None:
-        """Show that somebody is here, while large files come."""
+        """Show that somebody is here, and how far it is, while large files come."""
+        told = time.monotonic()
         while True:
             await asked.ask("look")
             await asyncio.sleep(_PULL_SECONDS)
+            if time.monotonic() - told > _TELL_SECONDS:
+                self.tell(f"Bringing home what is not here yet: {human_bytes(self._fetched)} so far")
+                told = time.monotonic()
 
     async def _pull_all(self, asked: Questions) -> None:
+        async def counted(question: str, **words: Any) -> tuple[dict[str, Any], bytes]:
+            said, content = await asked.ask(question, **words)
+            self._fetched += len(content)
+            return said, content
+
         look, _ = await asked.ask("look")
-        await self.mirror.update(listing(look["files"]), asked.ask, final=True)
+        await self.mirror.update(listing(look["files"]), counted, final=True)

@@ -13,7 +13,7 @@ def known_keys(path: Path, target: SshTarget) -> list[str]:
     if not path.is_file():
         return []
     name = _name(target)
-    words = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+    words = (line.split() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
     return [f"{word[1]} {word[2]}" for word in words if len(word) >= 3 and word[0] == name]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import json
 import os
 import secrets
 import signal
@@ -14,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from buckeye.distribution import need
 from buckeye.envs.installed.record import ENVIRONMENTS_VARIABLE
 from buckeye.errors import BuckeyeError, PodGoneError, RemoteError, UsageError
 from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE
@@ -31,13 +30,14 @@ from buckeye.remote.project import Project, read_project, words_for_a_pod
 from buckeye.remote.providers.choose import open_provider
 from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.pull import Mirror
-from buckeye.remote.steer import REMOTE_FILE, REMOTE_LOG
+from buckeye.remote.steer import REMOTE_LOG, Notes
 from buckeye.remote.upload import Sent, send_project
-from buckeye.run.directory import RUN_FILE, locked, refuse_used
+from buckeye.run.directory import RUN_FILE, locked, put_aside, refuse_used
+from buckeye.run.elsewhere import JobThere
 from buckeye.run.registry import register
 from buckeye.run.resume import where_it_left_off
 from buckeye.space import human_bytes
-from buckeye.storage import read_json, write_file
+from buckeye.storage import read_json
 
 DEAD_MAN_VARIABLE = "BUCKEYE_DEAD_MAN_MINUTES"
 POD_KEY_VARIABLE = "BUCKEYE_POD_KEY"
@@ -60,7 +60,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
     a rented machine is ended, unless `request.keep`. Raises UsageError before anything was ordered,
     RemoteError for what happens on the way.
     """
-    _check_installed()
+    check_installed()
     if request.identity_file is not None:
         check_identity(request.identity_file.expanduser())
     project = read_project(config_path, resume=resume)
@@ -68,17 +68,21 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
     with locked(project.output_dir):
         if not resume:
             refuse_used(project.output_dir, resume_command=f"buckeye rl @ {config_path} --resume ...")
+            put_aside(project.output_dir, also=[project.output_dir / REMOTE_LOG])
+        run_id, job_id = _ids(project, resume=resume)
+        notes = Notes(project.output_dir, run_id, _tell)
+        register(project.output_dir, run_id)
         _tell_project(project)
-        run_id = _run_id(project, resume=resume)
         with (
+            _noted(notes),
             open_provider(request.provider, request.hosts) as provider,
             rented(
                 provider,
                 request,
-                run_id=run_id,
+                run_id=job_id,
                 disk_gb=disk_gb(project.config),
                 confirm=ask_price,
-                tell=_tell,
+                tell=notes.tell,
             ) as pod,
             _handlers_kept(),
         ):
@@ -86,7 +90,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
             rents = provider.rents
             dead_man = None if request.keep else _dead_man(pod, minutes, rents=rents)
             try:
-                return asyncio.run(_RemoteRun(pod, project, run_id, dead_man, rents).carry_out())
+                return asyncio.run(_RemoteRun(pod, project, job_id, dead_man, rents, notes).carry_out())
             except asyncio.CancelledError:
                 raise KeyboardInterrupt from None
             except PodGoneError as error:
@@ -97,8 +101,15 @@ class _RemoteRun:
     """One run on one machine."""
 
     def __init__(
-        self, pod: RentedPod, project: Project, run_id: str, dead_man: dict[str, Any] | None, rents: bool
+        self,
+        pod: RentedPod,
+        project: Project,
+        run_id: str,
+        dead_man: dict[str, Any] | None,
+        rents: bool,
+        notes: Notes,
     ) -> None:
+        self._notes, self._leaving = notes, False
         self._pod, self._project, self._run_id = pod, project, run_id
         self._dead_man, self._rents = dead_man, rents
         self._follower: Follower | None = None
@@ -109,11 +120,11 @@ class _RemoteRun:
                 known_hosts=pod.known_hosts,
                 identity_file=pod.identity_file.expanduser() if pod.identity_file is not None else None,
                 own_settings=not rents,
-                tell=_tell,
+                tell=self._notes.tell,
             )
             for target in pod.ssh
         )
-        self._nodes = OtherNodes(others, project.config.cluster, run_id, _tell)
+        self._nodes = OtherNodes(others, project.config.cluster, run_id, self._notes.tell)
 
     async def carry_out(self) -> int:
         """From the first connection to the last file."""
@@ -135,13 +146,18 @@ class _RemoteRun:
             await self._link.close()
 
     def _interrupt(self) -> None:
-        """The first signal asks the job for a checkpoint, where there is one; the next one leaves."""
+        """The first signal asks the job for a checkpoint, where there is one; the next one leaves, and those
+        after it do not keep the job from being ended."""
         if self._follower is not None and not self._follower.stop.is_set():
-            _tell(
+            self._notes.tell(
                 "Stopping: the trainer there finishes its step and checkpoints (Ctrl-C again to end at once)"
             )
+            self._notes.update(stopping=True)
             self._follower.stop.set()
+        elif self._leaving:
+            self._notes.tell("It is ending already.")
         elif self._work is not None:
+            self._leaving = True
             self._work.cancel()
 
     async def _watch_pod(self) -> None:
@@ -157,7 +173,7 @@ class _RemoteRun:
                 if self._pod.expires is not None and self._pod.clock.now() >= self._pod.expires:
                     raise
                 if str(error) != told:  # the provider may be out for a while, and the machine be well
-                    _tell(f"warning: {error}")
+                    self._notes.tell(f"warning: {error}")
                 told = str(error)
             await asyncio.sleep(_CHECK_SECONDS)
 
@@ -167,26 +183,30 @@ class _RemoteRun:
             return
         margin = min(_MARGIN_SECONDS, _MARGIN_SHARE * (expires - self._pod.started))
         if expires - self._pod.clock.now() < margin:
-            _tell("--max-hours is nearly over: the run checkpoints and stops.")
+            self._notes.tell("--max-hours is nearly over: the run checkpoints and stops.")
             follower.stop.set()
 
     async def _do(self) -> int:
         job: jobs.Job | None = None
         try:
-            _tell(f"Connecting to {self._link.target} ...")
+            self._notes.tell(f"Connecting to {self._link.target} ...")
             await self._link.connect(patience=_CONNECT_SECONDS)
-            software = await bootstrap(self._link, tell=_tell, environments=self._project.environments)
+            software = await bootstrap(
+                self._link, tell=self._notes.tell, environments=self._project.environments
+            )
             await self._nodes.prepare()
             folder = f"{await jobs.home_of(self._link)}/.buckeye/jobs/{self._run_id}"
             job = jobs.Job(run_id=self._run_id, folder=folder, python=software.python)
-            _tell_sent(await send_project(self._link, job.python, job.project, self._project.manifest))
+            self._notes.tell(f"Sending what is not there yet to {self._link.target} ...")
+            sent = await send_project(self._link, job.python, job.project, self._project.manifest)
+            self._notes.tell(_sent_text(sent))
             settings = self._settings(job, software)
             settings["argv"] += await self._nodes.head_words(self._link, job.python)
             await jobs.prepare(self._link, job, settings)
             await jobs.start(self._link, job, self._secrets())
             self._nodes.start()
             self._remember(job)
-            _tell(f"The run has started on {self._link.target}.")
+            self._notes.tell(f"The run has started on {self._link.target}.")
             return await self._follow(job)
         except (Exception, asyncio.CancelledError):
             if job is not None:
@@ -208,16 +228,13 @@ class _RemoteRun:
     def _secrets(self) -> dict[str, str]:
         found = dict(self._project.secrets)
         if found:
-            _tell(f"Keys that go along: {', '.join(sorted(found))}")
+            self._notes.tell(f"Keys that go along: {', '.join(sorted(found))}")
         found |= self._nodes.head_secrets
         key = os.environ.get(POD_KEY_VARIABLE)
         return {**found, POD_KEY_VARIABLE: key} if key and self._rents else found
 
     async def _follow(self, job: jobs.Job) -> int:
         output = self._project.output_dir
-        prefix = f"{self._project.output_there}/"
-        sent = self._project.manifest.files
-        own = {name.removeprefix(prefix) for name in sent if name.startswith(prefix)} - _records(output)
         log = output / REMOTE_LOG
         log.unlink(missing_ok=True)  # of the machine before
         self._follower = Follower(
@@ -225,31 +242,40 @@ class _RemoteRun:
             job=job,
             log=log,
             screen=sys.stdout.buffer,
-            mirror=Mirror(output, own, _tell),
-            tell=_tell,
+            mirror=Mirror(output, self._sent(), self._notes.tell),
+            tell=self._notes.tell,
         )
         code = await self._follower.until_end()
         await jobs.forget_secrets(self._link, job)
-        if (output / RUN_FILE).exists():
-            register(output, str(read_json(output / RUN_FILE)["run_id"]))
-        _tell(f"The run has ended there with code {code}. What it wrote is in {output}")
+        self._notes.tell(f"The run has ended there with code {code}. What it wrote is in {output}")
         return INTERRUPTED if self._follower.stop.is_set() and code in _STOPPED else code
+
+    def _sent(self) -> set[str]:
+        """The files of the run's directory that came from here."""
+        prefix = f"{self._project.output_there}/"
+        names = [name for name in self._project.manifest.files if name.startswith(prefix)]
+        return {name.removeprefix(prefix) for name in names} - _records(self._project.output_dir)
 
     def _remember(self, job: jobs.Job) -> None:
         """Write down where the run is, for people and other commands."""
-        place = {
-            "run_id": self._run_id,
-            "pod": self._pod.name if self._rents else None,
-            "target": str(self._link.target),
-            "folder": job.folder,
-            "identity_file": str(self._pod.identity_file.absolute()) if self._pod.identity_file else None,
-            "known_hosts": str(self._pod.known_hosts.absolute()),
-            "tmux": f"tmux -L {job.tmux_socket} attach",
-        }
-        write_file(self._project.output_dir / REMOTE_FILE, json.dumps(place, indent=1) + "\n")
+        self._notes.update(
+            state="running",
+            job=JobThere(
+                id=job.run_id,
+                pod=self._pod.name if self._rents else None,
+                target=str(self._link.target),
+                folder=job.folder,
+                python=job.python,
+                identity_file=str(self._pod.identity_file.absolute()) if self._pod.identity_file else None,
+                known_hosts=str(self._pod.known_hosts.absolute()),
+                tmux=f"tmux -L {job.tmux_socket} attach",
+                sent=tuple(sorted(self._sent())),
+            ),
+        )
 
     async def _leave(self, job: jobs.Job) -> None:
         """What must not stay behind on a machine that stays: the job and the keys."""
+        self._notes.tell(f"Ending: the job there is told to stop, at most {_LAST_SECONDS:.0f} s")
         with suppress(BuckeyeError, OSError, TimeoutError):
             async with asyncio.timeout(_LAST_SECONDS):
                 async with jobs.questions(self._link, job) as asked:
@@ -266,10 +292,25 @@ def _records(output: Path) -> set[str]:
     }
 
 
-def _run_id(project: Project, *, resume: bool) -> str:
-    if resume:
-        return f"{read_json(project.output_dir / RUN_FILE)['run_id']}-{secrets.token_hex(2)}"
-    return secrets.token_hex(4)
+def _ids(project: Project, *, resume: bool) -> tuple[str, str]:
+    """Of the run, and of its job, which is another one whenever it goes on."""
+    if not resume:
+        fresh = secrets.token_hex(4)
+        return fresh, fresh
+    run_id = str(read_json(project.output_dir / RUN_FILE)["run_id"])
+    return run_id, f"{run_id}-{secrets.token_hex(2)}"
+
+
+@contextmanager
+def _noted(notes: Notes) -> Iterator[None]:
+    """Note how it has ended; outermost, since also the end of a machine may fail."""
+    try:
+        yield
+    except BaseException as error:
+        words = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+        notes.update(state="over", doing=words.splitlines()[0])
+        raise
+    notes.update(state="over")
 
 
 def _dead_man(pod: RentedPod, minutes: float, *, rents: bool) -> dict[str, Any]:
@@ -293,12 +334,10 @@ def _dead_man_minutes() -> float:
     return minutes
 
 
-def _check_installed() -> None:
-    missing = [name for name in ("asyncssh", "pathspec") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"Training on another machine needs {' and '.join(missing)}. Type: pip install 'buckeye[remote]'"
-        )
+def check_installed() -> None:
+    """Raise UsageError without the packages that only remote training needs."""
+    for module in ("asyncssh", "pathspec"):
+        need(module, "Training on another machine")
 
 
 @contextmanager
@@ -335,8 +374,8 @@ def _tell_project(project: Project) -> None:
         _tell("warning: the run writes no checkpoints (trainer.ckpt): if the machine is lost, so is the run.")
 
 
-def _tell_sent(sent: Sent) -> None:
-    _tell(
+def _sent_text(sent: Sent) -> str:
+    return (
         f"Sent {sent.files} files, {human_bytes(sent.bytes)}; {sent.same} were there, "
         f"{sent.removed} were removed"
     )

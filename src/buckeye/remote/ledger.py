@@ -74,7 +74,7 @@ class Ledger:
         path = self._file(name, "json")
         try:
             return msgspec.json.decode(path.read_bytes(), type=Entry)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteError(f"{path} cannot be read ({error}).") from None
 
     def entries(self) -> list[Entry]:

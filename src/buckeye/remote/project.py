@@ -11,11 +11,12 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.remote.environments import NeededEnvironment, needed_environments
 from buckeye.remote.manifest import Manifest, project_manifest
-from buckeye.remote.steer import REMOTE_FILE, REMOTE_LOG
+from buckeye.remote.steer import REMOTE_LOG
 from buckeye.remote.travel import inside, named_here
-from buckeye.run.directory import RUN_FILE
+from buckeye.run.directory import REMOTE_FILE, RUN_FILE
 from buckeye.run.keys import keys_of_run
 from buckeye.run.resume import where_it_left_off
+from buckeye.run.resume_checks import refuse_misfit
 from buckeye.run.rl import played_environments
 
 _STAYS = (
@@ -48,11 +49,17 @@ class Project:
 
 
 def read_project(config_path: Path, *, resume: bool) -> Project:
-    """Read a run's file, and find what it needs. With `resume` the run here goes along, as far as a resume
-    needs it. Raises ConfigError for a wrong file, UsageError for what cannot travel."""
+    """Read a run's file, and find what it needs; see `project_of`. Raises ConfigError for a wrong file."""
+    config = load_config(RLConfig, ["@", str(config_path)], environ={})
+    return project_of(config, config_path, resume=resume)
+
+
+def project_of(config: RLConfig, config_path: Path, *, resume: bool, pack: bool = True) -> Project:
+    """What a configuration needs elsewhere, whose file may yet have to be written. With `resume` the run here
+    goes along, as far as a resume needs it. Unless it is to `pack`, no environment is built. Raises
+    UsageError for what cannot travel."""
     root = Path.cwd().resolve()
     relative = inside(config_path, root)
-    config = load_config(RLConfig, ["@", str(config_path)], environ={})
     words = ["@", relative.as_posix()]
     output = config.output_dir
     there = output.as_posix()
@@ -68,7 +75,7 @@ def read_project(config_path: Path, *, resume: bool) -> Project:
     words += _add_model(manifest, config, model, root)
     if resume:
         words.append("--resume")
-        _add_run(manifest, output, there)
+        _add_run(manifest, config, there)
     return Project(
         root=root,
         config=config,
@@ -76,7 +83,7 @@ def read_project(config_path: Path, *, resume: bool) -> Project:
         output_there=there,
         manifest=manifest,
         secrets=keys_of_run(config),
-        environments=needed_environments(played_environments(config)),
+        environments=needed_environments(played_environments(config), pack=pack),
     )
 
 
@@ -107,11 +114,15 @@ def _add_model(manifest: Manifest, config: RLConfig, model: Path, root: Path) ->
     return [word for name in names for word in (name, folder)]
 
 
-def _add_run(manifest: Manifest, output: Path, there: str) -> None:
-    """Let a run go along: its records, and the checkpoint that it goes on from."""
+def _add_run(manifest: Manifest, config: RLConfig, there: str) -> None:
+    """Let a run go along: its records, and the checkpoint that it goes on from. Raises UsageError for one
+    that does not fit the configuration."""
+    output = config.output_dir
     if not (output / RUN_FILE).is_file():
         raise UsageError(f"--resume: there is no run in {output}.")
     checkpoint = where_it_left_off(output)
+    if checkpoint is not None:
+        refuse_misfit(config.trainer, checkpoint)
     folders = [] if checkpoint is None else [checkpoint.path]
     folders += [path for path in output.iterdir() if path.is_dir() and path.name not in _STAYS]
     files = [path for path in output.iterdir() if path.is_file() and path.name not in _STAYS]

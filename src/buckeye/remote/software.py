@@ -1,9 +1,8 @@
-"""This version of Buckeye and what it needs, as far as another machine must know it."""
+"""This version of Buckeye, and the versions of what it needs, for another machine."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -11,46 +10,26 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import buckeye
+from buckeye.distribution import DISTRIBUTION
 
-EXTRAS = ("train", "mcp")
-_NAME = "buckeye"
 _BUILDS = ("torch", "triton")  # one version has a build for every kind of machine
-_METADATA = "buckeye.dist-info"
+_METADATA = f"{DISTRIBUTION.replace('-', '_')}.dist-info"
 
 
 def code_files() -> dict[str, bytes]:
     """The package as it is here, and what `importlib.metadata` must know of it: path -> content."""
     package = Path(buckeye.__file__).parent
     files = {
-        f"{_NAME}/{path.relative_to(package).as_posix()}": path.read_bytes()
+        f"{package.name}/{path.relative_to(package).as_posix()}": path.read_bytes()
         for path in sorted(package.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     }
-    here = metadata.distribution(_NAME)
+    here = metadata.distribution(DISTRIBUTION)
     files[f"{_METADATA}/METADATA"] = (
-        f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: {buckeye.__version__}\n".encode()
+        f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {buckeye.__version__}\n".encode()
     )
     files[f"{_METADATA}/entry_points.txt"] = (here.read_text("entry_points.txt") or "").encode()
     return files
-
-
-def requirements(extras: Sequence[str] = EXTRAS) -> list[str]:
-    """What the package needs with some extras, without itself; of a source tree from its pyproject.toml."""
-    base, optional = _declared()
-    wanted, seen = list(base), set()
-    queue = list(extras)
-    while queue:
-        extra = queue.pop()
-        if extra in seen:
-            continue
-        seen.add(extra)
-        for line in optional.get(extra, []):
-            need = Requirement(line)
-            if canonicalize_name(need.name) == _NAME:
-                queue += need.extras
-            else:
-                wanted.append(line)
-    return sorted(set(wanted))
 
 
 def pins(lines: Iterable[str]) -> list[str]:
@@ -82,26 +61,3 @@ def torch_version() -> str:
 
 def _applies(need: Requirement, extras: Iterable[str]) -> bool:
     return need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in ("", *extras))
-
-
-def _declared() -> tuple[list[str], dict[str, list[str]]]:
-    project = Path(buckeye.__file__).parents[2] / "pyproject.toml"
-    if project.is_file():
-        values = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
-        if values.get("name") == _NAME:
-            return values["dependencies"], values["optional-dependencies"]
-    lines = [Requirement(line) for line in metadata.requires(_NAME) or []]
-    return list(_of_extra(lines, None)), {
-        extra: list(_of_extra(lines, extra))
-        for extra in metadata.metadata(_NAME).get_all("Provides-Extra", [])
-    }
-
-
-def _of_extra(lines: Iterable[Requirement], extra: str | None) -> Iterator[str]:
-    for line in lines:
-        always = line.marker is None or line.marker.evaluate({"extra": ""})
-        if extra is None and always:
-            yield str(line)
-        elif extra is not None and not always and line.marker and line.marker.evaluate({"extra": extra}):
-            line.marker = None
-            yield str(line)

@@ -9,16 +9,33 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from buckeye.config.dump import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.monitor.redact import redacted
-from buckeye.storage import read_json
+from buckeye.run.record import RunRecord, read_record
+from buckeye.storage import read_json, write_file
 
 RECORDED_CONFIG = Path("configs", "rl.json")
-"""The resolved configuration of the newest attempt, in the run directory."""
+"""The resolved configuration of the newest attempt whose processes could begin, in the run directory."""
 
 _OF_A_START = {"clean", "dry_run", "output_dir", "resume", "resume_step"}
 """Settings that say how or where a run is started, and not what it is."""
+
+
+def record_config(config: RLConfig) -> None:
+    """Write the configuration down as that of the run."""
+    write_file(config.output_dir / RECORDED_CONFIG, to_json(as_recorded(config)))
+
+
+def earlier_start(output_dir: Path) -> RunRecord | None:
+    """The record of a run that has its configuration beside it; None where either cannot be gone on with."""
+    if not (output_dir / RECORDED_CONFIG).exists():
+        return None
+    try:
+        return read_record(output_dir)
+    except UsageError:
+        return None
 
 
 def as_recorded(config: RLConfig) -> RLConfig:

@@ -6,6 +6,8 @@ import re
 import time
 from pathlib import Path
 
+from buckeye.monitor.console import printable
+
 _LINE = re.compile(
     r"\d{4}-\d\d-\d\d (?P<clock>[\d:]+),\d+ \[(?P<process>[^\]]+)\] +(?P<text>(?:WARNING|ERROR) .*)"
 )
@@ -63,5 +65,4 @@ class ChildWarnings:
             self.unshown += 1
             return None
         self._told[kind] = now
-        plain = "".join(c if c.isprintable() else "?" for c in message[:_LONGEST])
-        return f"{match['clock']} {level:>7} {match['process']}: {plain}"
+        return f"{match['clock']} {level:>7} {match['process']}: {printable(message[:_LONGEST])}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shlex
 import signal
 import time
@@ -31,7 +32,7 @@ from buckeye.run.record import (
     write_record,
 )
 from buckeye.run.resume import to_resume
-from buckeye.run.status import newest_checkpoint
+from buckeye.run.status import STALE_SECONDS, last_seen, newest_checkpoint
 from buckeye.run.stopping import request_stop, withdraw_stop
 from buckeye.space import disk_is_full
 
@@ -110,7 +111,7 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
         )
     directory = Path(record.working_directory)
     arguments = with_output_dir(to_resume(record.arguments), output_dir)
-    if not directory.is_dir():
+    if not os.path.isdir(record.working_directory):  # whatever is written there
         raise UsageError(
             f"The run was started in {directory}, which is gone. Type its command where its files are: "
             f"{shlex.join(['rl', *arguments, *extra])}"
@@ -127,15 +128,22 @@ def _stop_elsewhere(
         raise UsageError(f"{output_dir} is a run on {record.host}. Kill it there. {_if_it_ended(record)}")
     request_stop(output_dir)
     patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
-    tell(f"waiting for {record.host} to stop it (at most {human_duration(patience)})")
-    started = time.monotonic()
+    started, told = time.monotonic(), float("-inf")
     while (found := read_record(output_dir)).state in GOING_ON:
-        if time.monotonic() - started > patience:
+        waited, silent = time.monotonic() - started, time.time() - last_seen(output_dir)
+        if waited > patience or (timeout is None and silent > STALE_SECONDS):
             withdraw_stop(output_dir)
             raise RunError(
-                f"{output_dir} did not end within {human_duration(patience)}: {record.host} does not see "
-                f"what is written there, or is gone. {_if_it_ended(record)}"
+                f"{output_dir} did not end within {human_duration(waited)}, and {record.host} has said "
+                f"nothing for {human_duration(silent)}: it does not see what is written there, or is gone. "
+                f"{_if_it_ended(record)}"
             )
+        if time.monotonic() - told > _TELL_SECONDS:
+            tell(
+                f"waiting for {record.host} to stop it ({human_duration(waited)} of at most "
+                f"{human_duration(patience)}); it is {found.state}, seen {human_duration(silent)} ago"
+            )
+            told = time.monotonic()
         time.sleep(_POLL_SECONDS)
     checkpoint = newest_checkpoint(output_dir)
     return Stopped(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -12,19 +13,23 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
 
 from buckeye.errors import CheckpointError, UsageError
+from buckeye.monitor.metrics import TRAINERS, read_metrics
 from buckeye.monitor.tracker import WANDB_FOLDER
 from buckeye.process import RunIdentity
 from buckeye.run.journal import EVENTS_FILE
-from buckeye.run.record import STATUS_FILE
-from buckeye.storage import is_locked, read_json, step_directories, write_file
+from buckeye.run.record import GOING_ON, STATUS_FILE, read_record
+from buckeye.storage import is_locked, read_json, remove_directory, step_directories, write_file
 from buckeye.transport.restarts import RESTART_FOLDER
 
 log = logging.getLogger(__name__)
 
 RUN_FILE = "run.json"
+METRICS_FILE = "metrics.jsonl"
+EARLIER_FOLDER = "earlier_starts"
+REMOTE_FILE = "remote.json"
+"""In the run directory, as long as the run was last started elsewhere."""
 LOG_FOLDER = "logs"
 _OURS = (
     "batches",
@@ -33,7 +38,7 @@ _OURS = (
     EVENTS_FILE,
     "exports",
     LOG_FOLDER,
-    "metrics.jsonl",
+    METRICS_FILE,
     "micro_batch.json",
     RESTART_FOLDER,
     "rollouts",
@@ -53,26 +58,66 @@ def files_of_a_run(output_dir: Path) -> list[Path]:
     return [*(output_dir / name for name in _OURS if (output_dir / name).exists()), *evaluations]
 
 
-def refuse_used(output_dir: Path, *, resume_command: str) -> None:
-    """Raise UsageError if another run has written here, saying how to go on with it."""
-    if files_of_a_run(output_dir):
-        _refuse(output_dir, resume_command, "choose another --output-dir, or add --clean to delete that run")
-
-
-def _refuse_trained(output_dir: Path, resume_command: str) -> None:
-    """As `refuse_used`, for commands without --clean: what they left before the first step is no obstacle."""
-    metrics = output_dir / "metrics.jsonl"
-    trained = any((output_dir / name).exists() for name in ("checkpoints", STATUS_FILE, "weights"))
-    if trained or (metrics.exists() and metrics.stat().st_size > 0):
-        _refuse(output_dir, resume_command, "choose another --output-dir, or delete this one")
-
-
-def _refuse(output_dir: Path, resume_command: str, afresh: str) -> NoReturn:
+def refuse_used(output_dir: Path, *, resume_command: str, cleans: bool = True) -> None:
+    """Raise UsageError if another run has trained here, or may be doing so, saying how to go on with it.
+    `cleans` says whether the command has a --clean. What `put_aside` takes is no obstacle."""
+    if not files_of_a_run(output_dir) or is_unstarted(output_dir):
+        return
+    afresh = "add --clean to delete that run" if cleans else "delete this one"
     raise UsageError(
         f"{output_dir} already holds a run. Nothing was touched. Either\n"
         f"  resume it:        {resume_command}\n"
-        f"  or start afresh:  {afresh}"
+        f"  or start afresh:  choose another --output-dir, or {afresh}"
     )
+
+
+def is_unstarted(output_dir: Path) -> bool:
+    """Whether all that is here was left by a start that never reached the end of its first step. False where
+    that cannot be told, as for a run on another machine."""
+    try:
+        attempts = read_json(output_dir / RUN_FILE)["attempts"]
+        resumed = any(attempt["resumed_step"] is not None for attempt in attempts)
+        trained = any(one["process"] in TRAINERS for one in read_metrics(output_dir / METRICS_FILE))
+        kept = list((output_dir / "checkpoints").glob("*"))
+        elsewhere = _goes_on_elsewhere(output_dir)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    published = set(step_directories(output_dir / "weights")) - {0}
+    return not (resumed or trained or kept or published or elsewhere)
+
+
+def _goes_on_elsewhere(output_dir: Path) -> bool:
+    away = output_dir / REMOTE_FILE
+    if away.exists() and read_json(away)["state"] != "over":
+        return True
+    try:
+        record = read_record(output_dir)
+    except UsageError:  # there is none: nothing was started yet
+        return (output_dir / STATUS_FILE).exists()
+    return record.elsewhere and record.state in GOING_ON
+
+
+def put_aside(output_dir: Path, *, needed: Sequence[Path] = (), also: Sequence[Path] = ()) -> Path | None:
+    """Keep what an unstarted run left, and `also` other files, in a folder of its own, and return that; None
+    if there is none. The copies of the model that it began with go. The caller holds the directory.
+
+    Raises UsageError, before anything is moved, if one of the paths `needed` by the new run is among it.
+    """
+    if not is_unstarted(output_dir):
+        return None
+    _refuse_needed(files_of_a_run(output_dir), needed, "This start would put aside")
+    run_id = read_json(output_dir / RUN_FILE)["run_id"]
+    names = itertools.chain([run_id], (f"{run_id}-{number}" for number in itertools.count(2)))
+    aside = next(folder for name in names if not (folder := output_dir / EARLIER_FOLDER / name).exists())
+    aside.mkdir(parents=True)
+    for copy in step_directories(output_dir / "weights").values():
+        remove_directory(copy)
+    left = [path for path in (*also, *files_of_a_run(output_dir)) if path.exists()]
+    for path in sorted(left, key=lambda path: path.name == RUN_FILE):  # last: without it, nobody goes on here
+        kept = aside / path.relative_to(output_dir)
+        kept.parent.mkdir(exist_ok=True)
+        path.rename(kept)
+    return aside
 
 
 def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
@@ -87,12 +132,8 @@ def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
             f"--clean: {output_dir} has {', '.join(p.name for p in removed)} but no {RUN_FILE}, so it is not "
             "certain that a run made them. Delete them yourself, or choose another --output-dir."
         )
-    for path in needed:
-        inside = [p for p in removed if path.resolve().is_relative_to(p.resolve())]
-        if inside:
-            raise UsageError(
-                f"--clean would delete {path}, which this run starts from. Choose another --output-dir."
-            )
+    _refuse_needed(removed, needed, "--clean would delete")
+    removed += [path for path in [output_dir / EARLIER_FOLDER] if path.exists()]
     removed.sort(key=lambda path: path.name == RUN_FILE)  # last: without it, this would not be done again
     for path in removed:
         if path.is_dir() and not path.is_symlink():
@@ -100,6 +141,12 @@ def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
         else:
             path.unlink()
     return removed
+
+
+def _refuse_needed(going: Sequence[Path], needed: Sequence[Path], what: str) -> None:
+    for path in needed:
+        if any(path.resolve().is_relative_to(one.resolve()) for one in going):
+            raise UsageError(f"{what} {path}, which this run starts from. Choose another --output-dir.")
 
 
 def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
@@ -166,7 +213,8 @@ def claimed(output_dir: Path, *, resumed: bool, resume_command: str) -> Iterator
         return
     with locked(output_dir):
         if not resumed:
-            _refuse_trained(output_dir, resume_command)
+            refuse_used(output_dir, resume_command=resume_command, cleans=False)
+            put_aside(output_dir)
         identity = begin_attempt(output_dir, resumed_step=None)
         os.environ["BUCKEYE_RUN_ID"], os.environ["BUCKEYE_ATTEMPT"] = identity.run_id, str(identity.attempt)
         yield

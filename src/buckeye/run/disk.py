@@ -3,24 +3,24 @@ is free."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from buckeye.columns import aligned
 from buckeye.config.disk import DiskConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig, MuonConfig, OptimizerConfig, SGDConfig
 from buckeye.errors import UsageError
+from buckeye.inference.architecture import tensor_shapes
 from buckeye.space import RESERVE_VARIABLE, TIMEOUT_VARIABLE, free_bytes, human_bytes, reserve_bytes, size_of
 
 _STEPS_WITHOUT_END = 1000  # what a run without max_steps is estimated for
 _BYTES_PER_ROLLOUT = 400  # measured on rollouts/*.jsonl: what is around the text
 _BYTES_PER_ROLLOUT_TOKEN = 6  # and the text, as JSON
 _BYTES_PER_BATCH_TOKEN = 17  # the arrays of a batch
-_LARGEST_HEADER = 100_000_000  # bytes, as safetensors has it
 _BYTES_PER_EVALUATED_ROLLOUT = 1_000  # of evals/*/*.jsonl, which hold no text
 _BYTES_PER_STEP_OF_LOGS = 6_000  # measured: metrics.jsonl, run.log, what the processes print
 _TASKS_OF_A_SPLIT = 2_000  # taken for "all of them": how many there are, only the environment knows
@@ -101,9 +101,7 @@ def disk_table(config: RLConfig, estimate: DiskEstimate) -> str:
     note = f"free: {human_bytes(free)}, of which {human_bytes(kept)} are kept in reserve"
     if there:
         note += f"; this run has {human_bytes(there)} already"
-    rows.append(("  in all", human_bytes(estimate.total), note, ""))
-    widths = [max(len(row[i]) for row in rows[:-1]) for i in range(4)]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return f"{aligned(rows)}\n  in all {human_bytes(estimate.total)}; {note}"
 
 
 def disk_shortage(config: RLConfig, estimate: DiskEstimate) -> str | None:
@@ -267,23 +265,6 @@ def _evaluations(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
 def count_parameters(model_path: Path) -> int | None:
     """Parameters of a local model, from the headers of its safetensors files; None if it has none."""
     return sum(map(math.prod, tensor_shapes(model_path).values())) or None
-
-
-def tensor_shapes(model_path: Path) -> dict[str, list[int]]:
-    """Name -> shape of every tensor in a directory's safetensors files. Raises UsageError for a file that is
-    not whole."""
-    shapes: dict[str, list[int]] = {}
-    for file in model_path.glob("*.safetensors"):
-        with file.open("rb") as handle:
-            length = int.from_bytes(handle.read(8), "little")
-            try:
-                header = json.loads(handle.read(min(length, _LARGEST_HEADER)))
-                shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise UsageError(
-                    f"{file} is no whole safetensors file: fetch or copy the model again"
-                ) from None
-    return shapes
 
 
 def _trained(model_path: Path | None, lora: LoRAConfig | None) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""`rl --dry-run`: the resolved configuration and the plan, and warnings about what a real start would need.
+"""`rl --dry-run`: the plan, the resolved configuration, and warnings about what a real start would need.
 
 Writes nothing, needs no network and no GPU.
 """
@@ -9,41 +9,43 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from buckeye.columns import aligned
 from buckeye.config.dump import to_json
 from buckeye.config.rl import RLConfig
-from buckeye.envs.registry import load_environment
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.tracker import check_wandb
-from buckeye.orchestrator.curriculum import load_curricula
-from buckeye.orchestrator.environments import load_environments
 from buckeye.run.directory import refuse_used
 from buckeye.run.disk import disk_shortage, disk_table, disk_warning
 from buckeye.run.machine import Machine, this_machine
 from buckeye.run.model_files import find_model
 from buckeye.run.plan import RolePlan, make_plan
-from buckeye.run.ports import Ports, held_ports
+from buckeye.run.ports import AnyPorts
+from buckeye.run.preflight.devices import slots_instead
+from buckeye.run.preflight.tasks import check_tasks
 from buckeye.run.resume import beginning, resume_command
 from buckeye.run.rl import wandb_settings
-from buckeye.run.trainer_checks import trainer_warnings
+from buckeye.run.trainer_checks import reference_warnings, trainer_warnings
 
 
 def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
     """The text to print and the warnings of a dry run."""
     model_path = find_model(config.trainer.model.name)
-    with held_ports() as ports:
-        plan, warnings = _plan(config, model_path, ports)
+    plan, warnings = _plan(config, model_path)
+    slots = None if plan.on_gpu else slots_instead(config, this_machine().gpus)
+    warnings += [slots] if slots is not None else []
     warnings += _model_warnings(config, model_path)
     warnings += trainer_warnings(config, model_path, on_gpu=plan.on_gpu)
-    warnings += _environment_warnings(config)
+    warnings += reference_warnings(config.trainer.loss)
+    warnings += _task_warnings(config, model_path)
     warnings += _directory_warnings(config, command)
     warnings += _disk_warnings(config, plan)
     warnings += _wandb_warnings(config)
     tables = f"{plan_table(plan, config.output_dir)}\n\n{disk_table(config, plan.disk)}"
-    return f"{to_json(config)}\n\n{tables}", warnings
+    return f"{tables}\n\n{to_json(config)}", warnings
 
 
-def _plan(config: RLConfig, model_path: Path | None, ports: Ports) -> tuple[RolePlan, list[str]]:
-    machine = this_machine()
+def _plan(config: RLConfig, model_path: Path | None) -> tuple[RolePlan, list[str]]:
+    machine, ports = this_machine(), AnyPorts()
     try:
         return make_plan(config, machine, model_path=model_path, ports=ports), []
     except UsageError as error:  # devices that are not here: plan as if they were, and say so
@@ -72,12 +74,11 @@ def plan_table(plan: RolePlan, output_dir: Path) -> str:
                 role.title,
                 *((str(role.node),) if several else ()),
                 f"{device} {','.join(map(str, role.devices))}" if role.devices else "-",
-                str(role.port) if role.port is not None else "-",
+                "-" if role.port is None else str(role.port or "a free one"),
                 str(output_dir / "logs" / f"{role.log_name}.stdout"),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return aligned(rows)
 
 
 def _model_warnings(config: RLConfig, model_path: Path | None) -> list[str]:
@@ -89,20 +90,9 @@ def _model_warnings(config: RLConfig, model_path: Path | None) -> list[str]:
     ]
 
 
-def _environment_warnings(config: RLConfig) -> list[str]:
-    warnings = []
-    evaluated = config.orchestrator.eval.env if config.orchestrator.eval is not None else []
-    for env in [*config.orchestrator.env, *evaluated]:
-        try:
-            load_environment(env.id, **env.args)
-        except BuckeyeError as error:
-            warnings.append(str(error))
-    if config.orchestrator.curriculum and not warnings:
-        try:
-            load_curricula(load_environments(config.orchestrator.env), config.orchestrator.seed, {})
-        except BuckeyeError as error:
-            warnings.append(str(error))
-    return warnings
+def _task_warnings(config: RLConfig, model_path: Path | None) -> list[str]:
+    found = [check for check in check_tasks(config, model_path) if check.state != "ok"]
+    return [f"{check.name}: {check.seen}" for check in found]
 
 
 def _directory_warnings(config: RLConfig, command: Sequence[str]) -> list[str]:

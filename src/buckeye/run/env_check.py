@@ -9,7 +9,7 @@ from typing import Any
 
 from buckeye.config.evals import EvalsConfig, MeasuredEnvConfig
 from buckeye.config.shared import EvalSamplingConfig, PolicyModelConfig
-from buckeye.envs.honesty.result import CheckResult, failed, not_run, passed
+from buckeye.envs.honesty.result import CheckResult
 from buckeye.envs.honesty.samples import TRAIN
 from buckeye.orchestrator.evaluate import EvalResult
 from buckeye.run.evals import evaluate_model
@@ -77,16 +77,17 @@ def spread_of(result: EvalResult) -> Spread:
 def check_spread(spread: Spread, model: str) -> CheckResult:
     """Some group has rewards that differ. Where none has, no update can be made from them."""
     if not spread.scored:
-        return failed(SPREAD, f"{model}: no group has two scored rollouts; {spread.errored} errored")
+        why = f"{model}: no group has two scored rollouts; {spread.errored} errored"
+        return CheckResult(SPREAD, "error" if spread.errored else "not run", why)
     detail = (
         f"{model}: rewards differ in {spread.spread} of {spread.scored} groups of {spread.size} "
         f"({spread.spread / spread.scored:.0%}), {spread.truncated:.0%} truncated"
     )
     if spread.errored:
         detail += f", {spread.errored} rollouts errored"
-    return passed(SPREAD, detail) if spread.spread else failed(SPREAD, detail)
+    return CheckResult(SPREAD, "pass" if spread.spread else "warning", detail)
 
 
 def spread_not_run() -> CheckResult:
     """Without a model there is nothing to play."""
-    return not_run(SPREAD, "give a model: --model PATH_OR_NAME")
+    return CheckResult(SPREAD, "not run", "give a model: --model PATH_OR_NAME")

@@ -1,4 +1,5 @@
-"""`evals`: measure a model on environments, with an engine of its own unless a server is given."""
+"""`eval @ FILE` and `evals`: a model on the environments of a configuration, token by token, as training
+measures it. The engine is its own unless a server is given."""
 
 from __future__ import annotations
 
@@ -9,14 +10,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from buckeye.config.evals import EvalsConfig
+from buckeye.envs.gateway.settings import DEFAULT_SESSIONS
 from buckeye.errors import RunError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
-from buckeye.monitor.log import SUCCESS, setup_logging
+from buckeye.monitor.log import setup_logging
 from buckeye.orchestrator.environments import load_environments
 from buckeye.orchestrator.evaluate import EvalResult, evaluate
 from buckeye.orchestrator.evaluation_files import environment_record, sampling_record, write_evaluation
 from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.run.gateway import gateway_here
 from buckeye.run.model_files import fetch_model
 from buckeye.run.serve import served_model
 from buckeye.tasks.keys import key
@@ -31,12 +34,14 @@ def run_evals(config: EvalsConfig) -> int:
     Raises RunError, after writing, if an environment has no scored rollout at all.
     """
     setup_logging(config.log.level, "evals", None)
-    results = asyncio.run(evaluate_model(config))
+    folder = config.output_dir / "evals"
+    with gateway_here(config.env, folder / "gateway.log", rollouts=config.max_concurrent or DEFAULT_SESSIONS):
+        results = asyncio.run(evaluate_model(config))
     measured = {"model": config.model.name, **sampling_record(_sampling_params(config), config.seq_len)}
     for result, env in zip(results, config.env, strict=True):
-        log.log(SUCCESS if result.rewards else logging.ERROR, result.summary())
+        log.log(result.level, result.summary())
         record = {**measured, **environment_record(env, env.split)}
-        write_evaluation(config.output_dir / "evals", result, record)
+        write_evaluation(folder, result, record)
     for result in results:
         if not result.rewards:
             raise RunError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from buckeye.config.problems import closest, did_you_mean
@@ -111,6 +112,16 @@ def parse_gpus(text: str) -> Gpus:
     return Gpus(count, name, GPU_MEMORY_GB[name])
 
 
+def short_name(gpu_type: str) -> str:
+    """The name of a type without its memory: A100 of A100_80GB."""
+    return gpu_type.rpartition("_")[0]
+
+
+def alike(gpu_type: str, name: Callable[[str], str] = short_name) -> list[str]:
+    """The other types that have the same name where types are called by `name`."""
+    return [one for one in GPU_MEMORY_GB if one != gpu_type and name(one) == name(gpu_type)]
+
+
 def plan_gpus(gpus: Gpus, parameters: int) -> GpuLayout:
     """How `gpus` are shared out for a model of so many parameters.
 
@@ -163,7 +174,7 @@ def _too_large(parameters: int, gpus: Gpus, tp: int) -> str:
 def _full_name(word: str, text: str) -> str:
     name = word.strip().replace(" ", "_")
     by_name = {known.lower(): known for known in GPU_MEMORY_GB}
-    by_name |= {known.rpartition("_")[0].lower(): known for known in reversed(GPU_MEMORY_GB)}
+    by_name |= {short_name(known).lower(): known for known in reversed(GPU_MEMORY_GB)}
     by_name |= {short.lower(): full for short, full in _SHORT.items()}
     found = by_name.get(name.lower())
     if found is not None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from buckeye.lines import LineFile
-from buckeye.monitor.metrics import read_metrics
+from buckeye.lines import LineFile, read_json_lines
 from buckeye.space import disk_is_full
 
 EVENTS_FILE = "events.jsonl"
+_LATEST = 1e11  # seconds since the epoch; what comes later has no date
 
 EventKind = Literal[
     "start",
@@ -57,5 +57,16 @@ def write_event(output_dir: Path, event: EventKind, *, attempt: int, **details: 
 
 
 def read_events(output_dir: Path) -> Iterator[dict[str, Any]]:
-    """The events of a run in order; none for a run that has no journal."""
-    return read_metrics(output_dir / EVENTS_FILE)
+    """The events of a run in order; none for a run that has no journal. Lines that `write_event` has not
+    written are left out."""
+    return (event for event in read_json_lines(output_dir / EVENTS_FILE) if _is_event(event))
+
+
+def _is_event(found: dict[str, Any]) -> bool:
+    time_of, attempt = found.get("time"), found.get("attempt")
+    return (
+        isinstance(time_of, int | float)
+        and 0 <= time_of < _LATEST
+        and isinstance(attempt, int)
+        and isinstance(found.get("event"), str)
+    )

@@ -12,11 +12,17 @@ _NOT_KEYS = {"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TER
 _RENTING = "PRIME_API_KEY"  # never leaves: it could rent and end everything
 
 
-def keys_of_run(config: RLConfig) -> dict[str, str]:
-    """The keys that Buckeye knows, and the variables that environments and the servers of tasks are given, as
-    far as they are set. What a prompt mentions is no reason to send it."""
+def names_of_keys(config: RLConfig) -> list[str]:
+    """The keys that Buckeye knows, and the variables that environments and servers of tasks are given. What
+    a prompt mentions is no reason to send it."""
     known, played = variables(), played_environments(config)
     names = [*KEYS, *names_in_servers(mcp_tasks(played))]
     names += [name for env in played for name in env.variables]
-    asked = [name if name in known else name.upper() for name in names]
-    return {name: known[name] for name in asked if known.get(name) and name not in (*_NOT_KEYS, _RENTING)}
+    asked = dict.fromkeys(name if name in known else name.upper() for name in names)
+    return [name for name in asked if name not in (*_NOT_KEYS, _RENTING)]
+
+
+def keys_of_run(config: RLConfig) -> dict[str, str]:
+    """Those keys, as far as they are set."""
+    known = variables()
+    return {name: known[name] for name in names_of_keys(config) if known.get(name)}

@@ -15,7 +15,7 @@ from buckeye.errors import UsageError
 from buckeye.process import idle_spins
 from buckeye.run.disk import DiskEstimate, estimate_disk
 from buckeye.run.machine import Machine
-from buckeye.run.ports import Ports
+from buckeye.run.ports import AnyPorts, Ports
 
 LOOPBACK = "127.0.0.1"
 
@@ -97,7 +97,7 @@ def make_plan(
     machine: Machine,
     *,
     model_path: Path | None,
-    ports: Ports,
+    ports: Ports | AnyPorts,
     others: Sequence[Site] | None = None,
 ) -> RolePlan:
     """Turn a resolved configuration into processes on this machine's devices, and on those of the `others`,
@@ -127,7 +127,7 @@ def make_plan(
     )
 
 
-def this_site(config: RLConfig, machine: Machine, ports: Ports) -> Site:
+def this_site(config: RLConfig, machine: Machine, ports: Ports | AnyPorts) -> Site:
     """The host where `rl` is started."""
     address = config.cluster.address
     if config.cluster.nodes == 1 or address is None:

@@ -7,53 +7,18 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from buckeye.monitor.metrics import MetricsTail
+from buckeye.monitor.metrics import MetricsTail, RunMetrics, Step
 
-
-@dataclass(slots=True)
-class RunState:
-    """The newest numbers of a run, gathered from the records of its processes."""
-
-    max_steps: int | None
-    step: int = 0
-    trained: int = 0
-    reward: float | None = None
-    loss: float | None = None
-    tokens_per_second: float | None = None
-    staleness: float | None = None
-
-    def take(self, record: dict[str, Any]) -> bool:
-        """Update from one record; True if a training step was completed."""
-        if record["process"] == "orchestrator":
-            self.reward = record["reward/mean"]
-            self.tokens_per_second = record["perf/throughput"]
-            self.staleness = record["batch/off_policy_level/max"]
-        if record["process"] == "trainer":
-            self.loss = record.get("loss")
-            self.step = record["step"] + 1
-            self.trained += 1
-            return True
-        return False
-
-    def line(self, seconds_left: float | None) -> str:
-        """`Step 3/100 | reward 0.1160 | ...`; what is not known yet is left out."""
-        total = f"/{self.max_steps}" if self.max_steps is not None else ""
-        parts = [f"Step {self.step}{total}"]
-        if self.reward is not None:
-            parts.append(f"reward {self.reward:.4f}")
-        if self.loss is not None:
-            parts.append(f"loss {self.loss:.4f}")
-        if self.tokens_per_second is not None:
-            parts.append(f"{self.tokens_per_second:,.0f} tokens/s")
-        if self.staleness is not None:
-            parts.append(f"staleness {self.staleness:.0f}")
-        if seconds_left is not None:
-            parts.append(f"{human_duration(seconds_left)} left")
-        return " | ".join(parts)
+_SHOWN = {
+    "orchestrator/reward/mean": "reward {:.4f}",
+    "trainer/loss": "loss {:.4f}",
+    "orchestrator/perf/throughput": "{:,.0f} tokens/s",
+    "orchestrator/batch/off_policy_level/max": "staleness {:.0f}",
+}
+"""The numbers of a step that the line has."""
 
 
 class Progress:
@@ -63,31 +28,34 @@ class Progress:
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty()
         self._tail = MetricsTail(metrics)
-        self._state = RunState(max_steps=max_steps)
+        self._metrics = RunMetrics()
+        self._max_steps = max_steps
+        self._newest: Step | None = None
         self._step_times: deque[float] = deque(maxlen=20)
         self._started = time.monotonic()
         self._shown = ""
-
-    @property
-    def step(self) -> int:
+        self.step = 0
         """Steps that the run has done."""
-        return self._state.step
-
-    @property
-    def trained(self) -> int:
+        self.trained = 0
         """Steps that were trained since this was made; those that were trained again count again."""
-        return self._state.trained
 
-    def update(self, waiting_for: str) -> None:
-        """Read what is new and show it. `waiting_for` is shown on a terminal until the first step is done."""
+    def update(self, waiting_for: str, *, ended: bool = False) -> None:
+        """Read what is new and show it. `waiting_for` is shown on a terminal until the first step is done. A
+        step is shown when its batch is known as well, or if the run has `ended`."""
         for record in self._tail.new():
-            if self._state.take(record):
+            self._metrics.add(record)
+            if record["process"] == "trainer":
+                self.step = record["step"] + 1
+                self.trained += 1
                 self._step_times.append(time.monotonic())
+        for step in self._metrics.take(rest=ended):
+            if step.trained is not None:
+                self._newest = step
                 if not self._live:
-                    self._print(self._state.line(self._seconds_left()) + "\n")
+                    self._print(self._line(step) + "\n")
         if self._live:
             elapsed = human_duration(time.monotonic() - self._started)
-            text = self._state.line(self._seconds_left()) if self._step_times else waiting_for
+            text = self._line(self._newest) if self._newest is not None else waiting_for
             self._print(f"\r\x1b[2K{elapsed} | {text}"[: 4 + _columns()])
 
     def tell(self, lines: Sequence[str]) -> None:
@@ -108,11 +76,18 @@ class Progress:
             self._stream.flush()
             self._shown = text
 
-    def _seconds_left(self) -> float | None:
-        if self._state.max_steps is None or len(self._step_times) < 2:
-            return None
-        per_step = (self._step_times[-1] - self._step_times[0]) / (len(self._step_times) - 1)
-        return per_step * (self._state.max_steps - self._state.step)
+    def _line(self, step: Step) -> str:
+        """`Step 3/100 | reward 0.1160 | ...`; what is not known is left out."""
+        done = step.number + 1
+        parts = [f"Step {done}/{self._max_steps}" if self._max_steps is not None else f"Step {done}"]
+        for name, form in _SHOWN.items():
+            value = step.value(name)
+            if value is not None:
+                parts.append(form.format(value))
+        if self._max_steps is not None and len(self._step_times) > 1:
+            per_step = (self._step_times[-1] - self._step_times[0]) / (len(self._step_times) - 1)
+            parts.append(f"{human_duration(per_step * (self._max_steps - self.step))} left")
+        return " | ".join(parts)
 
 
 def _columns() -> int:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from buckeye.distribution import need
 from buckeye.errors import RunError, UsageError
 from buckeye.tasks.keys import key
 
@@ -22,12 +23,9 @@ class DatasetRepository:
     """
 
     def __init__(self, name: str, *, private: bool) -> None:
-        try:
-            from huggingface_hub import HfApi, get_token
-        except ModuleNotFoundError:
-            raise UsageError(
-                "pushing needs the package huggingface_hub. Install it: pip install 'buckeye[hub]'"
-            ) from None
+        need("huggingface_hub", "Pushing to the Hugging Face hub")
+        from huggingface_hub import HfApi, get_token
+
         token = key("HF_TOKEN") or get_token()
         if token is None:
             raise UsageError(

@@ -151,7 +151,7 @@ def read_record(output_dir: Path) -> RunRecord:
         raise UsageError(
             f"{output_dir} has no {STATUS_FILE}: `rl` has started no run there, or one of an earlier version"
         ) from None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read ({error}); the next start of the run replaces it") from None
 
 

@@ -14,6 +14,7 @@ import psutil
 
 from buckeye.config.rl import RLConfig
 from buckeye.process import RunIdentity
+from buckeye.run.changes import record_config
 from buckeye.run.journal import EventKind, write_event
 from buckeye.run.processes import Child, Processes
 from buckeye.run.record import (
@@ -31,24 +32,38 @@ from buckeye.storage import step_directories
 log = logging.getLogger(__name__)
 
 _SAVE_SECONDS = 2.0  # at most so often because of what processes do
+_ALIVE_SECONDS = 10.0  # at least so often, as a sign of life for those who see only the file
 
 
 class Recorder:
     """Watches the processes and the directory of a run. It never ends a run: what cannot be written is a
-    warning, once."""
+    warning, once.
+
+    The command and the configuration of a run that goes on are written down when all of its processes are
+    ready, which says that they are accepted: what a trainer refuses must not be what the run is resumed with.
+    `before` is the record of an earlier start.
+    """
 
     def __init__(
-        self, config: RLConfig, identity: RunIdentity, arguments: Sequence[str], resume_step: int | None
+        self,
+        config: RLConfig,
+        identity: RunIdentity,
+        arguments: Sequence[str],
+        resume_step: int | None,
+        *,
+        before: RunRecord | None,
     ) -> None:
         self._output_dir = config.output_dir
+        self._config: RLConfig | None = config
+        self._command = {"arguments": tuple(arguments), "working_directory": os.getcwd()}
         self._record = RunRecord(
             run_id=identity.run_id,
             attempt=identity.attempt,
             state="starting",
             host=socket.gethostname(),
             launcher=this_process("rl"),
-            arguments=tuple(arguments),
-            working_directory=os.getcwd(),
+            arguments=tuple(arguments) if before is None else before.arguments,
+            working_directory=os.getcwd() if before is None else before.working_directory,
             max_steps=config.trainer.max_steps,
             max_async_level=config.orchestrator.max_async_level,
             start_step=resume_step or 0,
@@ -62,7 +77,7 @@ class Recorder:
         self._ended: Ended | None = None
         self._ended_attempt: int | None = None
         self._trained = 0
-        self._next_save = 0.0
+        self._next_save = self._alive_until = 0.0
         self._broken = False
         self._save()
         self._event("start", directory=str(config.output_dir.absolute()), resumed_step=resume_step)
@@ -76,6 +91,7 @@ class Recorder:
         ready = bool(self._processes) and all(known.ready for known in self._processes.values())
         if ready and self._record.state == "starting":
             self._event("ready", process="all")
+            self._accept()
             self._update(state="running")
         elif changed or time.monotonic() >= self._next_save:
             self._update()
@@ -114,6 +130,18 @@ class Recorder:
         kinds: dict[Recorded, EventKind] = {"finished": "finish", "failed": "failure", "stopped": "stop"}
         self._event(kinds[state], **({"cause": reason} if reason else {}))
         self._update(state=state, reason=reason, ended=time.time(), processes=())
+
+    def _accept(self) -> None:
+        """Write down how this start of the run is resumed."""
+        if self._config is None:
+            return
+        try:
+            record_config(self._config)
+        except OSError as error:
+            self._cannot_write(error)
+            return
+        self._config = None
+        self._update(**self._command)
 
     def _observe_children(self, children: Sequence[Child]) -> bool:
         """Whether there are other processes than before, or some are ready that were not."""
@@ -193,12 +221,13 @@ class Recorder:
     def _update(self, **changes: object) -> None:
         changes = {"processes": tuple(self._processes.values()), **changes}
         record = msgspec.structs.replace(self._record, **changes)
-        if record != self._record:
+        if record != self._record or time.monotonic() >= self._alive_until:
             self._record = record
             self._save()
 
     def _save(self) -> None:
         self._next_save = time.monotonic() + _SAVE_SECONDS
+        self._alive_until = time.monotonic() + _ALIVE_SECONDS
         try:
             write_record(self._output_dir, self._record)
         except OSError as error:

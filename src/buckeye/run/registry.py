@@ -7,11 +7,12 @@ import logging
 import os
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from buckeye.errors import UsageError
-from buckeye.run.directory import RUN_FILE
+from buckeye.run.directory import REMOTE_FILE, RUN_FILE
 from buckeye.storage import read_json, write_file
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ def find_run(word: str | None) -> Path:
     if word is None:
         return _default_run()
     directory = Path(word)
-    if (directory / RUN_FILE).exists():
+    if _run_id(directory) is not None:
         return directory
     runs, _ = known_runs()
     matches = [r for r in runs if r.name == word or (len(word) >= _SHORTEST_ID and r.run_id.startswith(word))]
@@ -91,7 +92,7 @@ def find_run(word: str | None) -> Path:
 
 def _default_run() -> Path:
     here = Path("outputs")
-    if (here / RUN_FILE).exists():
+    if _run_id(here) is not None:
         return here
     runs, _ = known_runs()
     if not runs:
@@ -114,8 +115,9 @@ def _entry(path: Path) -> KnownRun:
 
 
 def _run_id(directory: Path) -> str | None:
-    """The id of the run that is in a directory now; None if there is none."""
-    try:
-        return str(read_json(directory / RUN_FILE)["run_id"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    """The id of the run that is in a directory now, or that is being started elsewhere; None if there is
+    none."""
+    for name in (RUN_FILE, REMOTE_FILE):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return str(read_json(directory / name)["run_id"])
+    return None

@@ -25,6 +25,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.run.directory import RUN_FILE
 from buckeye.run.record import STATUS_FILE, processes_left, read_record
+from buckeye.run.resume_checks import refuse_misfit
 from buckeye.storage import read_json
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ def beginning(config: RLConfig) -> Beginning:
     """What a configuration asks for. A run that is to go on and has committed no checkpoint begins at the
     model again.
 
-    Raises CheckpointError if there is nothing to go on with, or if it is damaged.
+    Raises CheckpointError if there is nothing to go on with, or if it is damaged, and UsageError if it does
+    not fit the configuration.
     """
     ckpt = config.trainer.ckpt
     if ckpt is None or ckpt.resume_step is None:
@@ -60,6 +62,7 @@ def beginning(config: RLConfig) -> Beginning:
         return Beginning(None, again=True)
     preferred = where_it_left_off(config.output_dir)
     info = usable_checkpoint(root, ckpt.resume_step, verify_checkpoint, preferred=preferred)
+    refuse_misfit(config.trainer, info)
     return Beginning(info.step, again=True)
 
 
@@ -130,18 +133,20 @@ def resume_command(command: Sequence[str]) -> str:
 
 def to_resume(words: Sequence[str]) -> list[str]:
     """The words of a command, or of its flags, changed so that they continue the run."""
+    return [*without_flags(words, (*_OF_A_START, "ckpt.resume-step")), "--resume"]
+
+
+def without_flags(words: Sequence[str], endings: tuple[str, ...]) -> list[str]:
+    """The words without the flags that end so, however they are spelled, and without their values."""
     kept: list[str] = []
-    before = ""  # the flag before a word that may be its value
+    before = False  # whether the word before may have this one as its value
     for word in words:
-        flag = word.replace("_", "-").partition("=")[0]
-        of_a_start = flag in _OF_A_START
-        value = before.endswith("ckpt.resume-step") or (
-            before in _OF_A_START and not word.startswith(("-", "@"))
-        )
-        before = flag if "=" not in word and not value else ""
-        if not (value or of_a_start or flag.endswith("ckpt.resume-step")):
+        value = before and not word.startswith(("--", "@"))
+        unwanted = word.startswith("--") and word.replace("_", "-").partition("=")[0].endswith(endings)
+        before = unwanted and "=" not in word
+        if not (value or unwanted):
             kept.append(word)
-    return [*kept, "--resume"]
+    return kept
 
 
 def arguments_of(command: Sequence[str]) -> list[str]:

@@ -15,14 +15,16 @@ from buckeye.cluster.head import Nodes
 from buckeye.config.environments import EnvConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.shared import WandbConfig
-from buckeye.monitor.log import SUCCESS, run_log, setup_logging
+from buckeye.monitor.log import run_log, setup_logging
+from buckeye.monitor.metrics import read_run
 from buckeye.monitor.tracker import check_wandb, tracked
+from buckeye.monitor.verdict import training_level
 from buckeye.process import INTERRUPTED, StopFlag
 from buckeye.run.attempts import Launch
-from buckeye.run.changes import changed_settings
+from buckeye.run.changes import changed_settings, earlier_start, record_config
 from buckeye.run.child_warnings import ChildWarnings
 from buckeye.run.cleaning import prune_logs
-from buckeye.run.directory import begin_attempt, clean, locked, refuse_used
+from buckeye.run.directory import REMOTE_FILE, begin_attempt, clean, locked, put_aside, refuse_used
 from buckeye.run.disk import check_disk, disk_environment
 from buckeye.run.gateway import run_gateways
 from buckeye.run.logs import LAUNCHER
@@ -33,6 +35,7 @@ from buckeye.run.plan import RolePlan, make_plan
 from buckeye.run.ports import Ports, held_ports
 from buckeye.run.processes import TERM_GRACE_SECONDS, Child, Processes
 from buckeye.run.progress import Progress, human_duration
+from buckeye.run.record import RunRecord
 from buckeye.run.recorder import Recorder
 from buckeye.run.registry import register
 from buckeye.run.resume import (
@@ -62,9 +65,12 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     check_wandb(wandb_settings(config))
     with locked(output_dir), held_ports() as ports:
         begin = beginning(config)
-        if not begin.again and not config.clean:
+        afresh = not begin.again and not config.clean
+        if afresh:
             refuse_used(output_dir, resume_command=resume_command(command))
         wait_for_leftovers(output_dir)
+        if afresh:  # what was left may have come to the end of a step
+            refuse_used(output_dir, resume_command=resume_command(command))
         model_path = fetch_model(config.trainer.model.name)
         with other_nodes(config) as nodes:
             return _run_planned(config, command, begin, model_path, ports, nodes)
@@ -83,30 +89,39 @@ def _run_planned(
     plan = make_plan(config, this_machine(), model_path=model_path, ports=ports, others=others)
     disk_warning = check_disk(config, plan.disk)
     ports.take(plan.fixed_ports, patience=_PORT_SECONDS)
+    aside = None
     if not begin.again and config.clean:
         clean(output_dir, needed=[model_path])
+    elif not begin.again:
+        aside = put_aside(output_dir, needed=[model_path])
+    before = earlier_start(output_dir) if begin.again else None
     identity = begin_attempt(output_dir, resumed_step=begin.step)
+    (output_dir / REMOTE_FILE).unlink(missing_ok=True)  # where it was before
     prune_logs(output_dir, config.disk.keep_logs)
     setup_logging(config.log.level, LAUNCHER, run_log(output_dir) if config.log.file else None)
     if disk_warning is not None:
         log.warning("%s", disk_warning)
     if begin.again:
-        _tell_beginning(begin, config)
+        _tell_beginning(begin, config, before)
+    if aside is not None:
+        log.info("What a start left here that never reached its first step is kept in %s", aside)
+    if before is None:
+        record_config(config)
     write_role_configs(config, plan, model_path=model_path, origin=Origin(begin.step))
     register(output_dir, identity.run_id)
     launch = Launch(config=config, model_path=model_path, first=identity, step=begin.step, nodes=nodes)
     gateways = run_gateways(played_environments(config), rollouts=config.orchestrator.rollouts_at_once)
     plan = replace(plan, roles=(*gateways.roles, *plan.roles))
     with tracked(wandb_settings(config), output_dir=output_dir, run_id=identity.run_id, config=config):
-        return _run_recorded(launch, plan, command, ports, gateways.env)
+        return _run_recorded(launch, plan, command, ports, gateways.env, before)
 
 
 def wandb_settings(config: RLConfig) -> WandbConfig | None:
-    """Where the run is logged in Weights & Biases; None if it is not. A process's section counts for all."""
-    return config.wandb or config.trainer.wandb
+    """Where the run is logged in Weights & Biases; None if it is not. All processes have the same."""
+    return config.trainer.wandb
 
 
-def _tell_beginning(begin: Beginning, config: RLConfig) -> None:
+def _tell_beginning(begin: Beginning, config: RLConfig, before: RunRecord | None) -> None:
     if begin.step is None:
         log.warning("The run has committed no checkpoint yet: it begins at its start again")
     else:
@@ -115,7 +130,7 @@ def _tell_beginning(begin: Beginning, config: RLConfig) -> None:
         later = ", ".join(str(info.step) for info in there if info.step > begin.step)
         if later:
             log.warning("There are checkpoints of later steps, too, and this starts before them: %s", later)
-    for line in changed_settings(config.output_dir, config):
+    for line in changed_settings(config.output_dir, config) if before is not None else ():
         log.warning("Changed since the run was last started: %s", line)
 
 
@@ -126,9 +141,14 @@ def played_environments(config: RLConfig) -> list[EnvConfig]:
 
 
 def _run_recorded(
-    launch: Launch, plan: RolePlan, command: Sequence[str], ports: Ports, env: Mapping[str, str]
+    launch: Launch,
+    plan: RolePlan,
+    command: Sequence[str],
+    ports: Ports,
+    env: Mapping[str, str],
+    before: RunRecord | None,
 ) -> int:
-    recorder = Recorder(launch.config, launch.first, arguments_of(command), launch.step)
+    recorder = Recorder(launch.config, launch.first, arguments_of(command), launch.step, before=before)
     try:
         code = _run(launch, plan, command, recorder, ports, env)
     except BaseException as error:
@@ -167,7 +187,7 @@ def _run(
             progress.tell(warnings.new())
             progress.update("starting: waiting for the first step (logs/ has the details)")
             if supervisor.tick(step=progress.step, trained=progress.trained):
-                progress.update("")
+                progress.update("", ended=True)
                 progress.tell(warnings.new())
                 break
             time.sleep(_POLL_SECONDS)
@@ -187,9 +207,16 @@ def _run(
         raise
     finally:
         processes.stop_all()
-    log.log(SUCCESS, "RL training finished!")
+    log.log(_success(config.output_dir), "RL training finished!")
     log.info("%s | %s", human_duration(time.monotonic() - started), _what_is_there(config))
     return 0
+
+
+def _success(output_dir: Path) -> int:
+    """The level of the last line."""
+    trained = [step for step in read_run(output_dir / "metrics.jsonl").steps() if step.trained is not None]
+    left_out = sum(bool(step.value("trainer/skipped")) for step in trained)
+    return training_level(len(trained), left_out=left_out)
 
 
 def _tell_unshown(warnings: ChildWarnings, config: RLConfig) -> None:
@@ -199,9 +226,11 @@ def _tell_unshown(warnings: ChildWarnings, config: RLConfig) -> None:
 
 def _what_is_there(config: RLConfig) -> str:
     weights = final_weights(config)
-    if config.trainer.model.experimental.lora is None:
-        return f"model: {weights} | talk to it: buckeye chat {weights}"
-    return f"adapter: {weights} | a model of it: buckeye export {config.output_dir} --merge-lora"
+    adapter = config.trainer.model.experimental.lora is not None
+    text = f"{'adapter' if adapter else 'model'}: {weights} | talk to it: buckeye chat {weights}"
+    if adapter:
+        text += f" | a model of it: buckeye export {config.output_dir} --step last --merge-lora"
+    return text
 
 
 def _run_environment(config: RLConfig) -> dict[str, str]:

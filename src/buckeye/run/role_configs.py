@@ -9,7 +9,6 @@ from buckeye.config.dump import to_json
 from buckeye.config.orchestrator import OrchestratorCheckpointConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import TrainerCheckpointConfig
-from buckeye.run.changes import RECORDED_CONFIG, as_recorded
 from buckeye.run.plan import Role, RolePlan
 from buckeye.storage import write_file
 
@@ -24,11 +23,9 @@ class Origin:
 
 
 def write_role_configs(config: RLConfig, plan: RolePlan, *, model_path: Path, origin: Origin) -> None:
-    """Write the resolved configuration of every process to `configs/`, and the whole one to
-    `configs/rl.json`."""
+    """Write the resolved configuration of every process to `configs/`."""
     directory = config.output_dir / "configs"
     directory.mkdir(parents=True, exist_ok=True)
-    write_file(config.output_dir / RECORDED_CONFIG, to_json(as_recorded(config)))
     for role in plan.roles:
         if role.config_name is not None:
             write_file(directory / role.config_name, _role_config(config, role, plan, model_path, origin))

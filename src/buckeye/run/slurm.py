@@ -19,7 +19,8 @@ SCRIPT, KEYS_FILE, LOG = "job.sh", "keys", "job.log"
 _MARGIN_SECONDS = 300  # before the time is over, for the last step and its checkpoint
 _END_SECONDS = 60  # for the other tasks when the first has ended
 _TIME = re.compile(r"(\d+)([mhd])")
-_SLURM_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
+_SLURM_TIME = re.compile(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}")
+_AMBIGUOUS = re.compile(r"(\d+)(:\d\d)?")
 _WORD = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -48,7 +49,17 @@ class SlurmJob:
 
 def slurm_time(text: str) -> str:
     """A time limit as Slurm writes it, from `90m`, `4h`, `2d`, or from one of Slurm's own. Raises UsageError
-    for anything else."""
+    for anything else, for one that Slurm reads otherwise than most people, and for 0, which it takes for no
+    limit."""
+    if not text.strip("0:mhd-"):
+        raise UsageError(f"--time {text}: Slurm takes 0 for no limit. If that is meant, leave --time out")
+    if match := _AMBIGUOUS.fullmatch(text):
+        first, second = match[1], match[2]
+        small, large = (f"{first}m", f"{first}h") if second is None else (f"00:{text}", f"{text}:00")
+        units = ("minutes", "hours") if second is None else ("minutes and seconds", "hours and minutes")
+        raise UsageError(
+            f"--time {text}: these are {units[0]} to Slurm, and {units[1]} to many. Write {small} or {large}"
+        )
     if match := _TIME.fullmatch(text):
         minutes = int(match[1]) * {"m": 1, "h": 60, "d": 24 * 60}[match[2]]
         days, rest = divmod(minutes, 24 * 60)

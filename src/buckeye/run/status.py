@@ -5,24 +5,29 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from buckeye.checkpoint import CheckpointInfo, read_scores
 from buckeye.monitor.log import run_log
-from buckeye.monitor.metrics import latest_by_step
+from buckeye.monitor.metrics import Record, Step, read_run
+from buckeye.run.elsewhere import read_elsewhere, record_now
 from buckeye.run.export.choose import choose_checkpoint
 from buckeye.run.export.facts import evaluation_reach, read_config
 from buckeye.run.processes import last_lines
-from buckeye.run.record import GOING_ON, ProcessRecord, RunRecord, State, read_record
+from buckeye.run.record import GOING_ON, STATUS_FILE, ProcessRecord, RunRecord, State
 from buckeye.run.resume import where_it_left_off
 from buckeye.run.waits import Wait, waits
 from buckeye.space import free_bytes, size_of, waits_for_disk
 
-_TREND_STEPS = 10
+TREND_STEPS = 10
+"""Over how many steps the reward is averaged."""
+
+STALE_SECONDS = 60.0
+"""How long a run that goes on may say nothing, before that is called stale."""
+
 _PACE_STEPS = 20
 _ERROR_LINE = re.compile(r"\] +ERROR (.*)")
 _LAST_WORDS = re.compile(r"^ *\| (?:error: |.*\] +ERROR |(?=[\w.]+(?:Error|Exception): ))(.*)")
@@ -42,20 +47,24 @@ class ProcessStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
-    """A run as it is now. `step` counts the trained steps; `reward` is that of the last batch, and
-    `reward_change` the mean of the last ten less that of the ten before; sizes are in bytes, times in seconds
-    since the epoch. What is not known is None."""
+    """A run as it is now. `step` counts the trained steps; `reward` is that of the last of them,
+    `reward_mean` the mean of the last `TREND_STEPS`, and `reward_change` that less the mean of as many
+    before; sizes are in bytes, times in seconds since the epoch. What is not known is None. `state` is as it
+    was `seen` last, and `stale` if a run that goes on has said nothing for longer than it ever does."""
 
     name: str
     run_id: str
     directory: str
     host: str
     state: State
+    seen: float
+    stale: bool
     reason: str | None
     attempt: int
     step: int
     max_steps: int | None
     reward: float | None
+    reward_mean: float | None
     reward_change: float | None
     tokens_per_second: float | None
     seconds_left: float | None
@@ -74,11 +83,12 @@ class RunStatus:
 
 def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
     """Look at a run. Raises UsageError if nothing is recorded there."""
-    record = read_record(output_dir)
+    record = record_now(output_dir)
     state = record.actual_state()
-    trained = latest_by_step(output_dir / "metrics.jsonl", "trainer")
-    collected = latest_by_step(output_dir / "metrics.jsonl", "orchestrator")
-    step = _steps_done(record, trained)
+    seen = last_seen(output_dir)
+    trained = _trained(output_dir, record)
+    newest = trained[-1] if trained else Step(-1, {})
+    rewards = [step.reward for step in trained if step.reward is not None]
     going_on = state in GOING_ON
     checkpoint = newest_checkpoint(output_dir)
     return RunStatus(
@@ -87,15 +97,18 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
         directory=str(output_dir.absolute()),
         host=record.host,
         state=state,
+        seen=seen,
+        stale=state in GOING_ON and state != "paused" and time.time() - seen > STALE_SECONDS,
         reason=record.reason,
         attempt=record.attempt,
-        step=step,
+        step=max(newest.number + 1, record.start_step),
         max_steps=record.max_steps,
-        reward=_last_reward(collected),
-        reward_change=_reward_change(collected),
-        tokens_per_second=_newest(collected).get("perf/throughput") if going_on else None,
-        seconds_left=_seconds_left(record, trained, step) if going_on else None,
-        last_step_time=_newest(trained).get("time"),
+        reward=newest.reward,
+        reward_mean=statistics.fmean(rewards[-TREND_STEPS:]) if rewards else None,
+        reward_change=_reward_change(rewards),
+        tokens_per_second=newest.value("orchestrator/perf/throughput") if going_on else None,
+        seconds_left=_seconds_left(record, trained) if going_on else None,
+        last_step_time=newest.value("trainer/time"),
         started=record.started,
         ended=record.ended,
         restarts=record.restarts,
@@ -107,6 +120,15 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
         disk_free=free_bytes(output_dir),
         waits_for_disk=waits_for_disk(output_dir),
     )
+
+
+def last_seen(output_dir: Path) -> float:
+    """When somebody said last how the run is: the launcher of one that goes on does so every few seconds."""
+    away = read_elsewhere(output_dir)
+    status = output_dir / STATUS_FILE
+    if away is not None and (away.job is None or not status.exists()):
+        return away.said
+    return status.stat().st_mtime
 
 
 def newest_checkpoint(output_dir: Path) -> CheckpointInfo | None:
@@ -122,40 +144,37 @@ def find_checkpoint(output_dir: Path, step: str) -> CheckpointInfo:
     return choose_checkpoint(output_dir, step, scores, reach=evaluation_reach(config)).info
 
 
-def _steps_done(record: RunRecord, trained: Mapping[int, Mapping[str, Any]]) -> int:
-    steps = [step + 1 for step, values in trained.items() if _of_attempt(values, record)]
-    return max(steps, default=record.start_step)
+def _trained(output_dir: Path, record: RunRecord) -> list[Step]:
+    """The steps that are trained, in order; without those that an earlier attempt did beyond the checkpoint
+    from which the newest one goes on, also while that has done none."""
+    return [
+        step
+        for step in read_run(output_dir / "metrics.jsonl").steps()
+        if step.trained is not None and (step.number < record.start_step or _is_new(step.trained, record))
+    ]
 
 
-def _of_attempt(values: Mapping[str, Any], record: RunRecord) -> bool:
-    """Whether a record is of the newest attempt. Its time says nothing: clocks are set."""
-    return values.get("attempt", record.attempt) == record.attempt
+def _is_new(trained: Record, record: RunRecord) -> bool:
+    """Whether it is of the newest attempt. Its time says nothing: clocks are set."""
+    return bool(trained.get("attempt", record.attempt) == record.attempt)
 
 
-def _newest(records: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
-    return records[max(records)] if records else {}
-
-
-def _last_reward(collected: Mapping[int, Mapping[str, Any]]) -> float | None:
-    return _newest(collected).get("reward/mean")
-
-
-def _reward_change(collected: Mapping[int, Mapping[str, Any]]) -> float | None:
-    rewards = [values["reward/mean"] for _, values in sorted(collected.items()) if "reward/mean" in values]
-    if len(rewards) < 2 * _TREND_STEPS:
+def _reward_change(rewards: Sequence[float]) -> float | None:
+    if len(rewards) < 2 * TREND_STEPS:
         return None
-    before, last = rewards[-2 * _TREND_STEPS : -_TREND_STEPS], rewards[-_TREND_STEPS:]
+    before, last = rewards[-2 * TREND_STEPS : -TREND_STEPS], rewards[-TREND_STEPS:]
     return statistics.fmean(last) - statistics.fmean(before)
 
 
-def _seconds_left(record: RunRecord, trained: Mapping[int, Mapping[str, Any]], step: int) -> float | None:
+def _seconds_left(record: RunRecord, trained: Sequence[Step]) -> float | None:
     """At the pace of the last steps of this attempt."""
-    times = [values["time"] for _, values in sorted(trained.items()) if _of_attempt(values, record)]
-    times = times[-_PACE_STEPS:]
+    new = [step for step in trained if step.trained is not None and _is_new(step.trained, record)]
+    times = [at for step in new[-_PACE_STEPS:] if (at := step.value("trainer/time")) is not None]
     if record.max_steps is None or len(times) < 2:
         return None
     per_step = statistics.median(later - earlier for earlier, later in pairwise(times))  # one may be a jump
-    return max(0.0, per_step * (record.max_steps - step) - max(0.0, time.time() - times[-1]))
+    steps = record.max_steps - trained[-1].number - 1
+    return max(0.0, per_step * steps - max(0.0, time.time() - times[-1]))
 
 
 def _process_status(known: ProcessRecord, record: RunRecord) -> ProcessStatus:

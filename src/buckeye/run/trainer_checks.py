@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import importlib.util
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from buckeye.config.losses import CustomLossConfig, LossConfig
+from buckeye.config.base import OwnFunctionConfig
+from buckeye.config.losses import LossConfig
 from buckeye.config.rl import RLConfig
-from buckeye.run.disk import tensor_shapes
+from buckeye.inference.architecture import tensor_shapes
+from buckeye.own_function import missing_function
 from buckeye.run.model_files import find_model
 
 _OUTER = ("embed_tokens", "lm_head")  # which are no hidden layers
 
 
 def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool) -> list[str]:
-    """One line for each setting that the trainer of a run will refuse; names of the model's parameters are
+    """One line for each setting that the trainer of a run will refuse, or a function of the user's that is
+    not there; names of the model's parameters are
     those in its files, so nothing is said of a model that is not here."""
-    found = [*_loss_warnings(config.trainer.loss), *_sharding_warnings(config, on_gpu=on_gpu)]
+    found = [*_own_functions(config), *_sharding_warnings(config, on_gpu=on_gpu)]
     shapes = tensor_shapes(model_path) if model_path is not None else {}
     if shapes:
         lora = config.trainer.model.experimental.lora
@@ -32,21 +34,24 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
     return found
 
 
-def _loss_warnings(loss: LossConfig) -> Iterator[str]:
-    if loss.reference_model is not None and find_model(loss.reference_model) is None:
-        yield f"trainer.loss.reference_model: the weights of {loss.reference_model} are not on this machine"
-    if isinstance(loss, CustomLossConfig):
-        source = loss.import_path.rpartition(":")[0]
-        what = "file" if source.endswith(".py") else "module"
-        if not (Path(source).expanduser().is_file() if what == "file" else _is_module(source)):
-            yield f"trainer.loss.import_path = {loss.import_path!r}: there is no {what} {source}"
+def reference_warnings(loss: LossConfig) -> list[str]:
+    """Whether the trainer will have to fetch the model that the loss compares with."""
+    if loss.reference_model is None or find_model(loss.reference_model) is not None:
+        return []
+    return [f"trainer.loss.reference_model: the weights of {loss.reference_model} are not on this machine"]
 
 
-def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
+def _own_functions(config: RLConfig) -> Iterator[str]:
+    shaping = config.orchestrator.reward_shaping
+    sections = {
+        "trainer.loss": config.trainer.loss,
+        "orchestrator.advantage": config.orchestrator.advantage,
+        "orchestrator.reward_shaping.function": shaping.function if shaping is not None else None,
+    }
+    for name, section in sections.items():
+        missing = missing_function(section.import_path) if isinstance(section, OwnFunctionConfig) else None
+        if missing is not None:
+            yield f"{name}.import_path: {missing}"
 
 
 def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:

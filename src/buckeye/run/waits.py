@@ -45,7 +45,7 @@ def waits_of(children: Sequence[Child]) -> list[Wait]:
 
 
 def sentence(wait: Wait, now: float) -> str:
-    """`trainer waits for batch 12 from orchestrator (for 35 s)`."""
+    """Such as: trainer waits for batch 12 from orchestrator (for 35 s)."""
     since = human_duration(max(0.0, now - wait.since))
     if wait.whom is None:
         return f"{wait.who}: {wait.what} (for {since})"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from buckeye.distribution import need
 from buckeye.errors import UsageError
 from buckeye.storage import write_directory
 from buckeye.tasks.files import read_rows, read_tasks
@@ -47,12 +47,9 @@ def find_taskset(name: str) -> Path:
     path = Path(name).expanduser()
     if path.exists() or not _HUB_NAME.fullmatch(name) or path.suffix in _FILES:
         return path
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise UsageError(
-            f"there is no folder {name} here (this is {Path.cwd()}), and a dataset of the Hugging Face hub "
-            "needs the package huggingface_hub. Install it: pip install 'buckeye[hub]'"
-        )
-    from huggingface_hub import snapshot_download
+    here = f"there is no folder {name} here (this is {Path.cwd()}), and"
+    need("huggingface_hub", f"{here} a dataset of the Hugging Face hub")
+    from huggingface_hub import constants, snapshot_download
 
     try:
         found = snapshot_download(
@@ -60,6 +57,8 @@ def find_taskset(name: str) -> Path:
         )
     except Exception as error:  # network, rights, no such name: one message whatever the library raises
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if constants.HF_HUB_OFFLINE:
+            reason = "it was not fetched before, and nothing may be fetched (--dry-run, HF_HUB_OFFLINE)"
         raise UsageError(
             f"there is no file or folder {name} here (this is {Path.cwd()}), and the Hugging Face hub does "
             f"not give a dataset of that name: {reason}"
@@ -182,8 +181,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    if importlib.util.find_spec("pyarrow") is None:
-        raise UsageError("datasets in parquet need pyarrow. Install it: pip install 'buckeye[hub]'")
+    need("pyarrow", "A dataset in parquet")
     import pyarrow
     import pyarrow.parquet
 

@@ -118,15 +118,19 @@ def merge_adapter(base: str, adapter: Path, out: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         adapted = PeftModel.from_pretrained(model, str(adapter))
         stored = load_file(adapter / WEIGHTS_FILE).keys()
-        trained_on = _recorded_base(adapter)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"The adapter {adapter} cannot be merged into {base!r}: {error}") from error
     if stored != get_peft_model_state_dict(adapted, save_embedding_layers=False).keys():
         raise UsageError(f"The adapter {adapter} does not fit the model {base!r}: it is of another one.")
-    if _other_base(trained_on, base):
-        raise UsageError(f"The adapter {adapter} was trained on other weights than those of {base!r}.")
+    check_base(adapter, base)
     merged = adapted.merge_and_unload()
     save_model(merged, read_tokenizer_files(base), out, dtype=stored_as)
+
+
+def check_base(adapter: Path, base: str) -> None:
+    """Raise `UsageError` if an adapter was trained on other weights than those of `base`."""
+    if _other_base(_recorded_base(adapter), base):
+        raise UsageError(f"The adapter {adapter} was trained on other weights than those of {base!r}.")
 
 
 def _other_base(recorded: str | None, base: str) -> bool:

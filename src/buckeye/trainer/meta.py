@@ -16,7 +16,7 @@ from buckeye.checkpoint.merge import MODEL_DIRECTORY
 from buckeye.checkpoint.shards import MODEL_PREFIX, Region, StoredTensor, has_shards, read_shards
 from buckeye.errors import UsageError
 from buckeye.trainer.attention import PACKED_ATTENTION
-from buckeye.trainer.model import ComputeDtype, Policy, make_policy
+from buckeye.trainer.model import ComputeDtype, Policy, check_folder, make_policy
 from buckeye.trainer.shards import read_like
 
 _FILE = "model.safetensors"
@@ -30,13 +30,14 @@ def empty_policy(
 
     Raises `UsageError` as `load_policy` does.
     """
+    check_folder(name)
     try:
         config = AutoConfig.from_pretrained(name)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
             )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # transformers raises any class for a folder that is no whole model
         raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
     return make_policy(model, name, device, flash=flash, compute_dtype=compute_dtype)
 

@@ -6,16 +6,17 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from buckeye.errors import UsageError
+from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.architecture import check_sizes
 from buckeye.inference.dtype import auto_compute_dtype
 from buckeye.trainer.attention import PACKED_ATTENTION, flash_available
 from buckeye.trainer.head import token_logprobs
@@ -190,11 +191,12 @@ def load_policy(
     Raises `UsageError` if there is no such model, or if it changes its logits after the output projection.
     """
     transformers_logging.disable_progress_bar()
+    check_folder(name)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             name, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # transformers raises any class for a folder that is no whole model
         raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
     if info["missing_keys"]:
         raise UsageError(
@@ -203,6 +205,16 @@ def load_policy(
     return make_policy(
         model if sharded else model.to(device), name, device, flash=flash, compute_dtype=compute_dtype
     )
+
+
+def check_folder(name: str) -> None:
+    """Refuse a folder whose `config.json` would have a model built that its weights are not of. Raises
+    `UsageError`."""
+    if (Path(name) / "config.json").is_file():
+        try:
+            check_sizes(Path(name))
+        except InferenceError as error:
+            raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
 
 
 def make_policy(

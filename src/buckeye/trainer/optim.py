@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from buckeye.distribution import need
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.trainer.muon import ShardedMuon
 
@@ -166,12 +167,9 @@ def build_optimizer(
 def _adamw8bit(
     groups: list[dict[str, object]], parameters: Mapping[str, nn.Parameter], betas: tuple[float, float]
 ) -> torch.optim.Optimizer:
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError as error:
-        raise UsageError(
-            "trainer.optim.type = 'adamw8bit' needs bitsandbytes: pip install 'buckeye[optim8bit]'"
-        ) from error
+    need("bitsandbytes", "trainer.optim.type = 'adamw8bit'")
+    from bitsandbytes.optim import AdamW8bit
+
     if any(isinstance(parameter, DTensor) for parameter in parameters.values()):
         raise UsageError(
             "trainer.optim.type = 'adamw8bit' cannot update a model that is divided among ranks. Set "

@@ -13,9 +13,9 @@ from buckeye import beat
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import FinalRunError
 from buckeye.faults import fault_point
-from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.stopwatch import Stopwatch
+from buckeye.monitor.verdict import training_level
 from buckeye.process import RunIdentity, StopFlag, run_identity
 from buckeye.trainer.batch_loss import BatchLoss, samples_to_train
 from buckeye.trainer.inbox import Inbox
@@ -109,7 +109,8 @@ class RLTrainer:
         self.metrics.close()
         done = ended or self._complete()
         if done:
-            logger.log(SUCCESS, "RL trainer finished!")
+            left_out = self.learner.progress.skipped
+            logger.log(training_level(self.step, left_out=left_out), "RL trainer finished!")
         return done
 
     def _complete(self) -> bool:
@@ -153,7 +154,8 @@ class RLTrainer:
             **self.learner.speed(tokens, seconds),
             **self.stopwatch.take(),
         }
-        logger.log(SUCCESS, format_step(step, values))
+        left_out = len(found.left_out) if update.applied else len(batch.samples)
+        logger.log(training_level(len(batch.samples), left_out=left_out), format_step(step, values))
         write_together(self.ranks, self.metrics.writing("trainer", step, finite_only(values)))
 
     def _inspect(self, batch: Batch) -> Inspection:

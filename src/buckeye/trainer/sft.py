@@ -14,9 +14,9 @@ import torch
 from buckeye.checkpoint import CheckpointInfo, read_orchestrator_state
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import CheckpointError
-from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.stopwatch import Stopwatch
+from buckeye.monitor.verdict import training_level
 from buckeye.process import StopFlag, run_identity
 from buckeye.trainer.chat_data import ChatFile, ChatFormat, ChatSample
 from buckeye.trainer.learner import Learner, finite_only, format_step
@@ -110,7 +110,8 @@ class SFTTrainer:
         self.output.wait()
         self.metrics.close()
         if self._complete():
-            logger.log(SUCCESS, "SFT trainer finished!")
+            left_out = self.learner.progress.skipped
+            logger.log(training_level(self.step, left_out=left_out), "SFT trainer finished!")
         return self._complete()
 
     @property
@@ -155,7 +156,8 @@ class SFTTrainer:
             **self.learner.speed(tokens, seconds),
             **self.stopwatch.take(),
         }
-        logger.log(SUCCESS, format_step(progress.step, values))
+        left_out = 0 if update.applied else len(samples)
+        logger.log(training_level(len(samples), left_out=left_out), format_step(progress.step, values))
         self._record("sft", progress.step, values)
 
     def _validate(self) -> None:
@@ -168,7 +170,8 @@ class SFTTrainer:
         if self._checkpointed() and (self.best is None or loss < self.best.val_loss):
             self.best = Best(step=self.step, val_loss=loss)
         best = "" if self.best is None else f" | Best: {self.best.val_loss:.4f} at step {self.best.step}"
-        logger.log(SUCCESS, "Validation after %d steps | Loss: %.4f%s", self.step, loss, best)
+        level = training_level(1, left_out=int(not math.isfinite(loss)))
+        logger.log(level, "Validation after %d steps | Loss: %.4f%s", self.step, loss, best)
         values = {"val_loss": loss, "trained_tokens": sums["trained_tokens"], "samples": len(self.validation)}
         self._record("validation", self.step, values)
 

@@ -11,6 +11,8 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from buckeye import storage
 from buckeye.errors import TransportError
 
@@ -36,7 +38,7 @@ def take_restart_requests(output_dir: Path) -> list[RestartRequest]:
     taken = []
     for path in sorted((output_dir / RESTART_FOLDER).glob("*.json")):
         try:
-            taken.append(RestartRequest(**storage.read_json(path)))
+            taken.append(msgspec.convert(storage.read_json(path), RestartRequest))
         except (OSError, ValueError, TypeError) as error:
             raise TransportError(f"{path} cannot be read ({error}); delete it.") from error
         path.unlink()

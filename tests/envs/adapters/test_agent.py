@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import time
 import tomllib
 from itertools import islice
 from pathlib import Path
@@ -14,6 +13,8 @@ import pytest
 from buckeye.envs.wire import serve
 from buckeye.envs.workers.guest.adapters import AdapterError, load
 from tests.envs.adapters.scripted import Speaker
+from tests.envs.workers.conftest import is_gone
+from tests.waiting import wait_for
 
 PROGRAM = """
 import json, os, subprocess, sys, time, urllib.request
@@ -152,11 +153,8 @@ def test_all_its_processes_end_with_a_cancelled_rollout(folder):
         await adapter.close()
 
     asyncio.run(asyncio.wait_for(play(), 60))
-    deadline = time.monotonic() + 20
     for pid in map(int, pids.read_text().split()):
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline, f"process {pid} still runs"
-            time.sleep(0.02)
+        wait_for(lambda pid=pid: is_gone(pid), f"the end of process {pid}")
 
 
 def test_a_program_that_is_not_there(folder):

@@ -22,7 +22,7 @@ from tests.run.conftest import Runner
 PACKAGES = Path(__file__).resolve().parent / "packages"
 STEPS, BATCH, GROUP = 5, 8, 4
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.slow
 
 ENVIRONMENTS = {
     "v0-single-turn": ("verifiers-031", f"{PACKAGES}/sums_v0.py", {"for_letters": True}),

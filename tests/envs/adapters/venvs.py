@@ -30,6 +30,6 @@ def python_of(name):
     if not stamp.exists() or stamp.read_text() != wanted:
         shutil.rmtree(home, ignore_errors=True)
         venv.create(home, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *NEEDS[name]], check=True, timeout=900)
+        subprocess.run([python, "-m", "pip", "install", "-q", *NEEDS[name]], check=True)
         stamp.write_text(wanted)
     return python

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import httpx
 
+from tests.waiting import HANG, wait_for
+
 SERVER = Path(__file__).with_name("scripted_server.py")
-DEADLINE = 60.0
 IDS = itertools.count(1)
 
 
@@ -34,7 +35,7 @@ class GatewayProcess:
         return httpx.get(f"http://127.0.0.1:{self.port}/status", headers=headers).json()
 
     def until(self, condition, what):
-        wait_until(condition, what, more=self.log)
+        wait_for(condition, what, more=self.log)
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def gateway(folder, *words, env=None, expect=0):
         )
     try:
         found = None
-        deadline = time.monotonic() + DEADLINE
+        deadline = time.monotonic() + HANG
         while found is None:
             found = re.search(r"ready on http://\S+?:(\d+)/mcp", log.read_text())
             assert process.poll() is None, log.read_text()
@@ -65,17 +66,10 @@ def gateway(folder, *words, env=None, expect=0):
         yield GatewayProcess(process, log, int(found[1]))
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(DEADLINE) == expect, log.read_text()
+            assert process.wait(HANG) == expect, log.read_text()
     finally:
         process.kill()
         process.wait()
-
-
-def wait_until(condition, what, more=lambda: ""):
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}\n{more()}"
-        time.sleep(0.02)
 
 
 def request(method, params=None, request_id=None):
@@ -96,7 +90,7 @@ class Client:
     def __init__(self, url, **headers):
         self.url = url
         self.http = httpx.Client(
-            headers={"accept": "application/json, text/event-stream", **headers}, timeout=DEADLINE
+            headers={"accept": "application/json, text/event-stream", **headers}, timeout=HANG
         )
         self.session_id = None
 

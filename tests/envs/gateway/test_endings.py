@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from buckeye.envs.gateway.state import own_folder
-from tests.envs.gateway.client import Client, gateway, request, scripted, wait_until
+from tests.envs.gateway.client import Client, gateway, request, scripted
+from tests.waiting import wait_for
 
 HAS_NAMESPACES = sys.platform == "linux" and os.geteuid() == 0
 
@@ -29,7 +30,7 @@ def test_everything_an_environment_started_ends_with_its_session(tmp_path):
         mark = f"mark-{tmp_path}".encode()
         assert len(processes_seeing(mark)) >= 2
         client.close()
-        wait_until(lambda: not processes_seeing(mark), "processes are left")
+        wait_for(lambda: not processes_seeing(mark), "processes are left")
         running.until(lambda: not sessions_folders(tmp_path), "folders are left")
 
 
@@ -55,7 +56,7 @@ def test_a_gateway_that_is_killed_leaves_no_process_and_the_next_one_removes_its
         assert len(processes_seeing(mark.encode())) >= 5
         running.process.send_signal(signal.SIGKILL)
         running.process.wait()
-        wait_until(lambda: not processes_seeing(mark.encode()), "processes are left")
+        wait_for(lambda: not processes_seeing(mark.encode()), "processes are left")
     assert sessions_folders(tmp_path)
     with gateway(tmp_path, "--command", scripted()) as running:
         assert not sessions_folders(tmp_path)
@@ -88,7 +89,7 @@ def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path):
             running.until(lambda: running.status()["sessions"][0]["requests"] == 2, "it does not wait")
             running.process.send_signal(signal.SIGTERM)
             assert "the gateway stops" in waiting.result().json()["error"]["message"]
-        assert running.process.wait(60) == 0, running.log()
+        assert running.process.wait() == 0, running.log()
     assert not sessions_folders(tmp_path)
 
 
@@ -114,7 +115,6 @@ def test_wrong_usage(tmp_path, words, says):
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.returncode == 2, done.stderr
@@ -133,7 +133,6 @@ def refused_port(port, tmp_path):
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.returncode == 1

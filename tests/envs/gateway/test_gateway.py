@@ -25,8 +25,8 @@ from tests.envs.gateway.client import (
     request,
     said,
     scripted,
-    wait_until,
 )
+from tests.waiting import wait_for
 
 HAS_NAMESPACES = sys.platform == "linux" and os.geteuid() == 0
 
@@ -220,7 +220,7 @@ def test_hanging_up_cancels_where_the_protocol_means_it(served):
     call = request("tools/call", {"name": "sleep", "arguments": {"seconds": 1}}, "slow")
     with pytest.raises(httpx.ReadTimeout):
         client.http.post(client.url, json=call, timeout=0.3)
-    wait_until(lambda: client.call("recall") == ["cancelled slow"], "no cancellation arrived")
+    wait_for(lambda: client.call("recall") == ["cancelled slow"], "no cancellation arrived")
 
 
 # Access
@@ -373,4 +373,4 @@ def test_warm_environments_are_used_and_replaced(tmp_path):
             assert client.call("recall") == [1]  # never one that somebody has used
             running.until(lambda: running.status()["warm"] == 2, "no two are warm")
         assert Client(running.url, **{"Env-Seed": "4"}).open().call("environment")["SEED"] == "4"
-    wait_until(lambda: not processes_with(str(tmp_path)), "processes are left")
+    wait_for(lambda: not processes_with(str(tmp_path)), "processes are left")

@@ -8,11 +8,12 @@ import psutil
 import pytest
 
 from buckeye.envs.mcp.environment import McpEnvironment
-from tests.envs.gateway.client import gateway, wait_until
+from tests.envs.gateway.client import gateway
 from tests.envs.mcp.leaks import processes_with
 from tests.envs.mcp.scripted import Scripted
 from tests.envs.mcp.test_many_sessions import RECALL
 from tests.envs.mcp.test_rollout import DONE, RAW, config, task
+from tests.waiting import wait_for
 
 ROLLOUTS, AT_A_TIME = 2_000, 64
 
@@ -51,5 +52,5 @@ def test_2000_rollouts_64_at_a_time_through_the_gateway(tmp_path):
         running.until(lambda: running.status()["running"] == 0, "sessions are left")
         assert running.status()["started"] == ROLLOUTS
         assert memory[-1] < memory[len(memory) // 2] + 32 * 2**20, memory
-    wait_until(lambda: not processes_with(marker), "processes are left")
+    wait_for(lambda: not processes_with(marker), "processes are left")
     assert not list((tmp_path / "cache" / "buckeye" / "gateway").glob("*/*"))

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from buckeye.envs.mcp.environment import load_environment
-from tests.envs.gateway.client import gateway, processes_with, wait_until
+from tests.envs.gateway.client import gateway, processes_with
 from tests.envs.images.local_registry import TEXT_2048, needs_registry, python_tree, registry
 from tests.envs.mcp.scripted import Scripted
+from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800), needs_registry]
+pytestmark = [pytest.mark.slow, needs_registry]
 
 TASK = """
 {
@@ -83,7 +84,7 @@ def test_text_2048_from_a_registry_without_a_daemon(tmp_path, monkeypatch):
             running.until(
                 lambda: running.status(Authorization="Bearer key-of-the-gateway")["running"] == 0, log
             )
-    wait_until(lambda: not processes_with(str(tmp_path)), "processes are left")
+    wait_for(lambda: not processes_with(str(tmp_path)), "processes are left")
 
 
 def build(tree, state, image):
@@ -92,7 +93,7 @@ def build(tree, state, image):
     def buildah(*words):
         command = ["buildah", "--root", str(state / "root"), "--runroot", str(state / "run")]
         command += ["--storage-driver", "vfs", *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     container = buildah("from", "scratch")
     buildah("copy", container, str(tree), "/")

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.envs.gateway.client import wait_until
+from tests.waiting import wait_for
 
 TEXT_2048 = Path(__file__).parents[3] / "environments" / "text_2048"
 NEEDED = ("docker-registry", "buildah", "ldd")
@@ -87,7 +87,7 @@ def registry(folder, **settings):
         command = ["docker-registry", "serve", str(folder / "config.yml")]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: answers(f"http://{host}/v2/"), "no registry", (folder / "log").read_text)
+        wait_for(lambda: answers(f"http://{host}/v2/"), "no registry", (folder / "log").read_text)
         yield host
     finally:
         process.kill()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.envs.installed.test_install import Person
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).parents[3] / "environments" / "dakota1890"
 LOAD = "from verifiers import load_environment; load_environment('harleycooper/dakota1890'); print('loaded')"
 

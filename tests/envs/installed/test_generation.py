@@ -50,7 +50,7 @@ def test_packages_of_verifiers(tmp_path, requires, source, generation, release):
 EXTRAS = {
     "extras": ["buckeye", "v0", "v1"],
     "requires": [
-        "buckeye; extra == 'buckeye'",
+        "buckeye-rl; extra == 'buckeye'",
         "verifiers<0.4; extra == 'v0'",
         "verifiers>=0.4; extra == 'v1'",
     ],

@@ -30,6 +30,7 @@ class Person:
             "BUCKEYE_HOME": str(self.home),
             "PIP_EXTRA_INDEX_URL": "",
             "PIP_FIND_LINKS": "",
+            "UV_NO_CACHE": "1",  # the index changes what it has under a name
         }
         self.variables = {**kept, **own, **variables}
 

@@ -4,6 +4,8 @@ import os
 import time
 from pathlib import Path
 
+from tests.waiting import HANG
+
 
 def processes_with(marker):
     """The ids of the processes that have `marker` in their environment or on their command line."""
@@ -21,9 +23,9 @@ def processes_with(marker):
     return found
 
 
-def assert_none_left(marker, *, within=10.0):
-    """No process has the marker, at the latest after `within` seconds."""
-    deadline = time.monotonic() + within
+def assert_none_left(marker):
+    """Soon no process has the marker."""
+    deadline = time.monotonic() + HANG
     while left := processes_with(marker):
         assert time.monotonic() < deadline, f"processes left: {left}"
         time.sleep(0.02)

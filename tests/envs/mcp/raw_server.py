@@ -161,6 +161,8 @@ def main():
     if WAY == "garbage-in-start":
         sys.stdout.write("Usage: server [options]\n")
         sys.stdout.flush()
+    while WAY == "flood-in-start":  # as the program `yes`
+        sys.stdout.write("y\n" * 1000)
     for line in sys.stdin:
         request = json.loads(line)
         method = request.get("method")

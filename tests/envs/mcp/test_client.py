@@ -1,6 +1,7 @@
 """Sessions with real servers, the misbehaving ones above all."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -123,6 +124,7 @@ QUICK_CALL = Deadlines(start=60.0, call=0.5, close=0.2)
         ("die-in-call", SessionLost, "exit code 3", PATIENT),
         ("huge-result", OutputFlood, "16 MiB", PATIENT),
         ("flood", OutputFlood, "16 MiB", PATIENT),
+        ("flood-in-start", OutputFlood, "10000 lines that are no messages of MCP, the last: 'y'", PATIENT),
         ("flood-stderr", OutputFlood, "error output", PATIENT),
         ("wrong-shape", BadAnswer, "act", PATIENT),
         ("internal-error", BadAnswer, "the database is down", PATIENT),
@@ -131,9 +133,11 @@ QUICK_CALL = Deadlines(start=60.0, call=0.5, close=0.2)
         ("tool-differs", ToolsChanged, "other arguments", PATIENT),
     ],
 )
-def test_a_misbehaving_server_is_a_typed_error(marker, way, error, says, deadlines):
+def test_a_misbehaving_server_is_a_typed_error(caplog, marker, way, error, says, deadlines):
     with pytest.raises(error) as caught:
         play(raw(marker, way), ACT, ACT, ACT, deadlines=deadlines)
+    gc.collect()  # what nobody has asked an ended task would be logged now
+    assert not caplog.records
     assert type(caught.value) is error
     assert "server 'board'" in str(caught.value)
     assert says in str(caught.value)

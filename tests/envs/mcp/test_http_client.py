@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -126,13 +125,11 @@ def test_a_call_with_the_headers_of_the_task():
     ],
 )
 def test_a_misbehaving_server_is_a_typed_error(way, error, says):
-    started = time.monotonic()
     with http_server(way) as (url, _), pytest.raises(error) as caught:
         play(url, QUICK if way == "hang" else DEADLINES)
     assert type(caught.value) is error
     assert says in str(caught.value)
     assert "board" in str(caught.value)
-    assert time.monotonic() - started < 60
 
 
 def test_nobody_listens():

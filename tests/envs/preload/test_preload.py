@@ -16,8 +16,8 @@ import pytest
 from buckeye.envs.preload.parents import PARENTS
 from buckeye.envs.preload.program import Program
 from buckeye.envs.preload.start import start_program
-from tests.envs.gateway.client import wait_until
 from tests.envs.mcp.leaks import assert_none_left
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
@@ -77,7 +77,7 @@ def state(program):
 async def settled(program):
     """Play a first session, and wait for what its libraries' parent comes to."""
     (first,) = await session(program, "who")
-    await asyncio.to_thread(wait_until, lambda: state(program) in ("ready", "off"), "a parent")
+    await asyncio.to_thread(wait_for, lambda: state(program) in ("ready", "off"), "a parent")
     return first
 
 

@@ -152,7 +152,7 @@ def check(route, body):
         assert json.loads(answer)["error"]["message"]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(route=ROUTES, body=BODIES)
 def test_anything_is_answered_or_refused(route, body):
     check(route, body)
@@ -160,7 +160,7 @@ def test_anything_is_answered_or_refused(route, body):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("route", [CHAT, TEXT, RESPONSES, MESSAGES, GENERATE])
-@settings(max_examples=4_000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4_000, suppress_health_check=list(HealthCheck))
 @given(body=BODIES)
 def test_anything_at_all_is_answered_or_refused(route, body):
     check(route, body)

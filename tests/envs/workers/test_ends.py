@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.envs.workers.conftest import ADAPTER, is_gone, until
+from tests.envs.workers.conftest import ADAPTER, is_gone
+from tests.waiting import wait_for
 
 PROGRAM = f"""
 import asyncio, os, signal, sys
@@ -43,9 +44,7 @@ SLOW = {"by an error", "in the middle", "at once", "by SIGTERM", "by SIGINT"}
 @pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.slow] * (how in SLOW)) for how in ENDS])
 def test_workers_and_their_children_end_with_the_process(tmp_path, how):
     end, code = ENDS[how]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM + end], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", PROGRAM + end], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     assert "never awaited" not in done.stderr
     assert "destroyed" not in done.stderr
@@ -54,4 +53,4 @@ def test_workers_and_their_children_end_with_the_process(tmp_path, how):
         int(pid) for pid in re.findall(r"child (\d+)", printed)
     ]
     assert len(pids) == 3
-    until(lambda: all(is_gone(pid) for pid in pids))
+    wait_for(lambda: all(is_gone(pid) for pid in pids))

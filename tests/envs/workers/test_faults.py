@@ -13,7 +13,8 @@ import pytest
 from buckeye.envs.workers.environment import open_worker_environment
 from buckeye.envs.workers.settings import WorkerSettings
 from buckeye.errors import UsageError
-from tests.envs.workers.conftest import ADAPTER, Says, is_gone, play, rogue, until
+from tests.envs.workers.conftest import ADAPTER, Says, is_gone, play, rogue
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_a_worker_that_cannot_go_on_is_replaced(short_lived, name):
     assert outcome.boundary == boundary
     assert message in outcome.error
     assert outcome.stop_reason == ("timeout" if boundary == "timeout" else "error")
-    until(lambda: is_gone(before))
+    wait_for(lambda: is_gone(before))
     assert play(short_lived, "good")[0].reward == 1.0
     assert short_lived.workers() != [before]
     assert short_lived.ended_workers() == {**counted, kind: counted.get(kind, 0) + 1}
@@ -64,7 +65,7 @@ def test_a_worker_that_is_killed_from_outside_is_replaced(opened):
     environment = opened()
     [pid] = environment.workers()
     os.kill(pid, signal.SIGKILL)
-    until(lambda: environment.ended_workers() == {"killed": 1})
+    wait_for(lambda: environment.ended_workers() == {"killed": 1})
     assert play(environment, "good")[0].reward == 1.0
 
 
@@ -100,7 +101,7 @@ def test_what_a_worker_started_ends_with_it(opened, tmp_path):
     [child] = re.findall(r"child (\d+)", (tmp_path / "rogue.stdout").read_text())
     assert not is_gone(int(child))
     asyncio.run(environment.close())
-    until(lambda: is_gone(int(child)))
+    wait_for(lambda: is_gone(int(child)))
 
 
 @pytest.mark.slow
@@ -143,7 +144,7 @@ def test_an_environment_that_is_closed_while_a_worker_starts_leaves_none(opened,
 
     outcome = asyncio.run(give_up())
     assert (outcome.reward, outcome.boundary) == (None, "worker")
-    until(lambda: is_gone(int((tmp_path / "marker-2").read_text())))
+    wait_for(lambda: is_gone(int((tmp_path / "marker-2").read_text())))
 
 
 @pytest.mark.slow
@@ -151,7 +152,7 @@ def test_a_closed_environment_plays_nothing_and_has_no_processes(opened):
     environment = opened()
     [pid] = environment.workers()
     asyncio.run(environment.close())
-    until(lambda: is_gone(pid))
+    wait_for(lambda: is_gone(pid))
     assert play(environment, "good")[0].boundary == "worker"
     with pytest.raises(UsageError, match="closed"):
         environment.tasks("eval")
@@ -164,7 +165,7 @@ def test_an_environment_that_nobody_holds_any_more_ends():
     [pid] = environment.workers()
     del environment
     gc.collect()
-    until(lambda: is_gone(pid))
+    wait_for(lambda: is_gone(pid))
 
 
 def test_a_rollout_that_is_cancelled_before_it_began_costs_no_worker(opened):

@@ -14,6 +14,7 @@ from buckeye.orchestrator.group_rewards import finished_outcomes
 from buckeye.orchestrator.rollout import RolloutPlayer
 from buckeye.orchestrator.task_sampler import GroupTask
 from tests.envs.workers.conftest import Says, play, rogue
+from tests.waiting import HANG
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def grouped(opened):
 
 
 def finish(environment, task, outcomes):
-    return asyncio.run(finished_outcomes(environment, task, outcomes, [1] * len(outcomes), timeout=30))
+    return asyncio.run(finished_outcomes(environment, task, outcomes, [1] * len(outcomes), timeout=HANG))
 
 
 def play_in_group(environment, task, count):
@@ -115,7 +116,7 @@ def group_of(environment, size):
             params=SamplingParams(max_tokens=8),
             seq_len=64,
             seed=0,
-            timeout=30,
+            timeout=HANG,
             retries=0,
         )
         env = NamedEnvironment(name="ranked", environment=environment)

@@ -5,13 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 
 import pytest
 
+from buckeye.run.evaluation import chat_policy
 from tests.command import run_here
 from tests.run.evaluation.chat_server import chat_server
 from tests.small_disk import small_disk
+from tests.waiting import wait_for
 
 ENVIRONMENT = """
 from buckeye.envs.base import Outcome, Task
@@ -61,6 +63,7 @@ def command(environment, tmp_path, *words):
 
 def evaluate(environment, tmp_path, *words, code=0, **variables):
     argv = command(environment, tmp_path, *words)
+    tmp_path.mkdir(exist_ok=True)
     done = run_here(*argv[3:], cwd=tmp_path, env={**os.environ, **variables})
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -121,20 +124,48 @@ def test_the_table(environment, tmp_path):
     assert "ended by: answered 3" in lines
 
 
-def test_it_says_that_rewards_of_groups_are_of_groups_of_one(environment, tmp_path):
+def test_rewards_of_a_group_are_those_of_the_whole_group(environment, tmp_path):
+    """The environment pays what a reply has more than the group's mean. Where one of a group is missing, the
+    whole group is played again."""
     in_groups = """
-    rollout_in_group = rollout
+    async def rollout_in_group(self, task, policy):
+        reply = await policy.chat(task.messages)
+        return Outcome(reward=None, components={"said": float(reply.text)}, pending="later")
 
     async def finish_group(self, task, outcomes):
-        return outcomes
+        mean = sum(outcome.components["said"] for outcome in outcomes) / len(outcomes)
+        return [Outcome(reward=o.components["said"] - mean, components=o.components) for o in outcomes]
 """
-    source = ENVIRONMENT.replace("\n\ndef load", f"{in_groups}\n\ndef load")
-    (tmp_path / "numbers.py").write_text(source)
-    with chat_server(lambda body, _: str(number_of(body))) as (url, _):
-        words = ("--base-url", url, "--model", "m", "-n", "1")
-        assert "note: rewards of this environment depend on" in evaluate(environment, tmp_path, *words).stdout
-        (note,) = json.loads(evaluate(environment, tmp_path, *words, "--json", "--resume").stdout)["notes"]
-    assert "scored as a group of its own" in note
+    (tmp_path / "numbers.py").write_text(ENVIRONMENT.replace("\n\ndef load", f"{in_groups}\n\ndef load"))
+    with chat_server(lambda body, n: str(n)) as (url, requests):
+        words = ("--base-url", url, "--model", "m", "-n", "2", "-r", "2", "--max-concurrent", "1", "--json")
+        evaluate(environment, tmp_path, *words)
+        played = rows(tmp_path)
+        assert {(row["task_id"], row["rollout"]): row["reward"] for row in played} == {
+            ("n0", 0): -0.5, ("n0", 1): 0.5, ("n1", 0): -0.5, ("n1", 1): 0.5,
+        }  # fmt: skip
+        kept = [row for row in played if (row["task_id"], row["rollout"]) != ("n1", 0)]
+        path = tmp_path / "out" / "rollouts.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        report = json.loads(evaluate(environment, tmp_path, *words, "--resume").stdout)
+    assert len(requests) == 6
+    assert (report["scored"], report["errored"]) == (4, 0)
+
+
+def test_answers_that_were_all_cut_off_are_told(environment, tmp_path):
+    message = {"role": "assistant", "content": "0 and so on and"}
+    cut = (200, json.dumps({"choices": [{"message": message, "finish_reason": "length"}]}))
+    with chat_server(lambda body, _: cut if number_of(body) else (400, "no")) as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--retries", "0")
+    assert "note: 3 of 3 answers were cut off (--max-tokens)" in done.stdout
+    assert "nearly all rollouts errored" not in done.stdout
+
+
+def test_that_nearly_all_rollouts_errored_is_told(environment, tmp_path):
+    with chat_server(lambda body, number: "1" if number == 1 else (400, "no")) as (url, _):
+        words = ("--base-url", url, "--model", "m", "--retries", "0", "-r", "3", "--max-concurrent", "1")
+        done = evaluate(environment, tmp_path, *words)
+    assert "note: nearly all rollouts errored; the figures are of 1 of 12" in done.stdout
 
 
 def test_a_busy_server_is_asked_again(environment, tmp_path):
@@ -177,20 +208,20 @@ def test_resume_plays_only_what_is_missing_or_errored(environment, tmp_path):
 
 
 def test_an_interrupted_evaluation_keeps_what_it_has(environment, tmp_path):
+    over = threading.Event()
+
     def answer(body, _):
         if number_of(body) == 3:
-            time.sleep(30)
+            over.wait()
         return str(number_of(body))
 
     with chat_server(answer) as (url, _):
         words = ("--base-url", url, "--model", "m")
         process = subprocess.Popen(command(environment, tmp_path, *words), stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "out" / "rollouts.jsonl").exists() or len(rows(tmp_path)) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: (tmp_path / "out" / "rollouts.jsonl").exists() and len(rows(tmp_path)) == 3)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate()
+        over.set()
     assert process.returncode == 130
     assert "--resume goes on" in said
     assert sorted(row["task_id"] for row in rows(tmp_path)) == ["n0", "n1", "n2"]
@@ -203,6 +234,15 @@ def test_a_refusal_ends_it_at_once(environment, tmp_path, status, says):
     with chat_server(lambda body, _: (status, "no")) as (url, _):
         done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", code=2)
     assert says in done.stderr
+
+
+def test_an_address_where_nobody_is_ends_it_within_seconds(environment, tmp_path, monkeypatch):
+    waits = chat_policy._WAITS
+    assert sum(waits[: chat_policy._UNHEARD - 1]) <= 10.0
+    monkeypatch.setattr(chat_policy, "_WAITS", tuple(0.0 for _ in waits))
+    words = ("--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--retries", "3")
+    done = evaluate(environment, tmp_path, *words, code=2)
+    assert "http://127.0.0.1:9/v1/chat/completions did not answer" in done.stderr
 
 
 def test_a_full_disk_is_said(environment, tmp_path):
@@ -219,3 +259,34 @@ def test_wrong_words(environment, tmp_path):
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     words = ("--model", "m", "--base-url", "http://127.0.0.1:9/v1")
     assert "holds something else" in evaluate(environment, tmp_path, *words, code=2).stderr
+
+
+def test_half_a_surrogate_pair_ends_nothing(environment, tmp_path):
+    """Neither in a reply, which goes on into the next turn, nor in what the environment says of it."""
+    twice = ENVIRONMENT.replace(
+        "reply = await policy.chat(task.messages)",
+        "reply = await policy.chat(task.messages)\n"
+        "        reply = await policy.chat((*task.messages, reply.message, task.messages[0]))",
+    ).replace('"answered"', '"answered \\udfff"')
+    (tmp_path / "numbers.py").write_text(twice)
+    with chat_server(lambda *_: "a \ud800 b") as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "-n", "2")
+    assert "2 rollouts of 2 tasks scored, 0 errored" in done.stdout
+    for row in rows(tmp_path):
+        assert row["messages"][-1]["content"] == "a \ufffd b"
+        assert row["stop_reason"] == "answered \ufffd"
+    for path in (tmp_path / "out").iterdir():
+        assert "\\ud" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_terminal_of_few_signs_shows_the_others_as_codes(environment, tmp_path):
+    (tmp_path / "numbers.py").write_text(
+        ENVIRONMENT.replace('"answered"', '"answered \\udfff \u00e4 \u4e2d"')
+    )
+    with chat_server(lambda *_: "no") as (url, _):
+        argv = command(environment, tmp_path, "--base-url", url, "--model", "m")
+        variables = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+        done = subprocess.run(argv, env=variables, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "answered \\udfff \u00e4 \\u4e2d 4" in done.stdout.decode("latin-1")

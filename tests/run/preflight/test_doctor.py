@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def doctor(runner, *words, output="out"):
@@ -54,13 +53,23 @@ def test_a_configuration(runner):
 
 
 def test_what_is_broken_is_found_and_a_run_is_refused(runner, broken_model):
+    letters = (runner.root / "letters.py").read_text()
+    (runner.root / "raises.py").write_text(
+        letters.replace("reply = await", "raise OSError('no tool')\n        reply = await")
+    )
     words = ["--model.name", broken_model, "--orchestrator.env.0.id", "nowhere.py"]
+    words += ["--orchestrator.env.1.id", "raises.py"]
     done = doctor(runner, *words)
     assert done.returncode == 1
     text = " ".join(done.stdout.split())
     assert f"failed model {broken_model} lacks model.safetensors" in text
     assert "has no chat template" in text
-    assert "failed environment nowhere.py" in text
+    assert "failed tasks of nowhere" in text
+    assert "environment nowhere" not in text
+    found = re.search(r"failed environment raises.py (\S+) of (\S+) rollouts errored", text)
+    assert found, text
+    assert found[1] == found[2]
+    assert " 4 failed, " in text
     refused = runner.here(runner.rl("out", "--model.name", broken_model))
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"error: model: {broken_model} lacks model.safetensors -> ")

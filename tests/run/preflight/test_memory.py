@@ -222,3 +222,34 @@ def test_somebody_else_on_the_gpu_is_named():
     check = check_memory(config("--seq-len", "256"), shape_of(SMALL), hardware)
     assert check.state == "warning"
     assert "python (4321) holds 23.0 GB" in check.do
+
+
+def test_one_of_several_ranks_with_whole_models_keeps_the_copies_for_a_checkpoint():
+    given = config("--inference-gpu-ids", "0", "--trainer-gpu-ids", "1,2")
+    copies = [
+        sum(part.size for part in need.parts if part.what == "copies for a checkpoint")
+        for need in plan_memory(given, shape_of(TOY), on_cpu())
+        if need.process.startswith("trainer")
+    ]
+    assert copies == [12 * TOY_PARAMETERS, 0]
+
+
+@pytest.mark.parametrize(("attention", "kept"), [("flash_attention_2", 0), ("sdpa", 2 * 64 + 2 * 32)])
+def test_padded_blocks_are_kept_on_a_gpu_where_flash_attention_is_not_used(attention, kept):
+    words = ["--trainer.seq-len", "256", "--orchestrator.seq-len", "256", "--trainer.model.attn", attention]
+    found = parts(config(*words), shape_of(TOY), on_gpus(24 * GB, 24 * GB), "trainer 0", "GPU 1")
+    layer = 4 * 64 + 3 * 64 + 3 * 32 + 4 * 128 + kept
+    assert found["activations of 256 tokens"] == 2 * 256 * (4 * layer + 3 * 128 + 2 * 64 + 3 * 64)
+
+
+@pytest.mark.parametrize(("fast", "model", "width"), [(True, TOY, 4), (True, SMALL, 2), (False, SMALL, 4)])
+def test_only_a_large_model_computes_in_bfloat16_on_a_processor_that_is_fast_with_it(fast, model, width):
+    shape = shape_of(model)
+    found = parts(config(), shape, on_cpu(fast_bfloat16=fast), "inference 0")
+    assert found["weights"] == width * (shape.parameters + shape.embeddings)
+
+
+@pytest.mark.parametrize(("words", "size"), [((), GB), (("--inference.kv-cache-gb", "2"), 2 * GB)])
+def test_the_cache_of_vllm_on_a_cpu(words, size):
+    found = parts(config(*words), shape_of(TOY), on_cpu(vllm=True), "inference 0")
+    assert found["keys and values"] == size

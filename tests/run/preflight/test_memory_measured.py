@@ -22,7 +22,7 @@ from buckeye.run.preflight.shape import read_shape
 from buckeye.trainer.tiny import TinySize, make_tiny_model
 from buckeye.transport.batches import Batch, Sample, end_batches, write_batch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 FACTOR = 1.5
 STEPS = 2

@@ -10,6 +10,8 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import uvicorn
+
 from buckeye import beat
 from buckeye.envs.gateway.app import create_app
 from buckeye.envs.gateway.gateway import Gateway
@@ -18,7 +20,7 @@ from buckeye.envs.gateway.state import is_alive, own_folder
 from buckeye.envs.runtimes.base import Limits, Places, Runtime, cache_folder
 from buckeye.envs.runtimes.choose import ImageChoice, fixed_choice, image_runtime
 from buckeye.envs.runtimes.containers import ContainerRuntime
-from buckeye.errors import BuckeyeError, UsageError
+from buckeye.errors import BuckeyeError
 from buckeye.monitor.log import SUCCESS
 
 log = logging.getLogger(__name__)
@@ -107,12 +109,6 @@ def _listen(host: str, port: int) -> socket.socket:
             f"Cannot listen on {host}:{port} ({reason}): is another gateway running there? Choose a --port."
         ) from None
     return listener
-
-
-try:
-    import uvicorn
-except ModuleNotFoundError:
-    raise UsageError("The gateway needs an HTTP server: pip install 'buckeye[mcp]'.") from None
 
 
 class _Server(uvicorn.Server):

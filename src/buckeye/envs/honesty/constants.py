@@ -12,7 +12,9 @@ from buckeye.envs.honesty.play import Player
 from buckeye.envs.honesty.texts import accepted_answers, in_format, prompt_of, words_of
 
 KEPT = 2
-_TRIED_ON = 40
+TRIED_ON = 40
+"""Train tasks of a family by which its constants are chosen."""
+
 _COMMON = 8
 _MOST_STEPS, _STEPS_FOR_A_TASK = 150, 5
 
@@ -26,35 +28,36 @@ def common_words(texts: Iterable[str], count: int, *, longest: int | None = None
 
 
 async def best_constants(
-    player: Player, tasks: Sequence[Task], formats: Sequence[str | None], seed: int
+    player: Player,
+    tasks: Sequence[Task],
+    known: Sequence[Task],
+    formats: Sequence[str | None],
+    seed: int,
 ) -> list[str]:
     """The `KEPT` replies that pay best when they answer every one of `tasks`.
 
-    Tried: the most frequent accepted answers, the most frequent words of answers and prompts, and what a hill
-    climb over letters and words makes of the best of these.
+    Tried: the most frequent accepted answers of `known`, the most frequent words of answers and prompts, and
+    what a hill climb over letters and words makes of the best of these.
     """
-    answers = Counter(answer for task in tasks for answer in accepted_answers(task))
+    answers = Counter(answer for task in known for answer in accepted_answers(task))
     frequent = [answer for answer, _ in answers.most_common(_COMMON)]
     words = common_words(answers, _COMMON) + common_words(map(prompt_of, tasks), _COMMON)
-    first = tasks[:_TRIED_ON]
     found: dict[tuple[str | None, str], float] = {}
     for answer in dict.fromkeys([*frequent, *words, *_letters(words)[:_COMMON]]):
-        for pattern in formats:
-            found[pattern, answer] = await mean_reward(player, first, in_format(pattern, answer))
+        for pattern in reversed(formats):  # the bare answer is seldom asked for
+            if player.has_time:
+                found[pattern, answer] = await mean_reward(player, tasks, in_format(pattern, answer))
     ranked = sorted(found, key=lambda candidate: -found[candidate])
     if ranked and found[ranked[0]] > 0:  # without any reward there is no hill to climb
-        climbed = await _climb(player, first, ranked[0], found[ranked[0]], words, seed)
-        ranked.insert(0, climbed)
-    shortlist = [*ranked[:KEPT], *((formats[-1], answer) for answer in frequent[:KEPT])]
-    replies = list(dict.fromkeys(in_format(*candidate) for candidate in shortlist))
-    paid = {reply: await mean_reward(player, tasks, reply) for reply in replies}
-    return sorted(replies, key=lambda reply: -paid[reply])[:KEPT]
+        ranked.insert(0, await _climb(player, tasks, ranked[0], found[ranked[0]], words, seed))
+    shortlist = [*ranked[:1], *((formats[-1], answer) for answer in frequent), *ranked]
+    return list(dict.fromkeys(in_format(*candidate) for candidate in shortlist))[:KEPT]
 
 
 async def mean_reward(player: Player, tasks: Sequence[Task], reply: str) -> float:
     """The mean reward of one reply to all tasks; errored rollouts have none, and 0 if all errored."""
-    rewards = [played.reward for played in await player.play_all([(task, reply) for task in tasks])]
-    scored = [reward for reward in rewards if math.isfinite(reward)]
+    results = await player.play_all([(task, reply) for task in tasks])
+    scored = [p.reward for p in results if p is not None and math.isfinite(p.reward)]
     return math.fsum(scored) / len(scored) if scored else 0.0
 
 
@@ -69,6 +72,8 @@ async def _climb(
     """A local optimum, found by random changes of a letter or a word."""
     rng, (pattern, answer) = random.Random(f"{seed}/climb"), start
     for _ in range(min(_MOST_STEPS, _STEPS_FOR_A_TASK * len(tasks))):
+        if not player.has_time:
+            break
         changed = _changed(answer, words, rng)
         reward = await mean_reward(player, tasks, in_format(pattern, changed))
         if reward > paid:

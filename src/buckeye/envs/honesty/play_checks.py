@@ -6,19 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from buckeye.envs.base import Environment, Probe, Task
+from buckeye.envs.base import Probe, Task
 from buckeye.envs.baselines import ContentFreeScore
-from buckeye.envs.honesty.play import FailingPolicy, Played, Player, outcome_with
-from buckeye.envs.honesty.result import CheckResult, failed, not_run, passed, shortened
+from buckeye.envs.honesty.chance import Chance, is_above
+from buckeye.envs.honesty.play import TOLERANCE, FailingPolicy, Played, Player
+from buckeye.envs.honesty.result import CheckResult, no_time, shortened
 from buckeye.envs.honesty.samples import SplitSample, groups_of
-from buckeye.envs.honesty.texts import ANSWER, accepted_answers, in_format, question_of
+from buckeye.envs.honesty.texts import ANSWER, accepted_answers, in_format, question_of, written_answers
 
 PAID = 0.5
 """What a right answer earns at least."""
 
-_TOLERANCE = 1e-9
 _PAID_TASKS = 20
 _REGRADED_TASKS = 5
+_FIRST_REGRADED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class ProbeResult:
     @property
     def ok(self) -> bool:
         """Whether the reward is where the probe says."""
-        low, high = self.probe.low - _TOLERANCE, self.probe.high + _TOLERANCE
+        low, high = self.probe.low - TOLERANCE, self.probe.high + TOLERANCE
         return self.got is not None and low <= self.got <= high
 
     @property
@@ -43,25 +44,29 @@ class ProbeResult:
 
 
 async def play_probes(player: Player, probes: Sequence[Probe]) -> list[ProbeResult]:
-    """Play every probe once."""
-    results = []
-    for probe in probes:
-        outcome = (await player.play(probe.task, probe.reply)).outcome
-        results.append(ProbeResult(probe, outcome.reward, outcome.error))
-    return results
+    """Play every probe once, as long as there is time."""
+    results = await player.play_all([(probe.task, probe.reply) for probe in probes])
+    return [
+        ProbeResult(probe, played.outcome.reward, played.outcome.error)
+        for probe, played in zip(probes, results, strict=True)
+        if played is not None
+    ]
 
 
-def check_probes(results: Sequence[ProbeResult]) -> CheckResult:
+def check_probes(results: Sequence[ProbeResult], offered: int) -> CheckResult:
     """Every probe gets the reward it should."""
-    wrong = [result for result in results if not result.ok]
+    name, wrong = "probes", [result for result in results if not result.ok]
+    if not offered:
+        return CheckResult(name, "not run", "the environment has no member probes()")
     if not results:
-        return not_run("probes", "the environment has no member probes()")
+        return no_time(name)
     if not wrong:
-        return passed("probes", f"{len(results)} got what they should")
+        return CheckResult(name, "pass", f"{len(results)} got what they should")
     first = wrong[0]
     got = f"{first.got:g}" if first.got is not None else f"an error ({first.error})"
-    return failed(
-        "probes",
+    return CheckResult(
+        name,
+        "error",
         f"{len(wrong)} of {len(results)} wrong, as {first.probe.name!r}: got {got}, not {first.expected}, "
         f"for {shortened(first.probe.reply)!r}",
     )
@@ -72,167 +77,193 @@ async def check_paid(
 ) -> CheckResult:
     """An accepted answer earns at least `PAID`, bare or in a format that the prompts show.
 
-    Without this a grader that pays nothing would pass everything else.
+    Without this a grader that pays nothing would pass everything else. Where answers are numbers in the data
+    and none is paid, they may stand for something else, such as the place in a list.
     """
-    name, answers, unpaid = "accepted answers are paid", 0, list[tuple[str, Task, str, float]]()
-    for split, _, tasks in groups_of(samples):
-        for task in tasks[:_PAID_TASKS]:
-            for answer in accepted_answers(task):
-                earned = [(await player.play(task, in_format(f, answer))).reward for f in formats]
-                best = max(filter(math.isfinite, earned), default=math.nan)
-                answers += 1
-                if not best >= PAID:
-                    unpaid.append((split, task, answer, best))
+    name = "accepted answers are paid"
+    answers = [
+        (split, task, answer)
+        for split, _, tasks in groups_of(samples)
+        for task in tasks[:_PAID_TASKS]
+        for answer in accepted_answers(task)
+    ]
     if not answers:
-        return not_run(name, "no task has `accept` or `answer` in its data")
+        return CheckResult(name, "not run", "no task has `accept` or `answer` in its data")
+    said = [(task, in_format(pattern, answer)) for _, task, answer in answers for pattern in formats]
+    results = await player.play_all(said)
+    tried, unpaid = 0, list[tuple[str, Task, str, float]]()
+    for number, (split, task, answer) in enumerate(answers):
+        forms = results[number * len(formats) : (number + 1) * len(formats)]
+        rewards = [played.reward for played in forms if played is not None]
+        if len(rewards) == len(formats):
+            tried += 1
+            best = max(filter(math.isfinite, rewards), default=math.nan)
+            unpaid += [(split, task, answer, best)] if not best >= PAID else []
+    if not tried:
+        return no_time(name)
     if not unpaid:
-        return passed(name, f"{answers:,} answers earn at least {PAID:g}")
+        return CheckResult(name, "pass", f"{tried:,} answers earn at least {PAID:g}")
     split, task, answer, best = unpaid[0]
-    forms = ", ".join(["bare", *(f.replace(ANSWER, "…") for f in formats if f is not None)])
-    return failed(
+    if len(unpaid) == tried and not any(written_answers(task) for _, task, _, _ in unpaid):
+        return CheckResult(
+            name,
+            "not run",
+            f"the answers are no text in the data, and said as {answer!r} they earn {best:g}: do they stand "
+            "for another text? Show a right reply in a probe",
+        )
+    shown = ", ".join(["bare", *(f.replace(ANSWER, "…") for f in formats if f is not None)])
+    return CheckResult(
         name,
-        f"{len(unpaid):,} of {answers:,} earn less than {PAID:g}, as {answer!r} for {task.id} of {split}: "
-        f"{best:g} ({forms}). If replies have another format, show it in a probe",
+        "error",
+        f"{len(unpaid):,} of {tried:,} earn less than {PAID:g}, as {answer!r} for {task.id} of {split}: "
+        f"{best:g} ({shown}). If replies have another format, show it in a probe",
     )
 
 
-async def played_twice(
-    player: Player, samples: Sequence[SplitSample], formats: Sequence[str | None], probes: Sequence[Probe]
-) -> list[Played]:
-    """Rollouts to be repeated later: right, echoing and empty replies to some tasks, and the probes."""
-    replies: list[tuple[Task, str]] = [(probe.task, probe.reply) for probe in probes]
-    for _, _, tasks in groups_of(samples):
-        for task in tasks[:_REGRADED_TASKS]:
-            answers = accepted_answers(task)[:1] or (question_of(task),)
-            replies += [(task, in_format(pattern, answer)) for pattern in formats for answer in answers]
-            replies += [(task, question_of(task)), (task, "")]
-    return await player.play_all(replies)
-
-
-async def check_same_grade(environments: Sequence[Environment], before: Sequence[Played]) -> CheckResult:
-    """The same reply to the same task has the same outcome, later, in another order and a new environment."""
+async def check_same_grade(
+    players: Sequence[Player],
+    samples: Sequence[SplitSample],
+    formats: Sequence[str | None],
+    probes: Sequence[Probe],
+) -> CheckResult:
+    """The same reply to the same task has the same outcome, later, in another order and in another object of
+    the environment: right, echoing and empty replies to some tasks, and the probes."""
     name = "same grade again"
-    for environment in environments:
-        player = Player(environment)
-        for played in reversed(before):
-            again = await player.play(played.task, played.reply)
-            if _graded(again) != _graded(played):
-                return failed(
-                    name,
-                    f"{played.task.id}: {_graded(played)}, then {_graded(again)}, for "
-                    f"{shortened(played.reply)!r}",
-                )
-    return passed(name, f"{len(before):,} replies graded {len(environments) + 1} times")
+    replies: list[tuple[Task, str]] = [(probe.task, probe.reply) for probe in probes]
+    for place in range(_REGRADED_TASKS):
+        for _, _, tasks in groups_of(samples):
+            for task in tasks[place : place + 1]:
+                answers = accepted_answers(task)[:1] or (question_of(task),)
+                replies += [(task, in_format(pattern, answer)) for answer in answers for pattern in formats]
+                replies += [(task, question_of(task)), (task, "")]
+    compared, start = 0, 0
+    while start < len(replies):
+        end = 2 * start + _FIRST_REGRADED
+        results = await players[0].play_all(replies[start:end])
+        before = [played for played in results if played is not None and played.outcome.error is None]
+        for player in players:
+            again = await player.play_all([(played.task, played.reply) for played in reversed(before)])
+            for one, other in zip(reversed(before), again, strict=True):
+                if other is None or other.outcome.error is not None:
+                    continue  # that it failed is said by another check
+                if _graded(other) != _graded(one):
+                    return CheckResult(
+                        name,
+                        "error",
+                        f"{one.task.id}: {_graded(one)}, then {_graded(other)}, for {shortened(one.reply)!r}",
+                    )
+                compared += 1
+        start = end
+    if not compared:
+        return _nothing_scored(name, players[0])
+    return CheckResult(name, "pass", f"{compared:,} rollouts played again")
 
 
-async def check_errors_unscored(environment: Environment, samples: Sequence[SplitSample]) -> CheckResult:
+async def check_errors_unscored(player: Player, samples: Sequence[SplitSample]) -> CheckResult:
     """A rollout whose engine failed has an error and no reward."""
     name = "errors are not scored"
     tasks = [tasks[0] for _, _, tasks in groups_of(samples)]
-    for task in tasks:
-        outcome = await outcome_with(environment, task, FailingPolicy())
+    outcomes = [await player.outcome(task, FailingPolicy()) for task in tasks]
+    played = [(task, found) for task, found in zip(tasks, outcomes, strict=True) if found is not None]
+    for task, outcome in played:
         if outcome.reward is not None:
-            return failed(name, f"a failing engine gets reward {outcome.reward:g} on {task.id}; it has none")
-    return passed(name, f"a failing engine on {len(tasks)} tasks")
+            got = f"a failing engine gets reward {outcome.reward:g} on {task.id}; it has none"
+            return CheckResult(name, "error", got)
+    if not played:
+        return no_time(name)
+    return CheckResult(name, "pass", f"a failing engine on {len(played)} tasks")
 
 
 def check_all_graded(player: Player) -> CheckResult:
-    """No reply made the environment raise or give up: a reply is data, however odd."""
+    """No reply made the environment raise or give up: a reply is data, however odd. One that takes long may
+    only be slow here."""
+    name = "every reply is graded"
+    if not player.rollouts:
+        return no_time(name)
     if not player.errored:
-        return passed("every reply is graded", f"{player.rollouts:,} rollouts without an error")
-    first = player.errored[0]
-    return failed(
-        "every reply is graded",
+        return CheckResult(name, "pass", f"{player.rollouts:,} rollouts without an error")
+    wrong = [played for played in player.errored if played.outcome.boundary != "timeout"]
+    first = (wrong or player.errored)[0]
+    return CheckResult(
+        name,
+        "error" if wrong else "warning",
         f"{len(player.errored):,} of {player.rollouts:,} rollouts errored, as {first.task.id} on "
         f"{shortened(first.reply)!r}: {shortened(str(first.outcome.error), 200)}",
     )
 
 
 def check_range(player: Player) -> CheckResult:
-    """All rewards are finite and in [0, 1]."""
+    """All rewards are finite, and in [0, 1], as the limits here suppose."""
     name = "rewards from 0 to 1"
     if not player.outside:
-        return passed(name, f"{player.rollouts - len(player.errored):,} rewards")
+        rewards = player.rollouts - len(player.errored)
+        return CheckResult(name, "pass", f"{rewards:,} rewards") if rewards else _nothing_scored(name, player)
     worst = max(player.outside, key=lambda played: _distance(played.reward))
-    return failed(
+    return CheckResult(
         name,
+        "warning" if math.isfinite(worst.reward) else "error",
         f"{len(player.outside):,} outside, as {worst.reward:g} for {worst.task.id} on "
         f"{shortened(worst.reply)!r}",
     )
 
 
-def check_content_free(
-    scores: Sequence[ContentFreeScore], limit: float, samples: Sequence[SplitSample]
-) -> CheckResult:
-    """No policy without content has a mean reward above `limit` on any family of any split.
+def _nothing_scored(name: str, player: Player) -> CheckResult:
+    return CheckResult(name, "not run", "every rollout errored") if player.errored else no_time(name)
 
-    Where a family has so few tasks that a single solved one is more than that, one may be solved by luck.
-    Where only so few of them were played, a mean above the limit says nothing, so the check was not made.
-    """
-    name = f"content-free policies below {limit:g}"
-    unscored = [score for score in scores if not score.scored]
-    if unscored:
-        return failed(name, f"no rollout of {unscored[0].family} in {unscored[0].split} could be scored")
-    over = [score for score in scores if _too_good(score, limit)]
-    lucky = [score for score in scores if score.mean > limit + _TOLERANCE and score not in over]
-    groups, policies = _groups(scores), len({score.policy for score in scores})
+
+def check_content_free(
+    scores: Sequence[ContentFreeScore], limit: float, chance: Mapping[tuple[str, str], Chance]
+) -> CheckResult:
+    """No policy without content earns more than chance and `limit`, on any family of any split, for sure: a
+    false alarm anywhere has a probability of at most `LEVEL`."""
+    name = "content-free policies"
+    played = [score for score in scores if score.scored]
+    if not played:
+        errored = any(score.errored for score in scores)
+        return CheckResult(name, "error", "no rollout could be scored") if errored else no_time(name)
+    over = [score for score in played if is_over(score, limit, chance, len(scores))]
+    worst = max(over or played, key=lambda score: score.mean - chance[score.group].share)
+    groups = len({score.group for score in scores})
     if over:
-        worst = max(over, key=lambda score: score.mean)
-        return failed(
-            name,
-            f"{_where(worst)} ({worst.scored} tasks; {shortened(worst.best.reply)!r} earns "
-            f"{worst.best.reward:g} on {worst.best.task.id}); {_groups(over)} of {groups} families and "
-            "splits are above",
-        )
-    whole = {(s.name, family): s.known(family) for s in samples for family in s.families}
-    played = {(split, family): len(tasks) for split, family, tasks in groups_of(samples)}
-    cut = [score for score in lucky if played[_group(score)] < whole[_group(score)]]
-    if cut:
-        worst = max(cut, key=lambda score: score.mean)
-        needed = max(_tasks_needed(whole[_group(score)], limit) for score in cut)
-        return not_run(
-            name,
-            f"sample too small for {_listed(cut)}: {_where(worst)}, with {played[_group(worst)]} of "
-            f"{whole[_group(worst)]} tasks played; give --sample {needed}",
-        )
-    best = max([s for s in scores if s not in lucky] or scores, key=lambda score: score.mean)
-    forgiven = f"; one lucky answer forgiven in {_groups(lucky)} with few tasks" if lucky else ""
-    return passed(
-        name, f"at most {_where(best)}; {policies} policies, {groups} families and splits{forgiven}"
+        above = len({score.group for score in over})
+        best = worst.best
+        reply = f"; {shortened(best.reply)!r} earns {best.reward:g} on {best.task.id}" if best else ""
+        found = f"{_earned(worst, chance)}{reply}; {above} of {groups} families and splits are above"
+        return CheckResult(name, "warning", found)
+    share = chance[worst.group].share
+    if worst.mean > share + limit:
+        found = f"{_earned(worst, chance)}: it may be luck, more tasks would tell (--sample, --budget)"
+        return CheckResult(name, "note", found)
+    if not any(is_above([[1.0] * score.scored], limit, len(scores)) for score in played):
+        few = max(score.scored for score in played)
+        why = f"{few} tasks are so few that any reward of theirs may be luck (--sample, --budget)"
+        return CheckResult(name, "not run", why)
+    highest = f"at most {_earned(max(played, key=lambda score: score.mean), chance)}"
+    if max(known.share for known in chance.values()) > limit:
+        return CheckResult(name, "note", f"{highest}: read all rewards against chance")
+    policies = len({score.policy for score in scores})
+    return CheckResult(name, "pass", f"{highest}; {policies} policies, {groups} families and splits")
+
+
+def _earned(score: ContentFreeScore, chance: Mapping[tuple[str, str], Chance]) -> str:
+    return (
+        f"{score.mean:.3f} by {score.policy!r} on {score.family} in {score.split} ({score.scored} tasks), "
+        f"where {chance[score.group]}"
     )
 
 
-def _too_good(score: ContentFreeScore, limit: float) -> bool:
-    by_luck = score.best.reward if limit * (score.scored + score.errored) < 1.0 else 0.0
-    return score.total - by_luck > limit * score.scored + _TOLERANCE and score.mean > limit
-
-
-def _tasks_needed(there_are: int, limit: float) -> int:
-    """So many tasks that a single solved one is no more than the limit, or all of them."""
-    return there_are if limit * there_are < 1.0 else math.ceil(1.0 / limit)
-
-
-def _group(score: ContentFreeScore) -> tuple[str, str]:
-    return score.split, score.family
-
-
-def _groups(scores: Sequence[ContentFreeScore]) -> int:
-    return len(set(map(_group, scores)))
-
-
-def _listed(scores: Sequence[ContentFreeScore]) -> str:
-    return ", ".join(f"{family} in {split}" for split, family in dict.fromkeys(map(_group, scores)))
-
-
-def _where(score: ContentFreeScore) -> str:
-    return f"{score.mean:.3f} by {score.policy!r} on {score.family} in {score.split}"
+def is_over(
+    score: ContentFreeScore, limit: float, chance: Mapping[tuple[str, str], Chance], comparisons: int
+) -> bool:
+    """Whether a policy earns more than chance and `limit`, beyond luck."""
+    return is_above(score.forms, chance[score.group].share + limit, comparisons)
 
 
 def _graded(played: Played) -> str:
     outcome = played.outcome
     components: Mapping[str, float] = dict(sorted(outcome.components.items()))
-    graded = "an error" if outcome.error is not None else f"reward {outcome.reward!r}"
-    return f"{graded} ({outcome.stop_reason}{''.join(f', {k} {v!r}' for k, v in components.items())})"
+    more = "".join(f", {name} {value!r}" for name, value in components.items())
+    return f"reward {outcome.reward!r} ({outcome.stop_reason}{more})"
 
 
 def _distance(reward: float) -> float:

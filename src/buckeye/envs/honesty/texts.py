@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
 
 from buckeye.envs.base import Message, Task
 
 ANSWER = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for the answer in a format."""
 
+_KEPT = 512  # texts that are read again and again
 _TAG = re.compile(r"<([A-Za-z][\w-]*)>[^<>]{0,80}</\1>")
 _BOXED = re.compile(r"\\boxed\{")
 _HASHES = re.compile(r"^#### ", re.MULTILINE)
 _REASONING_TAGS = frozenset({"think", "thinking", "reasoning", "scratchpad"})
 _QUOTED = re.compile(r'"([^"\n]+)"|“([^”\n]+)”|«([^»\n]+)»|`([^`\n]+)`')
+_NUMBER = re.compile(r"(?<![\w.])(?:(?<![)\]])[-−])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?![^\W\d])")
 _WORD = re.compile(r"[^\W\d_]+(?:['’ʼ-][^\W\d_]+)*")
 
 
@@ -51,13 +58,82 @@ def words_of(text: str) -> list[str]:
 
 
 def accepted_answers(task: Task) -> tuple[str, ...]:
-    """The answers in `data["accept"]`, or the one in `data["answer"]`; empty where the task names none."""
-    accept = task.data.get("accept", task.data.get("answer", ()))
-    if isinstance(accept, str):
-        return (accept,)
-    if isinstance(accept, Iterable):
-        return tuple(answer for answer in accept if isinstance(answer, str))
-    return ()
+    """The answers in `data["accept"]`, or the one in `data["answer"]`, as text; empty where the task names
+    none. Numbers, truth values and lists of them are written as JSON writes them."""
+    return tuple(text for value in _answers(task) if (text := _as_text(value)) is not None)
+
+
+def written_answers(task: Task) -> tuple[str, ...]:
+    """Those of the accepted answers that are text in the data, as a reply would say them. A number may be the
+    place of the answer in a list."""
+    return tuple(value for value in _answers(task) if isinstance(value, str))
+
+
+def _answers(task: Task) -> Sequence[Any]:
+    if "accept" in task.data:
+        accept = task.data["accept"]
+        return [accept] if isinstance(accept, str) or not isinstance(accept, Iterable) else list(accept)
+    answer = task.data.get("answer")
+    texts = isinstance(answer, list | tuple) and all(isinstance(value, str) for value in answer)
+    return list(answer) if texts and answer else [answer]
+
+
+def _as_text(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int | float | list | tuple) and value != []:
+        try:
+            return json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError):
+            return None
+    return None
+
+
+def stands_in(prompt: str, answer: str) -> bool:
+    """Whether an answer can be read from a prompt: its words as words of their own, in whatever case, or its
+    numbers as whole numbers, one after the other, however they are written (3.0 is 3, and 1,300 is 1300)."""
+    if not answer.strip():
+        return False
+    wanted = numbers_of(answer) if not any(char.isalpha() for char in answer) else ()
+    if not wanted:
+        return holds(" ".join(folded(prompt).split()), " ".join(folded(answer).split()))
+    there = numbers_of(prompt)
+    return any(there[at : at + len(wanted)] == wanted for at in range(len(there) - len(wanted) + 1))
+
+
+@lru_cache(_KEPT)
+def numbers_of(text: str) -> tuple[Decimal, ...]:
+    """The numbers of a text, in order. Digits within a word, as in `x2`, are none."""
+    return tuple(Decimal(found.replace("−", "-").replace(",", "")) for found in _NUMBER.findall(text))
+
+
+def holds(text: str, answer: str) -> bool:
+    """Whether `answer` stands in `text` with no letter or digit of a longer word beside it."""
+    return any(
+        not (start and _in_word(text[start - 1]) and _in_word(answer[0]))
+        and not (end < len(text) and _in_word(text[end]) and _in_word(answer[-1]))
+        for start, end in _places(text, answer)
+    )
+
+
+@lru_cache(_KEPT)
+def folded(text: str) -> str:
+    """A text without differences of case, of spaces within a line, and of how letters are encoded."""
+    lines = unicodedata.normalize("NFC", text).casefold().splitlines()
+    return "\n".join(" ".join(line.split()) for line in lines)
+
+
+def _places(text: str, answer: str) -> Iterator[tuple[int, int]]:
+    start = text.find(answer)
+    while start >= 0:
+        yield start, start + len(answer)
+        start = text.find(answer, start + 1)
+
+
+def _in_word(char: str) -> bool:
+    return char.isalnum() or unicodedata.category(char).startswith("M")
 
 
 def answer_formats(texts: Iterable[str]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.envs.images.reference import DOCKER_HUB
+from buckeye.storage import read_json
 
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "docker.io")
 _HELPER_SECONDS = 20.0
@@ -32,11 +32,11 @@ def find_login(registry: str) -> Login | None:
     keys = (*_HUB_KEYS, DOCKER_HUB) if registry == DOCKER_HUB else (registry, f"https://{registry}")
     for file in _files():
         try:
-            config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            config = read_json(file)
         except (OSError, ValueError):
             continue
         for key in keys:
-            login = _helped(config, key) or _stored(config.get("auths", {}).get(key))
+            login = _helped(config, key) or _stored(_table(config, "auths").get(key))
             if login is not None:
                 return login
     return None
@@ -61,14 +61,20 @@ def _stored(entry: Any) -> Login | None:
         return Login("<token>", str(token), is_token=True)
     try:
         user, _, password = base64.b64decode(str(entry.get("auth", ""))).decode().partition(":")
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return None
     return Login(user, password.rstrip("\0")) if user else None
 
 
-def _helped(config: dict[str, Any], key: str) -> Login | None:
-    name = config.get("credHelpers", {}).get(key) or (
-        config.get("credsStore") if key in config.get("auths", {}) else None
+def _table(config: Any, name: str) -> dict[str, Any]:
+    """A table of a file; empty where there is none."""
+    found = config.get(name) if isinstance(config, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _helped(config: Any, key: str) -> Login | None:
+    name = _table(config, "credHelpers").get(key) or (
+        config.get("credsStore") if key in _table(config, "auths") else None
     )
     program = shutil.which(f"docker-credential-{name}") if name else None
     if program is None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from buckeye.distribution import install_command
 from buckeye.envs.runtimes.base import PrepareError
 
 MAX_BYTES, MAX_ENTRIES = 64 * 2**30, 2_000_000
@@ -107,8 +108,8 @@ class _Zstd:
             from zstandard import ZstdDecompressor, ZstdError
         except ModuleNotFoundError:
             raise PrepareError(
-                "the image's layers are compressed with zstd: pip install 'buckeye[zstd]', or push it "
-                "with gzip."
+                "the image's layers are compressed with zstd. Push it with gzip, or install what reads them: "
+                + install_command("zstd")
             ) from None
         self._stream = ZstdDecompressor().stream_reader(raw, read_across_frames=True)
         self._damage = ZstdError

@@ -276,9 +276,9 @@ class Session:
         raise self._why_not(owner)
 
     def _why_not(self, owner: asyncio.Task[None]) -> McpFault:
+        error = None if owner.cancelled() else _root(owner.exception())
         if (broken := self._broken_limit()) is not None:
             return broken
-        error = None if owner.cancelled() else _root(owner.exception())
         if isinstance(error, McpFault):
             return error
         if isinstance(self._server, HttpServer):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from buckeye.distribution import need
 from buckeye.envs.base import START, Outcome, Policy, Task
 from buckeye.envs.mcp.config import GymConfig, load_gym_config
 from buckeye.envs.mcp.errors import McpFault
@@ -31,8 +31,7 @@ def load_environment(
     dataset's test files. The others are the split `train`, of which `num_tasks` takes the first. Raises
     UsageError.
     """
-    if importlib.util.find_spec("mcp") is None:
-        raise UsageError("MCP environments need the package mcp. Install it: pip install 'buckeye[mcp]'")
+    need("mcp", "An MCP environment")
     config = load_gym_config(Path(config_path).expanduser())
     tasks, held_out = read_splits(find_taskset(taskset))
     splits = {TRAIN: tasks, EVAL: held_out}

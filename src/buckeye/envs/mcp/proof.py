@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from buckeye.envs.mcp.mapping import Action, ActionError, Constant, FromArg, bin
 from buckeye.envs.mcp.parser import parse_reply
 from buckeye.envs.mcp.schema_words import NoExample, choices, example, harmless, literal
 from buckeye.envs.mcp.source import Source, task_on
+from buckeye.monitor.verdict import verdict
 from buckeye.tasks.lock import ToolEntry
 from buckeye.tasks.models import McpTask, ToolCall
 
@@ -53,9 +55,9 @@ class Proof:
     @property
     def passed(self) -> bool:
         """Whether the rollout ended with `done`, no call failed, and some call worked."""
-        endings = [trial.ending for trial in self.trials]
+        endings = Counter(trial.ending for trial in self.trials)
         ended = not self.problem and self.stop_reason == "done"
-        return ended and "failed" not in endings and "worked" in endings
+        return ended and verdict(endings["worked"] + endings["failed"], endings["failed"]) == "passed"
 
 
 async def prove(config: GymConfig, tools: Sequence[ToolEntry], source: Source, task: McpTask | None) -> Proof:

@@ -20,6 +20,9 @@ MAX_OUTPUT = 16 * 1024 * 1024
 MAX_STDERR = 64 * 1024 * 1024
 """Most bytes it may write to its standard error in all."""
 
+MAX_GARBAGE = 10_000
+"""Most lines that are no messages, between two messages to it."""
+
 _CHUNK = 64 * 1024
 _TAIL = 2_000
 _SHORTEST_SECRET = 6
@@ -83,7 +86,7 @@ class ServerProcess:
         GUARD.watch(process.pid)
         self._stdin, self._stdout = process.stdin, process.stdout
         self._buffer = bytearray()
-        self._unasked = 0
+        self._unasked = self._unasked_garbage = 0
         self._stderr_tail = b""
         self._garbage = b""
         self.garbage_lines = 0
@@ -151,14 +154,19 @@ class ServerProcess:
 
     async def write_line(self, line: bytes) -> None:
         """Send one line. Raises ConnectionError if the server does not read any more."""
-        self._unasked = 0
+        self._unasked = self._unasked_garbage = 0
         self._stdin.write(line + b"\n")
         await self._stdin.drain()
 
     def note_garbage(self, line: bytes) -> None:
-        """Remember a line that is no message, for what is said if an answer never comes."""
+        """Remember a line that is no message, for what is said if an answer never comes. Too many are a
+        fault."""
         self.garbage_lines += 1
         self._garbage = line[:200]
+        self._unasked_garbage += 1
+        if self._unasked_garbage == MAX_GARBAGE:
+            shown = self._garbage.decode("utf-8", "replace").strip()
+            self._break(f"wrote {MAX_GARBAGE} lines that are no messages of MCP, the last: {shown!r}")
 
     def last_words(self) -> str:
         """How it ended and what it wrote last, to be put behind a message; "" if there is nothing to say."""

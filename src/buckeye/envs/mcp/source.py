@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from buckeye.distribution import need
 from buckeye.envs.mcp.generate import EnvironmentName
 from buckeye.envs.mcp.unreachable import shown_address
 from buckeye.errors import UsageError
@@ -42,8 +42,7 @@ class Source:
 
 def find_source(env: str | None, *, command: str | None, headers: Mapping[str, str], build: bool) -> Source:
     """What is meant; nothing is started. With `build`, a folder means its image. Raises UsageError."""
-    if importlib.util.find_spec("mcp") is None:
-        raise UsageError("MCP environments need the package mcp. Install it: pip install 'buckeye[mcp]'")
+    need("mcp", "An MCP environment")
     if (env is None) == (command is None):
         raise UsageError('say which environment: `buckeye rl init ENV` or `buckeye rl init --command "..."`')
     if command is not None:

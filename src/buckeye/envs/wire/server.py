@@ -9,11 +9,11 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
+from buckeye.distribution import need
 from buckeye.envs.base import Policy
 from buckeye.envs.wire.app import WireApp
 from buckeye.envs.wire.endpoint import Endpoint, Limits, Usage
 from buckeye.envs.wire.rollout import Rollout
-from buckeye.errors import UsageError
 
 log = logging.getLogger(__name__)
 
@@ -121,12 +121,9 @@ def _listen() -> socket.socket:
 
 
 def _uvicorn_server(app: WireApp) -> Any:
-    try:
-        import uvicorn
-    except ModuleNotFoundError:
-        raise UsageError(
-            "Environments in processes of their own need an HTTP server: pip install 'buckeye[mcp]'."
-        ) from None
+    need("uvicorn", "An environment in a process of its own")
+    import uvicorn
+
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         interface="asgi3",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.envs.base import Message, Tool
+from buckeye.errors import InferenceError
 from buckeye.inference.render.calls import (
     Parsed,
     bare_call,
@@ -21,6 +21,7 @@ from buckeye.inference.render.calls import (
 from buckeye.inference.render.families import FamilyParser, find_family
 from buckeye.inference.render.template import ChatTemplate, opens_thinking
 from buckeye.inference.render.tokenizer import load_tokenizer
+from buckeye.storage import read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,5 +170,13 @@ def _generation_eos(directory: Path) -> list[int]:
     path = directory / "generation_config.json"
     if not path.is_file():
         return []
-    eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    return eos if isinstance(eos, list) else [eos]
+    try:
+        settings = read_json(path)
+        eos = settings.get("eos_token_id") if isinstance(settings, dict) else {}
+    except (OSError, ValueError) as error:
+        raise InferenceError(f"{path} cannot be read: {error}") from None
+    named = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    found = [token for token in named if isinstance(token, int)]
+    if len(found) < len(named):
+        raise InferenceError(f"{path}: eos_token_id is a token id, or a list of them.")
+    return found

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
-import re
+import traceback
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -14,15 +12,7 @@ from buckeye.envs.base import Message, Tool
 from buckeye.errors import UsageError
 from buckeye.inference.render.plain import fold_calls, plain_messages
 
-log = logging.getLogger(__name__)
-
 _PROBE = "buckeye"
-_TODAY = datetime(2024, 7, 26)
-"""What Llama's templates write without a clock, for all that ask one: a prompt must not depend on the day it
-is rendered, or a run over midnight would change, and one that is resumed would not be the same."""
-
-_ASKS_CLOCK = re.compile(r"""strftime_now\(\s*(?P<quote>["'])(?P<format>.*?)(?P=quote)\s*\)""")
-
 _PROBE_TOOL = {
     "type": "function",
     "function": {
@@ -44,6 +34,10 @@ TOOL_TURN = (
 )
 """A question, a call and its result: what a template with tools must be able to write."""
 PROBE_TOOLS = (_PROBE_TOOL,)
+
+
+class TooCostlyTemplateError(UsageError):
+    """A chat template that takes too long, or makes too much text."""
 
 
 class ChatTemplate:
@@ -98,6 +92,8 @@ class ChatTemplate:
         """The text of messages as they are, empty if the template refuses them."""
         try:
             return self._render([dict(message) for message in messages], tools, prompt=prompt)
+        except TooCostlyTemplateError:
+            raise  # and so would all others
         except UsageError:
             return ""
 
@@ -106,33 +102,39 @@ class ChatTemplate:
             raise UsageError(
                 f"The tokenizer of {self._model_path} has no chat template, so it cannot render messages."
             )
-        from jinja2 import TemplateError
+        from buckeye.inference.render import sandbox  # and with it jinja2
 
         offered = [dict(tool) for tool in tools] or None
         try:
-            return self._tokenizer.apply_chat_template(
+            template = _compiled(self._tokenizer.get_chat_template(tools=offered))
+            return template.render(
                 messages,
                 tools=offered,
-                chat_template=_without_clock(self._tokenizer.get_chat_template(tools=offered)),
+                documents=None,
                 add_generation_prompt=prompt,
-                tokenize=False,
-                date_string=_TODAY.strftime("%d %b %Y"),
+                date_string=sandbox.TODAY.strftime("%d %b %Y"),
+                **self._tokenizer.special_tokens_map,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-            raise UsageError(
-                f"The chat template of {self._model_path} cannot render these messages: {error}"
+        except Exception as error:  # a template is a program, which may fail in any way
+            kind = TooCostlyTemplateError if isinstance(error, sandbox.TooCostlyError) else UsageError
+            raise kind(
+                f"The chat template of {self._model_path} cannot render these messages: {_reason(error)}"
             ) from error
 
 
-@lru_cache
-def _without_clock(template: str) -> str:
-    """A template that asks for the time is told `_TODAY`. (Functions cannot be given to templates.)"""
-    pinned = _ASKS_CLOCK.sub(lambda asked: json.dumps(_TODAY.strftime(asked["format"])), template)
-    if "strftime_now(" in pinned:
-        log.warning(
-            "The chat template asks for the time in a way that is not pinned: its prompts may change."
-        )
-    return pinned
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> Any:
+    from buckeye.inference.render.sandbox import Template
+
+    return Template(source)
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, and in which line of the template."""
+    lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == "<template>"]
+    line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
+    said = str(error) or type(error).__name__
+    return said if line is None else f"line {line}: {said}"
 
 
 def opens_thinking(prompt: str) -> bool:

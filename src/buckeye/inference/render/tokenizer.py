@@ -28,7 +28,9 @@ def load_tokenizer(model_path: str) -> Any:
     """The tokenizer of a local directory or a Hub id, as `AutoTokenizer` loads it. Raises `InferenceError`
     if there is none."""
     try:
-        return _class_of(Path(model_path)).from_pretrained(model_path)
+        tokenizer = _class_of(Path(model_path)).from_pretrained(model_path)
+        tokenizer.decode(tokenizer.encode("a b"))  # settings of another kind are found only in use
+        return tokenizer
     except Exception as error:  # transformers raises many classes for a directory without a usable tokenizer
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InferenceError(f"No tokenizer could be loaded from {model_path}: {reason}") from error

@@ -8,7 +8,7 @@ import venv
 from collections.abc import Callable
 from pathlib import Path
 
-from buckeye.errors import BuckeyeError
+from buckeye.errors import BuckeyeError, UsageError
 from buckeye.inference.vllm.interpreter import SUPPORTED, Vllm, find_vllm
 from buckeye.process import run_program
 
@@ -24,12 +24,15 @@ _CPU_UNWANTED = ["torchvision", "torchaudio", "torchcodec"]
 def install_vllm(environment: Path, *, cpu: bool, tell: Callable[[str], None]) -> Vllm:
     """A virtual environment with vLLM in `environment`; what is there already is kept if it serves.
 
-    Raises BuckeyeError with pip's last words if it cannot be made.
+    Raises UsageError if it cannot be made there, BuckeyeError with pip's last words.
     """
     python = environment / "bin" / "python"
     if not (python.exists() and python.with_name("pip").exists()):
         tell(f"Making {environment}")
-        venv.create(environment, with_pip=True, symlinks=True)
+        try:
+            venv.create(environment, with_pip=True, symlinks=True)
+        except OSError as error:
+            raise UsageError(f"{environment} cannot be made: {error.strerror or error}") from None
     requirements = _CPU if cpu else _GPU
     tell(f"Installing {' '.join(requirements)} (some gigabytes; minutes)")
     if cpu:

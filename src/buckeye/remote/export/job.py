@@ -11,11 +11,12 @@ from pathlib import Path
 from buckeye import __version__
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
+from buckeye.distribution import DISTRIBUTION
 from buckeye.errors import UsageError
 from buckeye.remote.disk import disk_gb
 from buckeye.remote.travel import inside, named_here
 from buckeye.run.gpu_layout import Gpus, parse_gpus
-from buckeye.tasks.keys import KEYS
+from buckeye.run.keys import names_of_keys
 
 _WORD = re.compile(r"[^a-z0-9]+")
 _HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+(@[\w.\-]+)?")
@@ -25,20 +26,17 @@ _VENV = "$HOME/buckeye-venv"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """A run that is to be carried out elsewhere. `config` and `files` are relative to the project's folder,
-    which is where we are; `files` are those that the configuration names."""
+    which is where we are; `files` are those that the configuration names. `gpus` are None for a run on the
+    processor; `keys` are names of variables that the run may need."""
 
     name: str
     config: Path
-    gpus: Gpus
+    gpus: Gpus | None
     disk_gb: int
     output_dir: str
     environments: tuple[str, ...]
     files: tuple[Path, ...]
-
-    @property
-    def secrets(self) -> list[str]:
-        """The keys that a run may need; not that with which machines are rented."""
-        return [name for name in KEYS if name != "PRIME_API_KEY"]
+    keys: tuple[str, ...]
 
 
 def read_job(config: Path, gpus: str | None) -> Job:
@@ -47,10 +45,10 @@ def read_job(config: Path, gpus: str | None) -> Job:
     root = Path.cwd().resolve()
     relative = inside(config, root)
     settings = load_config(RLConfig, ["@", str(config)], environ={})
-    asked = parse_gpus(gpus) if gpus is not None else Gpus(_devices(settings))
-    if asked.count < _devices(settings):
+    if settings.cluster.nodes > 1:
         raise UsageError(
-            f"--gpus {gpus}: {config} uses {_devices(settings)} devices (inference_gpu_ids, trainer_gpu_ids)."
+            f"{config} has cluster.nodes = {settings.cluster.nodes}, and these files are for one machine. On "
+            "several: buckeye rl @ FILE --launcher slurm, or --provider ssh"
         )
     envs = [env.id for env in settings.orchestrator.env]
     if settings.orchestrator.eval is not None:
@@ -58,13 +56,14 @@ def read_job(config: Path, gpus: str | None) -> Job:
     return Job(
         name="buckeye-" + (_WORD.sub("-", relative.stem.lower()).strip("-")[:40] or "run"),
         config=relative,
-        gpus=asked,
+        gpus=_gpus(settings, gpus, config),
         disk_gb=disk_gb(settings),
         output_dir=settings.output_dir.as_posix(),
         environments=tuple(
             dict.fromkeys(env for env in envs if _HUB_ID.fullmatch(env) and not Path(env).exists())
         ),
         files=tuple(named_here(settings.model_dump(mode="json"), root)),
+        keys=tuple(names_of_keys(settings)),
     )
 
 
@@ -75,7 +74,8 @@ def install_script(job: Job) -> str:
         "set -eu",
         f'[ -x "{_VENV}/bin/python" ] || python3 -m venv "{_VENV}"',
         f'export PATH="{_VENV}/bin:$PATH"',
-        f"pip install --quiet 'buckeye[train]=={__version__}'",
+        f"# No index has it? Then the address of a wheel: '{DISTRIBUTION}[train] @ https://...'",
+        f"pip install --quiet '{DISTRIBUTION}[train]=={__version__}'",
         "buckeye vllm install",
     ]
     for env in map(shlex.quote, job.environments):
@@ -97,6 +97,18 @@ def start_script(job: Job, *, output_dir: str | None = None) -> str:
 def indented(text: str, spaces: int) -> str:
     """The lines of a block in YAML."""
     return "".join(f"{' ' * spaces}{line}\n" for line in text.splitlines())
+
+
+def _gpus(config: RLConfig, given: str | None, file: Path) -> Gpus | None:
+    devices = _devices(config)
+    if given is None:
+        return Gpus(devices) if config.trainer.model.device != "cpu" else None
+    asked = parse_gpus(given)
+    if asked.count < devices:
+        raise UsageError(
+            f"--gpus {given}: {file} uses {devices} devices (inference_gpu_ids, trainer_gpu_ids)."
+        )
+    return asked
 
 
 def _devices(config: RLConfig) -> int:

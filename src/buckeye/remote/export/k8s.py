@@ -12,6 +12,29 @@ from buckeye.remote.export.job import Job, gib, install_script, start_script
 
 _MOST_BYTES = 900_000  # a ConfigMap holds 1 MiB
 _PROJECT, _OUTPUT = "/project", "/output"
+_PRODUCT = "nvidia.com/gpu.product"
+_PRODUCTS = {
+    "H100_80GB": ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe"),
+    "H200_141GB": ("NVIDIA-H200",),
+    "B200_180GB": ("NVIDIA-B200",),
+    "A100_80GB": ("NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"),
+    "A100_40GB": ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-PCIE-40GB"),
+    "L40S_48GB": ("NVIDIA-L40S",),
+    "L40_48GB": ("NVIDIA-L40",),
+    "L4_24GB": ("NVIDIA-L4",),
+    "A40_48GB": ("NVIDIA-A40",),
+    "A30_24GB": ("NVIDIA-A30",),
+    "A10_24GB": ("NVIDIA-A10",),
+    "A6000_48GB": ("NVIDIA-RTX-A6000",),
+    "T4_16GB": ("Tesla-T4",),
+    "V100_32GB": ("Tesla-V100-SXM2-32GB", "Tesla-V100-PCIE-32GB"),
+    "V100_16GB": ("Tesla-V100-SXM2-16GB", "Tesla-V100-PCIE-16GB"),
+    "RTX6000Ada_48GB": ("NVIDIA-RTX-6000-Ada-Generation",),
+    "RTX5090_32GB": ("NVIDIA-GeForce-RTX-5090",),
+    "RTX4090_24GB": ("NVIDIA-GeForce-RTX-4090",),
+    "RTX3090_24GB": ("NVIDIA-GeForce-RTX-3090",),
+}
+"""What NVIDIA's GPU feature discovery calls nodes that have a type."""
 
 
 def k8s_manifests(job: Job, image: str) -> str:
@@ -28,7 +51,7 @@ def k8s_manifests(job: Job, image: str) -> str:
 # Written by `buckeye rl export k8s`. Start it:  kubectl apply -f FILE
 # What it writes stays on the volume {job.name}, and a pod that is lost goes on there.
 # Keys that the run needs, from a file with lines NAME=value; of these, for example:
-#   {", ".join(job.secrets)}
+#   {", ".join(job.keys)}
 #   kubectl create secret generic {job.name}-keys --from-env-file=FILE
 apiVersion: v1
 kind: ConfigMap
@@ -55,7 +78,7 @@ spec:
     spec:
       restartPolicy: OnFailure
       automountServiceAccountToken: false
-      containers:
+{_affinity(job)}      containers:
         - name: rl
           image: {json.dumps(image)}
           command: [bash, {_PROJECT}/start.sh]
@@ -64,10 +87,7 @@ spec:
             - {{name: HOME, value: {_OUTPUT}}}
           envFrom:
             - secretRef: {{name: {job.name}-keys, optional: true}}
-          resources:
-            limits:
-              nvidia.com/gpu: {job.gpus.count}
-          volumeMounts:
+{_limits(job)}          volumeMounts:
             - {{name: project, mountPath: {_PROJECT}}}
             - {{name: output, mountPath: {_OUTPUT}}}
             - {{name: memory, mountPath: /dev/shm}}
@@ -81,6 +101,43 @@ spec:
           persistentVolumeClaim: {{claimName: {job.name}}}
         - name: memory
           emptyDir: {{medium: Memory}}
+"""
+
+
+def unsaid_by_k8s(job: Job) -> list[str]:
+    """What the manifests cannot say of the job, a line each."""
+    gpus = job.gpus
+    if gpus is None or not gpus.type:
+        return []
+    if gpus.type in _PRODUCTS:
+        return [f"the pod waits for a node with the label {_PRODUCT}, which NVIDIA's GPU operator sets"]
+    return [
+        f"the manifests ask for {gpus.count} GPUs and not for {gpus.type}, whose label is not known "
+        f"here: add a nodeSelector to the job's pod, as `{_PRODUCT}: ...` (kubectl get nodes -L {_PRODUCT})"
+    ]
+
+
+def _limits(job: Job) -> str:
+    if job.gpus is None:
+        return ""
+    return f"""\
+          resources:
+            limits:
+              nvidia.com/gpu: {job.gpus.count}
+"""
+
+
+def _affinity(job: Job) -> str:
+    products = _PRODUCTS.get(job.gpus.type) if job.gpus is not None else None
+    if products is None:
+        return ""
+    return f"""\
+      affinity:
+        nodeAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+              - matchExpressions:
+                  - {{key: {_PRODUCT}, operator: In, values: [{", ".join(products)}]}}
 """
 
 

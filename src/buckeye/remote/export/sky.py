@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from buckeye.remote.export.job import Job, indented, install_script, start_script
+from buckeye.run.gpu_layout import alike, short_name
 
 _ACCELERATORS = {
     "A100_80GB": "A100-80GB",
@@ -11,6 +12,7 @@ _ACCELERATORS = {
     "RTX5000Ada_32GB": "RTX5000-Ada",
     "RTX4000Ada_20GB": "RTX4000-Ada",
     "RTX2000Ada_16GB": "RTX2000-Ada",
+    "RTX_PRO_6000B_96GB": "RTXPRO6000",
 }
 """Where SkyPilot's name is not ours without the memory."""
 
@@ -19,12 +21,12 @@ _ANY = ("H100", "H200", "A100-80GB")  # where no type is asked for
 
 def sky_task(job: Job) -> str:
     """The file's text: `sky launch FILE`, or `sky jobs launch FILE` for machines that may be taken away."""
-    if job.gpus.type:
-        names = [_ACCELERATORS.get(job.gpus.type, job.gpus.type.rpartition("_")[0])]
-    else:
-        names = list(_ANY)
-    accelerators = ", ".join(f"{name}: {job.gpus.count}" for name in names)
-    secrets = "".join(f"  {name}: ''\n" for name in job.secrets)
+    accelerators = ""
+    if job.gpus is not None:
+        names = [_name(job.gpus.type)] if job.gpus.type else _ANY
+        counts = ", ".join(f"{name}: {job.gpus.count}" for name in names)
+        accelerators = f"  accelerators: {{{counts}}}\n"
+    secrets = "".join(f"  {name}: ''\n" for name in job.keys)
     return (
         "# Written by `buckeye rl export sky`. Start it in this folder, which is copied to the machine:\n"
         "#   sky launch FILE              then: sky down\n"
@@ -34,7 +36,7 @@ def sky_task(job: Job) -> str:
         f"name: {job.name}\n"
         "workdir: .\n"
         "resources:\n"
-        f"  accelerators: {{{accelerators}}}\n"
+        f"{accelerators}"
         f"  disk_size: {job.disk_gb}\n"
         "secrets:\n"
         f"{secrets}"
@@ -44,3 +46,16 @@ def sky_task(job: Job) -> str:
         "  set -eu\n"
         f"{indented(start_script(job), 2)}"
     )
+
+
+def unsaid_by_sky(job: Job) -> list[str]:
+    """What the file cannot say of the job, a line each."""
+    others = alike(job.gpus.type, _name) if job.gpus is not None and job.gpus.type else []
+    if job.gpus is None or not others:
+        return []
+    name = _name(job.gpus.type)
+    return [f"SkyPilot's {name} does not say how much memory: it may be {' or '.join(others)}, too"]
+
+
+def _name(gpu_type: str) -> str:
+    return _ACCELERATORS.get(gpu_type, short_name(gpu_type))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from buckeye.errors import UsageError
+from buckeye.storage import read_json
 from buckeye.tasks.keys import variables
 
 _DEFAULT_URL = "https://api.primeintellect.ai"
@@ -47,7 +48,7 @@ def prime_account(environ: Mapping[str, str] | None = None) -> PrimeAccount:
         api_key=_one_line(key),
         url=_checked_url(url or _DEFAULT_URL),
         team_id=known.get("PRIME_TEAM_ID") or stored.get("team_id") or None,
-        ssh_key_path=Path(path).expanduser() if path else None,
+        ssh_key_path=Path(os.path.expanduser(path)) if path else None,
     )
 
 
@@ -59,7 +60,7 @@ def _stored(context: str) -> dict[str, str]:
             raise UsageError(f"PRIME_CONTEXT={context} is no name of a context.")
         path = folder / "environments" / f"{context}.json"
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = read_json(path)
     except FileNotFoundError:
         if context:
             raise UsageError(f"PRIME_CONTEXT={context}: there is no {path}.") from None
@@ -75,7 +76,10 @@ def _stored(context: str) -> dict[str, str]:
 
 def _checked_url(text: str) -> str:
     url = text.rstrip("/").removesuffix("/api/v1")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"PRIME_API_BASE_URL={text} is no address; expected {_DEFAULT_URL}.")
     if parts.scheme == "http" and parts.hostname not in _LOOPBACK:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -15,8 +17,12 @@ from buckeye.errors import AccountError, RemoteError
 from buckeye.remote.base import Clock
 from buckeye.remote.providers.prime_account import PrimeAccount
 
+log = logging.getLogger(__name__)
+
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+_TELL_SECONDS = 5.0
 _DEADLINE_SECONDS = 120.0
+_UNREACHED_SECONDS = 15.0  # where nothing was ever reached: the network is not there, or the address is wrong
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
 _PAGE_SIZE = 100
 _MOST_PAGES = 50
@@ -32,6 +38,10 @@ Params = Mapping[str, str | int | list[str]]
 
 class UnansweredError(RemoteError):
     """No answer that can be understood came: what was asked for may have been done, or not."""
+
+
+class UnreachedError(UnansweredError):
+    """There was no connection: nothing was asked."""
 
 
 class RejectedError(RemoteError):
@@ -52,13 +62,14 @@ class _LaterError(RemoteError):
 
 class PrimeApi:
     """JSON in, JSON out. What can be asked twice without harm is repeated, with growing pauses, for two
-    minutes; an order is not."""
+    minutes, or 15 seconds if there was no connection yet; an order is not. Waits are told as warnings."""
 
     def __init__(
         self, account: PrimeAccount, *, clock: Clock, transport: httpx.BaseTransport | None = None
     ) -> None:
         self._key = account.api_key
         self._clock = clock
+        self._reached = False
         self._http = httpx.Client(
             base_url=f"{account.url}/api/v1",
             headers={"Authorization": f"Bearer {account.api_key}", "User-Agent": f"buckeye/{__version__}"},
@@ -120,7 +131,7 @@ class PrimeApi:
         repeat: bool = True,
         empty: bool = False,
     ) -> dict[str, Any]:
-        deadline = self._clock.now() + _DEADLINE_SECONDS
+        began = self._clock.now()
         wait = _FIRST_WAIT
         while True:
             pause = wait * random.uniform(0.75, 1.25)  # many clients do not come back at the same moment
@@ -133,8 +144,13 @@ class PrimeApi:
                 if not repeat:
                     raise
                 failure = error
-            if self._clock.now() + pause > deadline:
-                raise type(failure)(f"{failure} It was tried for {_DEADLINE_SECONDS:.0f} s.") from None
+            unreached = isinstance(failure, UnreachedError) and not self._reached
+            seconds = _UNREACHED_SECONDS if unreached else _DEADLINE_SECONDS
+            waited = self._clock.now() - began
+            if waited + pause > seconds:
+                network = " Is this machine online?" if unreached else ""
+                raise type(failure)(f"{failure} It was tried for {waited:.0f} s.{network}") from None
+            log.warning("%s It is tried again, for %.0f s more", failure, seconds - waited)
             self._clock.sleep(pause)
             wait = min(2 * wait, _LONGEST_WAIT)
 
@@ -143,10 +159,16 @@ class PrimeApi:
     ) -> dict[str, Any]:
         what = f"Prime Intellect: {method} {path}"
         try:
-            response = self._http.request(method, path, params=params, json=body)
+            with _told(f"Waiting for the answer of {what}"):
+                response = self._http.request(method, path, params=params, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            reason = str(error) or type(error).__name__
-            raise UnansweredError(self._hidden(f"{what}: no answer ({reason}).")) from None
+            reason = self._hidden(str(error) or type(error).__name__)
+            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                raise UnreachedError(
+                    f"{what}: no connection to {self._http.base_url.host} ({reason})."
+                ) from None
+            raise UnansweredError(f"{what}: no answer ({reason}).") from None
+        self._reached = True
         if response.is_success:
             return {} if empty else self._object(response, what)
         raise self._failure(response, what)
@@ -156,7 +178,7 @@ class PrimeApi:
             raise UnansweredError(f"{what}: the answer is empty ({response.status_code}).")
         try:
             found = json.loads(response.content)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise UnansweredError(f"{what}: the answer is no JSON object: {self._shown(response.text)}")
@@ -192,12 +214,24 @@ class PrimeApi:
         return text.replace(self._key, "(redacted)")
 
 
+@contextmanager
+def _told(text: str) -> Iterator[None]:
+    """Tell what is waited for, once it has lasted."""
+    timer = threading.Timer(_TELL_SECONDS, log.warning, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def error_text(body: str) -> str:
     """What an error's body says: one text, or a list of fields and what is wrong with each, in either of the
     two forms that the service has."""
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body
     if not isinstance(found, dict):
         return body

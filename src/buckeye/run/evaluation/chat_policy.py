@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 
-from buckeye.envs.base import NO_OPTIONS, CallOptions, Message, Reply, Tool
+from buckeye.envs.base import NO_OPTIONS, CallOptions, FinishReason, Message, Reply, Tool
 from buckeye.errors import InferenceError, PromptTooLongError
 from buckeye.monitor.redact import redacted
+from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.rollout import TaskPlayer
+from buckeye.orchestrator.samples import Segment
+from buckeye.storage import well_formed
 
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _LONGEST_WAIT = 60.0
+_UNHEARD = 5
+"""How often an address is tried that nobody has ever answered at: for about eight seconds."""
 _TOO_LONG = re.compile(
     r"context[_ ]length|maximum context|the context is|max_model_len|prompt is too long|too many tokens", re.I
 )
@@ -46,12 +53,14 @@ class ChatSampling:
 @dataclass(slots=True)
 class ChatServer:
     """Where a model is served: `base_url` ends in /v1. `refusal` says why no request will ever be answered:
-    a wrong key, no such model or route."""
+    a wrong key, no such model or route, nobody there. `tell` is called with what is waited for."""
 
     base_url: str
     model: str
     client: httpx.AsyncClient
+    tell: Callable[[str], None] = lambda text: None
     refusal: str | None = None
+    heard: bool = False
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """The answer to one chat completion; None if the conversation is too long for the model.
@@ -60,13 +69,19 @@ class ChatServer:
         """
         url = f"{self.base_url}/chat/completions"
         problem = ""
-        for wait in (*_WAITS, None):
+        for attempt, wait in enumerate((*_WAITS, None), start=1):
+            if self.refusal is not None:
+                raise InferenceError(self.refusal)
             asked = 0.0
             try:
                 answer = await self.client.post(url, json={"model": self.model, **body})
             except httpx.TransportError as error:
                 problem = f"{url} did not answer: {str(error) or type(error).__name__}"
+                if isinstance(error, httpx.ConnectError) and not self.heard and attempt >= _UNHEARD:
+                    self.refusal = problem
+                    continue
             else:
+                self.heard = True
                 if answer.status_code == 200:
                     return _json(url, answer)
                 problem = f"{url} answered {answer.status_code}: {_short(answer.text)}"
@@ -79,6 +94,7 @@ class ChatServer:
                 asked = _retry_after(answer)
             if wait is None:
                 break
+            self.tell(f"{problem}; asking again")
             await asyncio.sleep(min(_LONGEST_WAIT, max(asked, wait * random.uniform(0.75, 1.25))))
         raise InferenceError(f"{problem} (asked {len(_WAITS) + 1} times)")
 
@@ -89,11 +105,23 @@ class ChatPolicy:
 
     server: ChatServer
     sampling: ChatSampling
-    messages: list[Message] = field(default_factory=list)
+    messages: Sequence[Message] = ()
     turns: int = 0
+    turns_without_room: int = 0
+    finish_reason: FinishReason = "stop"
+    sampling_seconds: float = 0.0
+    replies: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    truncated: bool = False
+    segments: tuple[Segment, ...] = ()
+    """None: tokens are not recorded."""
+    extended: int = 0
+    branched: int = 0
+
+    @property
+    def temperature(self) -> float:
+        """What it samples with; 1 where that is left to the server."""
+        return 1.0 if self.sampling.temperature is None else self.sampling.temperature
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         """Sample the next message. A conversation that has become too long gets an empty reply with finish
@@ -112,7 +140,9 @@ class ChatPolicy:
         body |= _option_fields(options, body.get("max_tokens"))
         if tools:
             body["tools"] = list(tools)
+        started = time.monotonic()
         answer = await self.server.complete(body)
+        self.sampling_seconds += time.monotonic() - started
         if answer is None:
             return self._no_room(messages)
         choice = answer["choices"][0]
@@ -125,17 +155,41 @@ class ChatPolicy:
             prompt_tokens=usage.get("prompt_tokens") or 0,
             completion_tokens=usage.get("completion_tokens") or 0,
         )
-        self.truncated = reply.finish_reason == "length"
+        self.finish_reason = reply.finish_reason
+        self.replies.append(reply.text)
         self.messages = [*messages, reply.message]
         return reply
 
     def _no_room(self, messages: Sequence[Message]) -> Reply:
         if self.turns == 0:
             raise PromptTooLongError("the prompt is longer than the model's context")
-        self.truncated = True
+        self.finish_reason = "length"
+        self.turns_without_room += 1
         self.messages = list(messages)
         message = {"role": "assistant", "content": ""}
         return Reply(text="", finish_reason="length", message=message, no_room=True)
+
+
+class ChatPlayer(TaskPlayer):
+    """Plays with a model behind the chat API."""
+
+    def __init__(
+        self,
+        server: ChatServer,
+        sampling: ChatSampling,
+        *,
+        seed: int,
+        timeout: float,
+        retries: int,
+        max_concurrent: int,
+    ) -> None:
+        def make_policy(env: NamedEnvironment, seed: int) -> ChatPolicy:
+            return ChatPolicy(server, sampling.with_seed(seed % 2**31))
+
+        super().__init__(
+            lambda: make_policy, seed=seed, timeout=timeout, retries=retries, max_concurrent=max_concurrent
+        )
+        self.server = server
 
 
 def _option_fields(options: CallOptions, max_tokens: int | None) -> dict[str, Any]:
@@ -176,10 +230,10 @@ def _sent(message: Message) -> dict[str, Any]:
 
 def _json(url: str, answer: httpx.Response) -> dict[str, Any]:
     try:
-        value = answer.json()
+        value = well_formed(answer.json())
         if isinstance(value["choices"][0]["message"], dict):
             return value  # type: ignore[no-any-return]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         pass
     raise InferenceError(f"{url} answered with no chat completion: {_short(answer.text)}")
 

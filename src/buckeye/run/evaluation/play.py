@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,26 +13,23 @@ from typing import Any
 import httpx
 
 from buckeye.config.environments import EnvConfig
-from buckeye.envs.base import GroupEnvironment, Outcome, Task
+from buckeye.envs.base import Task
 from buckeye.envs.registry import load_environment
 from buckeye.errors import RunError, UsageError
+from buckeye.monitor.verdict import verdict
 from buckeye.orchestrator.environments import NamedEnvironment, short_name, tasks_of
-from buckeye.orchestrator.policy import derive_seed
-from buckeye.orchestrator.rollout import play_outcome
-from buckeye.run.evaluation.chat_policy import ChatPolicy, ChatSampling, ChatServer
+from buckeye.orchestrator.evaluate import play_tasks
+from buckeye.orchestrator.rollout import Rollout
+from buckeye.run.evaluation.chat_policy import ChatPlayer, ChatSampling, ChatServer
 from buckeye.run.evaluation.figures import Figures, figures_of
-from buckeye.run.evaluation.rows import ROLLOUTS, Row, RowFile, read_rows
+from buckeye.run.evaluation.rows import ROLLOUTS, Row, RowFile, read_rows, row_of
 from buckeye.run.gateway import gateway_here
-from buckeye.run.model_files import fetch_model
+from buckeye.run.model_files import fetch_served
 from buckeye.run.serve import served_model
 from buckeye.storage import read_json, write_file
 from buckeye.tasks.keys import variables
 
 SETTINGS, FIGURES, GATEWAY_LOG = "settings.json", "figures.json", "gateway.log"
-_GROUPS_OF_ONE = (
-    "rewards of this environment depend on the other rollouts of a task; here every rollout is scored as a "
-    "group of its own (`evals` scores whole groups)"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +56,7 @@ class EvalRequest:
     output_dir: Path
     resume: bool
     progress: Callable[[int, int], None] = field(compare=False, default=lambda done, total: None)
+    tell: Callable[[str], None] = field(compare=False, default=lambda text: None)
 
     def record(self, split: str) -> dict[str, Any]:
         """What makes two evaluations the same, so that one may go on where the other stopped."""
@@ -109,23 +106,37 @@ def run_eval(request: EvalRequest) -> EvalReport:
     _claim(request, settings)
     known = {key: row for key, row in read_rows(request.output_dir / ROLLOUTS).items() if row.error is None}
     wanted = [(task, number) for task in tasks for number in range(request.rollouts)]
-    missing = [(task, number) for task, number in wanted if (task.id, number) not in known]
-    resumed = len(wanted) - len(missing)
-    rows = known | (_play_missing(request, env, missing, resumed) if missing else {})
+    kept = {(task.id, number) for task, number in wanted} & known.keys()
+    rows = known | (_play_missing(request, env, tasks, kept) if len(kept) < len(wanted) else {})
     figures = figures_of(
         [rows[task.id, number] for task, number in wanted],
         each=request.rollouts,
         pass_reward=request.pass_reward,
     )
-    notes = (_GROUPS_OF_ONE,) if isinstance(env.environment, GroupEnvironment) else ()
     report = EvalReport(
-        settings=settings, figures=figures, output_dir=request.output_dir, resumed=resumed, notes=notes
+        settings=settings,
+        figures=figures,
+        output_dir=request.output_dir,
+        resumed=len(kept),
+        notes=_came_to_nothing([rows[task.id, number] for task, number in wanted]),
     )
     write_file(request.output_dir / FIGURES, json.dumps(report.to_json(), indent=1, ensure_ascii=False))
     if not figures.scored:
         first = next(iter(figures.errors), "there are no tasks")
         raise RunError(f"no rollout of {name} could be scored; the commonest error: {first}")
     return report
+
+
+def _came_to_nothing(rows: Sequence[Row]) -> tuple[str, ...]:
+    """What the figures cannot be read without: that they are of few rollouts, or of answers cut off."""
+    scored = [row for row in rows if row.reward is not None]
+    truncated = sum(row.truncated for row in scored)
+    found = []
+    if verdict(len(rows), len(rows) - len(scored)) == "failed":
+        found.append(f"nearly all rollouts errored; the figures are of {len(scored)} of {len(rows)}")
+    if verdict(len(scored), truncated) == "failed":
+        found.append(f"{truncated} of {len(scored)} answers were cut off (--max-tokens)")
+    return tuple(found)
 
 
 def _default_split(env: NamedEnvironment) -> str:
@@ -165,74 +176,47 @@ def _claim(request: EvalRequest, settings: Mapping[str, Any]) -> None:
 
 
 def _play_missing(
-    request: EvalRequest, env: NamedEnvironment, missing: Sequence[tuple[Task, int]], resumed: int
+    request: EvalRequest, env: NamedEnvironment, tasks: Sequence[Task], known: Collection[tuple[str, int]]
 ) -> dict[tuple[str, int], Row]:
     played = EnvConfig(id=request.env_id, args=dict(request.args))
     log_file = request.output_dir / GATEWAY_LOG
     with gateway_here([played], log_file, rollouts=request.max_concurrent):
-        return asyncio.run(_play_all(request, env, missing, resumed))
+        return asyncio.run(_play_all(request, env, tasks, known))
 
 
 async def _play_all(
-    request: EvalRequest, env: NamedEnvironment, missing: Sequence[tuple[Task, int]], resumed: int
+    request: EvalRequest,
+    env: NamedEnvironment,
+    tasks: Sequence[Task],
+    known: Collection[tuple[str, int]],
 ) -> dict[tuple[str, int], Row]:
     rows: dict[tuple[str, int], Row] = {}
     file = RowFile(request.output_dir / ROLLOUTS)
-    slots = asyncio.Semaphore(request.max_concurrent)
-    total = resumed + len(missing)
-    request.progress(resumed, total)
-
-    async def one(server: ChatServer, task: Task, number: int) -> None:
-        async with slots:
-            row = await _play(request, env, server, task, number)
-        if row.error is not None and server.refusal is not None:
-            raise UsageError(server.refusal)
-        file.add(row)
-        rows[task.id, number] = row
-        request.progress(resumed + len(rows), total)
-
+    total = len(tasks) * request.rollouts
+    request.progress(len(known), total)
     try:
-        async with _server(request) as server, asyncio.TaskGroup() as group:
-            for task, number in missing:
-                group.create_task(one(server, task, number))
-    except* Exception as errors:
-        raise errors.exceptions[0] from None
+        async with _server(request) as server:
+
+            def ended(number: int, rollout: Rollout) -> None:
+                if rollout.reward is None and server.refusal is not None:
+                    raise UsageError(server.refusal)
+                row = row_of(rollout, number)
+                file.add(row)
+                rows[row.task_id, number] = row
+                request.progress(len(known | rows.keys()), total)
+
+            player = ChatPlayer(
+                server,
+                request.sampling,
+                seed=request.seed,
+                timeout=request.timeout,
+                retries=request.retries,
+                max_concurrent=request.max_concurrent,
+            )
+            await play_tasks(env, player, tasks, request.rollouts, known=known, ended=ended)
     finally:
         file.close()
     return rows
-
-
-async def _play(
-    request: EvalRequest, env: NamedEnvironment, server: ChatServer, task: Task, number: int
-) -> Row:
-    """One rollout, again after an error up to the number of retries."""
-    for attempt in range(request.retries + 1):
-        seed = derive_seed(request.seed, task.id, number, attempt) % 2**31
-        policy = ChatPolicy(server, request.sampling.with_seed(seed))
-        started = time.monotonic()
-
-        async def rollout(policy: ChatPolicy = policy) -> Outcome:
-            return await env.environment.rollout(task, policy)
-
-        outcome = await play_outcome(rollout, request.timeout)
-        row = Row(
-            task_id=task.id,
-            rollout=number,
-            reward=outcome.reward,
-            error=outcome.error,
-            stop_reason=outcome.stop_reason,
-            truncated=policy.truncated,
-            components=dict(outcome.components),
-            turns=policy.turns,
-            prompt_tokens=policy.prompt_tokens,
-            completion_tokens=policy.completion_tokens,
-            seconds=round(time.monotonic() - started, 3),
-            data=dict(task.data),
-            messages=list(policy.messages),
-        )
-        if row.error is None or server.refusal is not None:
-            break
-    return row
 
 
 @asynccontextmanager
@@ -245,11 +229,11 @@ async def _server(request: EvalRequest) -> AsyncIterator[ChatServer]:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         base_url = request.base_url.rstrip("/")
         async with httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers) as client:
-            yield ChatServer(base_url=base_url, model=request.model, client=client)
+            yield ChatServer(base_url=base_url, model=request.model, client=client, tell=request.tell)
         return
-    async with served_model(fetch_model(request.model)) as served:
+    async with served_model(fetch_served(request.model)) as served:
         headers = {"Authorization": f"Bearer {served.api_key}"}
         async with httpx.AsyncClient(
             timeout=timeout, limits=limits, headers=headers, trust_env=False
         ) as client:
-            yield ChatServer(base_url=served.base_url, model=served.model, client=client)
+            yield ChatServer(base_url=served.base_url, model=served.model, client=client, tell=request.tell)

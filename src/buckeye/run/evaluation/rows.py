@@ -9,7 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from buckeye.errors import UsageError
+from buckeye.orchestrator.rollout import Rollout
+from buckeye.storage import utf8
 
 ROLLOUTS = "rollouts.jsonl"
 
@@ -38,6 +42,25 @@ class Row:
         return json.dumps(values, ensure_ascii=False, default=str)
 
 
+def row_of(rollout: Rollout, number: int) -> Row:
+    """The row of a rollout, the `number`th of its task."""
+    return Row(
+        task_id=rollout.task.id,
+        rollout=number,
+        reward=rollout.reward,
+        error=rollout.outcome.error,
+        stop_reason=rollout.outcome.stop_reason,
+        truncated=rollout.truncated,
+        components=dict(rollout.outcome.components),
+        turns=rollout.turns,
+        prompt_tokens=rollout.prompt_tokens,
+        completion_tokens=rollout.completion_tokens,
+        seconds=round(rollout.seconds, 3),
+        data=dict(rollout.task.data),
+        messages=list(rollout.messages),
+    )
+
+
 class RowFile:
     """Appends rows. Every row is on the disk when `add` returns, so an interruption costs only what is being
     played."""
@@ -49,7 +72,7 @@ class RowFile:
 
     def add(self, row: Row) -> None:
         """Write one row."""
-        data = f"{row.to_json()}\n".encode()
+        data = utf8(f"{row.to_json()}\n")
         while data:
             data = data[os.write(self._descriptor, data) :]
         os.fsync(self._descriptor)
@@ -73,8 +96,8 @@ def read_rows(path: Path) -> dict[tuple[str, int], Row]:
         if not line.strip():
             continue
         try:
-            row = Row(**json.loads(line))
-        except (ValueError, TypeError):
+            row = msgspec.convert(json.loads(line), Row)
+        except (ValueError, TypeError, RecursionError):
             if number == len(lines) - 1:
                 continue
             raise UsageError(f"{path}:{number}: this line is no rollout of an evaluation") from None

@@ -11,7 +11,8 @@ _KINDS = {"rl": "reinforcement learning", "sft": "supervised fine-tuning"}
 
 def model_card(facts: RunFacts, *, title: str, reason: str, verified: str, adapter: bool) -> str:
     """The text of `README.md`: the hub's header, then what was trained, how, and to what effect."""
-    base = facts.base_id or f"a local model, `{public_name(facts.base)}`"
+    local = facts.base if adapter else public_name(facts.base)  # without its base an adapter is nothing
+    base = facts.base_id or f"a local model, `{local}`"
     what = "An adapter (LoRA) for" if adapter else "Made from"
     parts = [
         _header(facts, adapter=adapter),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from buckeye.checkpoint import CheckpointInfo, Score, best_by_reward, list_checkpoints, resolve_checkpoint
 from buckeye.errors import UsageError
-from buckeye.monitor.metrics import latest_by_step
+from buckeye.monitor.metrics import read_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,25 +19,30 @@ class Choice:
     reason: str
 
 
-def choose_checkpoint(run: Path, step: str, scores: Sequence[Score], *, reach: int) -> Choice:
-    """The checkpoint of `run` that `step` means: `best`, `last`, or a number.
+def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score], *, reach: int) -> Choice:
+    """The checkpoint of `run` that `step` means: `best`, `last`, a number, or None for the best one
+    where that is known, else the newest.
 
     The best one has the highest mean reward over all evaluated environments (see `scores_of`); in a run of
     supervised fine-tuning, the lowest validation loss. Of equals it is the later one. Raises UsageError where
-    nothing was measured, and CheckpointError where there is no such checkpoint.
+    `best` is asked for and nothing was measured, and CheckpointError where there is no such checkpoint.
     """
     root = run / "checkpoints"
     if step == "last":
         return Choice(info=resolve_checkpoint(root, -1), reason="the newest checkpoint")
-    if step.isdigit():
+    if step is not None and step.isdigit():
         return Choice(info=resolve_checkpoint(root, int(step)), reason="as asked for")
-    if step != "best":
+    if step not in (None, "best"):
         raise UsageError(f"--step {step}: write best, last, or the number of a checkpoint's step")
-    resolve_checkpoint(root, -1)  # says so if there is none at all
+    newest = resolve_checkpoint(root, -1)  # says so if there is none at all
     checkpoints = {info.step: info for info in list_checkpoints(root)}
-    return (
-        _best_by_reward(checkpoints, scores, reach) or _best_by_loss(checkpoints, run) or _not_measured(run)
-    )
+    best = _best_by_reward(checkpoints, scores, reach) or _best_by_loss(checkpoints, run)
+    if best is None and step == "best":
+        raise UsageError(
+            f"Which checkpoint of {run} is the best is not known: none was evaluated. Choose --step last or "
+            "a number; the next run knows it with an [eval] table (or, in sft, data.val_path)."
+        )
+    return best or Choice(info=newest, reason="the newest checkpoint; none was evaluated")
 
 
 def _best_by_reward(
@@ -61,19 +66,10 @@ def _measured_at(scores: Sequence[Score], step: int) -> str:
 
 
 def _best_by_loss(checkpoints: Mapping[int, CheckpointInfo], run: Path) -> Choice | None:
-    records = latest_by_step(run / "metrics.jsonl", "validation")
-    losses = {
-        step: float(r["val_loss"]) for step, r in records.items() if step in checkpoints and "val_loss" in r
-    }
+    measured = read_run(run / "metrics.jsonl").values("validation/val_loss")
+    losses = {step: loss for step, loss in measured.items() if step in checkpoints}
     if not losses:
         return None
     best = min(losses, key=lambda step: (losses[step], -step))
     reason = f"the best of {len(losses)} measured checkpoints by validation loss ({losses[best]:.4f})"
     return Choice(info=checkpoints[best], reason=reason)
-
-
-def _not_measured(run: Path) -> Choice:
-    raise UsageError(
-        f"Which checkpoint of {run} is the best is not known: none was evaluated. Choose --step last or a "
-        "number; the next run knows it with an [eval] table (or, in sft, data.val_path)."
-    )

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from buckeye.checkpoint import CheckpointInfo, Score, read_scores, trainer_state, verify_checkpoint
+from buckeye.checkpoint import CheckpointInfo, read_scores, trainer_state, verify_checkpoint
 from buckeye.errors import UsageError
 from buckeye.monitor.redact import redacted
 from buckeye.run.export.card import model_card
 from buckeye.run.export.choose import Choice, choose_checkpoint
-from buckeye.run.export.facts import RunFacts, evaluation_reach, gather_facts, public_name, read_config
+from buckeye.run.export.facts import RunFacts, evaluation_reach, gather_facts, read_config
+from buckeye.run.export.passages import passages_of
 from buckeye.run.export.push import Hub
-from buckeye.run.model_files import fetch_model, find_model
+from buckeye.run.model_files import fetch_model, find_model, revision_of
 from buckeye.storage import write_directory
+
+if TYPE_CHECKING:
+    from buckeye.trainer.release import Passages
 
 _ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportRequest:
-    """`step` is best, last or a number; `output` is None for `<run>/exports/step_<N>`; `push` is a model
-    repository of the hub or None, which is made `private` or not."""
+    """`step` is best, last, a number, or None (see `choose_checkpoint`); `output` is None for
+    `<run>/exports/step_<N>`, of a merged adapter `step_<N>-merged`; `push` is a model repository of the hub
+    or None, which is made `private` or not."""
 
     run: Path
-    step: str
+    step: str | None
     merge_lora: bool
     output: Path | None
     push: str | None
@@ -51,13 +57,16 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
     Raises UsageError, before anything is written, for what cannot be exported; RunError if what was written
     is not the checkpoint's model, or if the upload fails.
     """
-    _, config = read_config(request.run)
+    kind, config = read_config(request.run)
     if request.private and request.push is None:
         raise UsageError("--private says how to --push; add --push ORG/NAME, or leave it out")
     hub = Hub(request.push, private=request.private) if request.push is not None else None
     scores = read_scores(request.run)
     choice = choose_checkpoint(request.run, request.step, scores, reach=evaluation_reach(config))
-    directory = request.output or request.run / "exports" / f"step_{choice.info.step}"
+    facts = gather_facts(request.run, choice, scores)
+    _check_pushed(request, choice.info, facts)
+    name = f"step_{choice.info.step}{'-merged' if request.merge_lora else ''}"
+    directory = request.output or request.run / "exports" / name
     tell(f"step {choice.info.step}: {choice.reason}")
     if hub is not None and request.output is None and _exported_before(directory, choice.info, request):
         tell(f"{directory}: exported and verified before")
@@ -65,7 +74,8 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
         raise UsageError(f"{directory} exists, and nothing is overwritten. Name another directory with -o.")
     else:
         title = hub.name.partition("/")[2] if hub is not None else directory.name
-        _export(request, choice, scores, directory, title=title, tell=tell)
+        passages = passages_of(request.run, kind, config, choice.info.step)
+        _export(request, choice, facts, passages, directory, title=title, tell=tell)
     url = None
     if hub is not None:
         tell(f"uploading to {hub.name} ({hub.visibility})")
@@ -84,10 +94,21 @@ def _exported_before(directory: Path, info: CheckpointInfo, request: ExportReque
     return newer and adapter == (trained_adapter and not request.merge_lora)
 
 
+def _check_pushed(request: ExportRequest, info: CheckpointInfo, facts: RunFacts) -> None:
+    """Refuse to upload an adapter on a model that nobody else has."""
+    adapter = (trainer_state(info) / "adapter").is_dir() and not request.merge_lora
+    if request.push is not None and adapter and facts.base_id is None:
+        raise UsageError(
+            f"--push {request.push}: the adapter belongs to the local model {facts.base}, which others do "
+            "not have. Add --merge-lora to push a complete one."
+        )
+
+
 def _export(
     request: ExportRequest,
     choice: Choice,
-    scores: Sequence[Score],
+    facts: RunFacts,
+    passages: Passages,
     directory: Path,
     *,
     title: str,
@@ -95,12 +116,11 @@ def _export(
 ) -> None:
     """Write and verify a model and its card."""
     verify_checkpoint(choice.info)
-    facts = gather_facts(request.run, choice, scores)
     state = trainer_state(choice.info)
     verified: list[str] = []
 
     def fill(temporary: Path) -> None:
-        verified.append(_write(state, temporary, facts, merge_lora=request.merge_lora, tell=tell))
+        verified.append(_write(state, temporary, facts, passages, merge_lora=request.merge_lora, tell=tell))
         card = model_card(
             facts,
             title=title,
@@ -114,9 +134,17 @@ def _export(
     tell(f"{directory}: {verified[0]}")
 
 
-def _write(state: Path, out: Path, facts: RunFacts, *, merge_lora: bool, tell: Callable[[str], None]) -> str:
+def _write(
+    state: Path,
+    out: Path,
+    facts: RunFacts,
+    passages: Passages,
+    *,
+    merge_lora: bool,
+    tell: Callable[[str], None],
+) -> str:
     """Write the model, or the adapter, and return what its verification says."""
-    from buckeye.trainer.release import has_adapter, write_adapter, write_merged, write_model
+    from buckeye.trainer.release import MUCH, has_adapter, write_adapter, write_merged, write_model
 
     if not has_adapter(state):
         if merge_lora:
@@ -124,16 +152,31 @@ def _write(state: Path, out: Path, facts: RunFacts, *, merge_lora: bool, tell: C
         dtype = _base_dtype(facts.base)
         if dtype is None:
             tell(f"{facts.base} is not here any more: the weights are written in float32")
-        return str(write_model(state, out, dtype=dtype))
-    base = fetch_model(facts.base)
-    if merge_lora:
-        return str(write_merged(state, out, base=base))
-    if facts.base_id is None:
-        tell(
-            "the adapter belongs to a local model, which others do not have: "
-            "--merge-lora exports a complete one"
+        verified = write_model(state, out, dtype=dtype, passages=passages)
+    elif merge_lora:
+        verified = write_merged(state, out, base=fetch_model(facts.base), passages=passages)
+    else:
+        base = fetch_model(facts.base)
+        if facts.base_id is None:
+            tell(
+                f"the adapter belongs to {base}, which only this machine has: "
+                "--merge-lora exports a complete model"
+            )
+        verified = write_adapter(
+            state,
+            out,
+            base=base,
+            base_name=facts.base_id or str(base),
+            revision=revision_of(base) if facts.base_id else None,
+            passages=passages,
         )
-    return str(write_adapter(state, out, base=base, base_name=facts.base_id or public_name(facts.base)))
+    if verified.divergence > MUCH:
+        exact = "; the adapter alone is exact (without --merge-lora)" if merge_lora else ""
+        tell(
+            f"warning: rounding the weights to {verified.dtype} moved the policy as far as a step of "
+            f"training may{exact}"
+        )
+    return str(verified)
 
 
 def _base_dtype(base: str) -> str | None:

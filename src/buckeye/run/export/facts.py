@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.checkpoint import Score, scores_of, trainer_state
+from buckeye.distribution import DISTRIBUTION
 from buckeye.errors import UsageError
-from buckeye.monitor.metrics import latest_by_step
+from buckeye.monitor.metrics import read_run
 from buckeye.monitor.redact import redacted
 from buckeye.run.export.choose import Choice
 from buckeye.storage import read_json
 
-_LIBRARIES = ("buckeye", "torch", "transformers", "peft", "vllm")
+_LIBRARIES = (DISTRIBUTION, "torch", "transformers", "peft", "vllm")
 _MOST_STEPS = 10
 """Over how many steps training rewards are averaged, where there are as many."""
 
@@ -56,9 +57,11 @@ def read_config(run: Path) -> tuple[str, dict[str, Any]]:
         path = run / "configs" / f"{kind}.json"
         if path.exists():
             try:
-                return kind, read_json(path)
-            except (OSError, ValueError) as error:
-                raise UsageError(f"{path} cannot be read: {error}") from error
+                config = read_json(path)
+                evaluation_reach(config)
+                return kind, config
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                raise UsageError(f"{path} cannot be read: {error!r}") from error
     raise UsageError(f"{run} holds no run of `rl` or `sft`: it has no configs/rl.json or configs/sft.json.")
 
 
@@ -148,8 +151,8 @@ def _flat(section: Mapping[str, Any] | None) -> str:
 
 
 def _training_rewards(run: Path, step: int) -> TrainingRewards | None:
-    records = latest_by_step(run / "metrics.jsonl", "orchestrator")
-    rewards = [r["reward/mean"] for s, r in sorted(records.items()) if s < step and "reward/mean" in r]
+    known = read_run(run / "metrics.jsonl").values("orchestrator/reward/mean")
+    rewards = [reward for number, reward in known.items() if number < step]
     steps = min(_MOST_STEPS, len(rewards) // 2)
     if steps == 0:
         return None
@@ -158,10 +161,11 @@ def _training_rewards(run: Path, step: int) -> TrainingRewards | None:
 
 
 def _validation_losses(run: Path, step: int) -> tuple[float | None, float | None] | None:
-    records = latest_by_step(run / "metrics.jsonl", "validation")
-    if step not in records or 0 not in records:
+    metrics = read_run(run / "metrics.jsonl")
+    if not {0, step} <= metrics.of("validation").keys():
         return None
-    return records[0].get("val_loss"), records[step].get("val_loss")
+    losses = metrics.values("validation/val_loss")
+    return losses.get(0), losses.get(step)
 
 
 def _versions() -> dict[str, str]:

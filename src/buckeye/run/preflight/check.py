@@ -35,6 +35,6 @@ def failed(name: str, seen: str, do: str, lines: Sequence[str] = ()) -> Check:
     return Check(name=name, state="failed", seen=seen, do=do, lines=tuple(lines))
 
 
-def skipped(name: str, why: str) -> Check:
+def skipped(name: str, why: str, do: str = "") -> Check:
     """Could not be looked at, or does not matter here."""
-    return Check(name=name, state="skipped", seen=why)
+    return Check(name=name, state="skipped", seen=why, do=do)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
+
+from buckeye.config.rl import RLConfig
 
 _QUERY_SECONDS = 20.0
 _MIB = 2**20
@@ -55,6 +57,18 @@ def _number(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):  # no such cgroup, or "max"
         return None
+
+
+def slots_instead(config: RLConfig, present: Collection[object]) -> str | None:
+    """What to say if GPUs were chosen and there are none: then the ids are slots of the processor."""
+    names = ("inference_gpu_ids", "trainer_gpu_ids")
+    # those of inference may follow from its replicas, so that they count only if they are unusual
+    usual = getattr(config, names[0]) == RLConfig.model_fields[names[0]].default
+    chosen = [name for name in names if name in config.model_fields_set and (name == names[1] or not usual)]
+    if present or not chosen or config.trainer.model.device == "cpu":
+        return None
+    ids = "; ".join(f"{name} = {getattr(config, name)}" for name in chosen)
+    return f"there is no GPU here, so that the ids mean CPU slots, which share its cores ({ids})"
 
 
 def gpus() -> list[Gpu]:

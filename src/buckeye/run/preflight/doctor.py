@@ -15,10 +15,10 @@ from buckeye.run.disk import estimate_disk
 from buckeye.run.machine import this_machine
 from buckeye.run.model_files import find_model
 from buckeye.run.plan import RolePlan, make_plan
-from buckeye.run.ports import held_ports
+from buckeye.run.ports import AnyPorts
 from buckeye.run.preflight.check import Check, failed, ok, skipped, warning
-from buckeye.run.preflight.devices import Gpu, gpus, main_memory
-from buckeye.run.preflight.environment import check_environments, check_spread
+from buckeye.run.preflight.devices import Gpu, gpus, main_memory, slots_instead
+from buckeye.run.preflight.environment import check_played, check_spread
 from buckeye.run.preflight.model import check_model, check_tokenizer, fetch_small_files
 from buckeye.run.preflight.places import (
     check_clock,
@@ -35,9 +35,9 @@ from buckeye.run.preflight.software import (
     check_vllm,
     extras_of,
 )
-from buckeye.run.preflight.start import memory_of, shares_memory
+from buckeye.run.preflight.start import check_settings, memory_of, shares_memory
+from buckeye.run.preflight.tasks import check_tasks, title_of
 from buckeye.run.rl import wandb_settings
-from buckeye.run.trainer_checks import trainer_warnings
 from buckeye.space import human_bytes
 from buckeye.tasks.keys import key
 
@@ -73,19 +73,28 @@ def _of_run(config: RLConfig, present: list[Gpu], *, sample: int, progress: Prog
         progress(f"asking the Hugging Face hub for {config.trainer.model.name}")
         model = fetch_small_files(config.trainer.model.name)
     yield model
-    yield check_tokenizer(config)
-    yield from _settings(config, model_path, on_gpu=bool(present) and config.trainer.model.device != "cpu")
+    tokenizer = check_tokenizer(config)
+    yield tokenizer
+    yield from check_settings(config, on_gpu=bool(present) and config.trainer.model.device != "cpu")
     yield _threads(config, model_path)
     yield memory_of(config, present, vllm=vllm)
     yield check_directory(config.output_dir)
     yield check_disk(config, estimate_disk(config, model_path))
     yield check_ports(_chosen_ports(config))
     yield _keys(config)
-    environments = check_environments(config, progress)
+    progress("loading the environments")
+    tasks = list(check_tasks(config, model_path if tokenizer.state == "ok" else None))
+    yield from tasks
+    unplayable = {check.name for check in tasks if check.state == "failed"}
+    environments = [
+        check_played(env, progress)
+        for env in config.orchestrator.env
+        if not unplayable & {"environments", title_of(env)}
+    ]
     yield from environments
     if not sample:
         yield skipped("group spread", "`--sample 8` plays 8 groups with the model, and tells what they teach")
-    elif any(check.state == "failed" for check in (model, *environments)):
+    elif any(check.state == "failed" for check in (model, *tasks, *environments)):
         yield skipped("group spread", "the model and the environments must be in order first")
     else:
         progress(f"playing {sample} groups with {config.trainer.model.name}")
@@ -111,6 +120,9 @@ def _gpus(config: RLConfig | None, present: list[Gpu]) -> Check:
         + "".join(f"; {who} ({pid}) holds {human_bytes(size)}" for pid, who, size in gpu.users)
         for gpu in present
     ]
+    slots = slots_instead(config, present) if config is not None else None
+    if slots is not None:
+        return warning(name, slots, "")
     if not present:
         return ok(name, "none here: everything is computed on the CPU")
     if config is None or config.trainer.model.device == "cpu":
@@ -149,8 +161,7 @@ def _threads(config: RLConfig, model_path: Path | None) -> Check:
     """How the cores are shared out."""
     name = "processes"
     try:
-        with held_ports() as ports:
-            plan = make_plan(config, this_machine(), model_path=model_path, ports=ports)
+        plan = make_plan(config, this_machine(), model_path=model_path, ports=AnyPorts())
     except BuckeyeError as error:
         return failed(name, str(error), "")
     threads = max(int(role.env.get("BUCKEYE_THREADS", "1")) for role in plan.roles)
@@ -162,12 +173,6 @@ def _threads(config: RLConfig, model_path: Path | None) -> Check:
 
 def _counted(plan: RolePlan) -> str:
     return f"{len(plan.of_kind('inference'))} inference, {len(plan.of_kind('trainer'))} trainer"
-
-
-def _settings(config: RLConfig, model_path: Path | None, *, on_gpu: bool) -> Iterator[Check]:
-    """What the trainer would refuse."""
-    for found in trainer_warnings(config, model_path, on_gpu=on_gpu):
-        yield failed("settings", found, "")
 
 
 def _chosen_ports(config: RLConfig) -> list[int]:

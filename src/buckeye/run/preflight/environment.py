@@ -13,8 +13,8 @@ from buckeye.config.shared import EvalSamplingConfig, PolicyModelConfig
 from buckeye.envs.check import CheckOptions, check_environment
 from buckeye.envs.honesty.result import shortened
 from buckeye.envs.honesty.samples import TRAIN
-from buckeye.envs.registry import load_environment
 from buckeye.errors import BuckeyeError
+from buckeye.monitor.verdict import verdict
 from buckeye.orchestrator.evaluate import EvalResult
 from buckeye.run.env_check import spread_of
 from buckeye.run.evals import evaluate_model
@@ -29,46 +29,24 @@ _MUCH_CUT = 0.2
 _GROUP = 8
 
 
-def check_environments(config: RLConfig, progress: Callable[[str], None]) -> list[Check]:
-    """One line for each environment of training and evaluation; those of training are also played."""
-    evaluated = config.orchestrator.eval.env if config.orchestrator.eval is not None else []
-    trained = [(env.id, env.args) for env in config.orchestrator.env]
-    checks = [_check_trained(env, progress) for env in config.orchestrator.env]
-    for env in evaluated:
-        if (env.id, env.args) not in trained:
-            checks.append(_check_loads(env.id, env.args))
-    return checks
-
-
-def _check_loads(env_id: str, args: dict[str, object]) -> Check:
-    name = f"environment {env_id}"
-    try:
-        environment = load_environment(env_id, **args)
-        count = len(environment.tasks(TRAIN))
-    except BuckeyeError as error:
-        return failed(name, str(error), "")
-    except Exception as error:  # of the environment's own code
-        return failed(name, f"{type(error).__name__}: {error}", f"buckeye env check {env_id}")
-    return ok(name, f"{count} train tasks") if count else failed(name, "it has no train tasks", "")
-
-
-def _check_trained(env: TrainEnvConfig, progress: Callable[[str], None]) -> Check:
-    loaded = _check_loads(env.id, env.args)
-    if loaded.state != "ok":
-        return loaded
+def check_played(env: TrainEnvConfig, progress: Callable[[str], None]) -> Check:
+    """Play an environment that has tasks, as `buckeye env check` does."""
+    name, again = f"environment {env.id}", f"buckeye env check {env.id}"
     progress(f"checking {env.id}")
     options = CheckOptions(sample=_SAMPLE, limit=_LIMIT, progress=progress)
     try:
         report = asyncio.run(check_environment(env.id, env.args, options))
     except BuckeyeError as error:
-        return failed(loaded.name, str(error), "")
+        return failed(name, str(error), "")
     lines = [f"{check.status:>7}  {check.name}: {shortened(check.detail)}" for check in report.checks]
-    wrong = [check for check in report.checks if check.status == "fail"]
+    if verdict(report.rollouts, report.errored) == "failed":
+        return failed(name, f"{report.errored:,} of {report.rollouts:,} rollouts errored", again, lines)
+    wrong = [check for check in report.checks if check.status == "error"]
+    wrong += [check for check in report.checks if check.status == "warning"]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        seen = f"{loaded.seen}; {wrong[0].name}: {shortened(wrong[0].detail)}{more}"
-        return warning(loaded.name, seen, f"buckeye env check {env.id}", lines)
-    return ok(loaded.name, f"{loaded.seen}; {len(lines)} checks on a sample of {_SAMPLE}", lines)
+        return warning(name, f"{wrong[0].name}: {shortened(wrong[0].detail)}{more}", again, lines)
+    return ok(name, f"{len(lines)} checks on a sample of {_SAMPLE}", lines)
 
 
 def check_spread(config: RLConfig, groups: int) -> list[Check]:
@@ -124,6 +102,8 @@ def spread_check(result: EvalResult) -> Check:
     )
     if spread.errored:
         seen += f", {spread.errored} rollouts errored"
+    if verdict(len(result.played), spread.errored) == "failed":
+        return failed(name, seen, f"see why: buckeye env check {result.env_name}")
     if spread.truncated > _MUCH_CUT:
         return warning(name, seen, "many replies are cut off: raise orchestrator.sampling.max_tokens")
     if not spread.spread or spread.spread / spread.scored < _LITTLE:

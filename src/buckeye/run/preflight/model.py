@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from buckeye.config.rl import RLConfig
-from buckeye.errors import InferenceError
-from buckeye.inference.architecture import read_spec
+from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.architecture import check_sizes, read_spec
 from buckeye.run.model_files import find_model
 from buckeye.run.preflight.check import Check, failed, ok, skipped, warning
 from buckeye.storage import read_json
@@ -38,10 +39,10 @@ def missing_files(path: Path) -> list[str]:
     """The weight files that a model directory should have and lacks."""
     if (path / _INDEX).is_file():
         try:
-            files = sorted(set(read_json(path / _INDEX)["weight_map"].values()))
+            files = sorted(set(map(os.fspath, read_json(path / _INDEX)["weight_map"].values())))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return [f"a readable {_INDEX}"]
-        return [file for file in files if not (path / file).is_file()]
+        return [file for file in files if not os.path.isfile(path / file)]
     return [] if (path / "model.safetensors").is_file() else ["model.safetensors"]
 
 
@@ -49,8 +50,11 @@ def _known(config: RLConfig, path: Path, *, vllm: bool) -> Check:
     try:
         described: dict[str, Any] = read_json(path / "config.json")
         architecture = (described.get("architectures") or ["no architecture named"])[0]
-    except (OSError, ValueError, AttributeError, IndexError) as error:
+        check_sizes(path)
+    except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
         return failed(MODEL, f"{path / 'config.json'} cannot be read: {error}", "fetch the model again")
+    except (InferenceError, UsageError) as error:
+        return failed(MODEL, str(error), "fetch the model again")
     seen = f"{architecture}, {path}"
     if config.inference is None or vllm:
         return ok(MODEL, seen)

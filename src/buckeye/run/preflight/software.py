@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from buckeye.config.rl import RLConfig
+from buckeye.distribution import cpu_torch_command, install_command, requirements
 from buckeye.errors import UsageError
 from buckeye.inference.vllm.interpreter import find_vllm, require_vllm
 from buckeye.run.preflight.check import Check, failed, ok, skipped
@@ -28,7 +29,7 @@ def extras_of(config: RLConfig | None) -> list[str]:
     extras = ["train"]
     if config is not None and config.trainer.optim.type == "adamw8bit":
         extras.append("optim8bit")
-    if config is not None and (config.wandb or config.trainer.wandb):
+    if config is not None and config.trainer.wandb:
         extras.append("wandb")
     return extras
 
@@ -36,15 +37,12 @@ def extras_of(config: RLConfig | None) -> list[str]:
 def check_libraries(
     extras: Iterable[str],
     *,
-    requirements: Iterable[str] | None = None,
     version_of: Callable[[str], str] = metadata.version,
 ) -> Check:
     """Compare what is installed with what the distribution asks for, which leaves out versions known to be
     bad."""
-    asked = metadata.requires("buckeye") if requirements is None else requirements
     wrong, found = [], []
-    wanted = list(_wanted(asked or (), list(extras)))
-    for requirement in wanted:
+    for requirement in map(Requirement, requirements(extras)):
         try:
             version = version_of(requirement.name)
         except metadata.PackageNotFoundError:
@@ -54,30 +52,27 @@ def check_libraries(
         if not requirement.specifier.contains(Version(version), prereleases=True):
             wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
     if wrong:
-        return failed(
-            LIBRARIES, "; ".join(wrong), f"pip install 'buckeye[{','.join(extras)}]'", sorted(found)
-        )
+        return failed(LIBRARIES, "; ".join(wrong), install_command(*extras), sorted(found))
     main = [entry for entry in found if entry.split()[0] in ("torch", "transformers", "peft")]
     return ok(LIBRARIES, f"{', '.join(main)} and {len(found) - len(main)} more", sorted(found))
 
 
-def _wanted(requirements: Iterable[str], extras: list[str]) -> Iterable[Requirement]:
-    for text in requirements:
-        requirement = Requirement(text)
-        marker = requirement.marker
-        if requirement.name != "buckeye" and (
-            marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
-        ):
-            yield requirement
-
-
-def check_torch_build(gpus: int, *, version_of: Callable[[str], str] = metadata.version) -> Check:
-    """A GPU is of no use to a torch that was built without CUDA."""
+def check_torch_build(
+    gpus: int,
+    *,
+    version_of: Callable[[str], str] = metadata.version,
+    requirements_of: Callable[[str], list[str] | None] = metadata.requires,
+) -> Check:
+    """A GPU is of no use to a torch that was built without CUDA, and a torch for CUDA is large."""
     name = "torch's build"
     try:
         version = version_of("torch")
     except metadata.PackageNotFoundError:
-        return skipped(name, "torch is not installed")
+        first = "" if gpus else f"without the gigabytes that a GPU needs: first {cpu_torch_command()}"
+        return skipped(name, "torch is not installed", first)
+    if not gpus and any(line.startswith("nvidia-") for line in requirements_of("torch") or ()):
+        smaller = cpu_torch_command("--force-reinstall", "--no-deps")
+        return ok(name, f"{version} for CUDA, no GPU; gigabytes less in a new environment, or: {smaller}")
     if gpus and version.endswith("+cpu"):
         return failed(
             name,

@@ -8,18 +8,21 @@ from collections.abc import Sequence
 from buckeye.config.rl import RLConfig
 from buckeye.inference.vllm.interpreter import default_environment
 from buckeye.run.model_files import find_model
-from buckeye.run.preflight.check import Check, skipped
-from buckeye.run.preflight.devices import Gpu, gpus, main_memory
+from buckeye.run.preflight.check import Check, failed, skipped, warning
+from buckeye.run.preflight.devices import Gpu, gpus, main_memory, slots_instead
 from buckeye.run.preflight.fitting import MEMORY, check_memory
 from buckeye.run.preflight.memory import Hardware, processor_has_bfloat16
 from buckeye.run.preflight.model import check_model
 from buckeye.run.preflight.places import check_directory, check_open_files, check_shared_memory
 from buckeye.run.preflight.shape import read_shape
 from buckeye.run.preflight.software import check_libraries, check_torch_build, extras_of
+from buckeye.run.preflight.tasks import check_tasks_at_once
+from buckeye.run.trainer_checks import reference_warnings, trainer_warnings
 
 
 def before_start(config: RLConfig) -> list[Check]:
-    """Look at libraries, model, memory, open files, directory and shared memory."""
+    """Look at libraries, model, memory, open files, directory and shared memory; at what the trainer would
+    refuse, at chosen GPUs where there are none, and at the tasks as far as they load at once."""
     present = gpus() if config.trainer.model.device != "cpu" else []
     vllm = _takes_vllm(config, on_gpu=bool(present))
     return [
@@ -30,7 +33,24 @@ def before_start(config: RLConfig) -> list[Check]:
         check_open_files(config),
         check_directory(config.output_dir),
         check_shared_memory(needed=shares_memory(config, present)),
+        *check_settings(config, on_gpu=bool(present)),
+        *check_slots(config, present),
+        *check_tasks_at_once(config),
     ]
+
+
+def check_settings(config: RLConfig, *, on_gpu: bool) -> list[Check]:
+    """What the trainer would refuse, and what it would have to fetch."""
+    model_path = find_model(config.trainer.model.name)
+    name, refused = "settings", trainer_warnings(config, model_path, on_gpu=on_gpu)
+    fetched = reference_warnings(config.trainer.loss)
+    return [*(failed(name, one, "") for one in refused), *(warning(name, one, "") for one in fetched)]
+
+
+def check_slots(config: RLConfig, present: Sequence[Gpu]) -> list[Check]:
+    """A line if GPUs were chosen and there are none."""
+    text = slots_instead(config, present)
+    return [] if text is None else [warning("GPUs", text, "")]
 
 
 def _takes_vllm(config: RLConfig, *, on_gpu: bool) -> bool:

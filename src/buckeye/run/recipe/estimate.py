@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.config.rl import RLConfig
-from buckeye.monitor.metrics import read_metrics
+from buckeye.monitor.metrics import read_run
 from buckeye.run.gpu_layout import GpuLayout
 from buckeye.run.journal import read_events
 from buckeye.run.recipe.model import ModelFacts
@@ -128,10 +128,6 @@ def _kind(config: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _seconds_a_step(metrics: Path) -> float | None:
-    times = {}
-    for record in read_metrics(metrics):
-        if record.get("process") == "trainer":
-            times[int(record["step"])] = float(record["time"])
-    ordered = [times[step] for step in sorted(times)]
-    gaps = [later - earlier for earlier, later in itertools.pairwise(ordered)]
+    times = read_run(metrics).values("trainer/time")
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times.values())]
     return statistics.median(gaps) if len(gaps) >= _FEWEST_STEPS else None

@@ -122,6 +122,9 @@ def _summaries(folder: Path) -> dict[str, Mapping[str, Any]]:
         summary = file.with_suffix(".json")
         try:
             found[file.stem] = dict(read_json(summary))
+            for key in ("step", "attempt"):
+                if not isinstance(found[file.stem].get(key, 0), int):
+                    raise TypeError(f"`{key}` is a whole number")
         except (OSError, ValueError, TypeError) as error:
             raise UsageError(f"{summary}, which belongs to {file.name}, cannot be read: {error}") from None
     return found
@@ -145,15 +148,19 @@ def _matching(names: Mapping[str, Mapping[str, Any]], env_id: str, where: Path) 
 
 
 def _records(file: Path) -> Iterator[Mapping[str, Any]]:
-    with file.open(encoding="utf-8") as lines:
+    with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 record = json.loads(line)
                 if not isinstance(record["task_id"], str) or not isinstance(record["data"], dict):
                     raise TypeError("`task_id` is text, and `data` a table")
+                if not isinstance(record.get("components", {}), dict):
+                    raise TypeError("`components` is a table")
+                if not all(map(_is_reward, record.get("components", {}).values())):
+                    raise TypeError("`components` are finite numbers")
                 if not _is_reward(record["reward"]):
                     raise TypeError(f"`reward` is a finite number or null, not {record['reward']!r}")
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise UsageError(
                     f"{file}, line {number}, is no evaluated rollout: {type(error).__name__}: {error}"
                 ) from None

@@ -15,8 +15,6 @@ from buckeye.run.report.rows import Row
 from buckeye.run.report.text import markdown, summary
 from buckeye.storage import write_file
 
-NO_PICTURES = "no pictures, because matplotlib is not installed: pip install 'buckeye[docs]'"
-
 
 def write_report(report: Report, directory: Path) -> list[Path]:
     """Write everything under `directory` and return the paths, the Markdown first. Pictures need

@@ -13,6 +13,7 @@ from buckeye.envs.baselines import (
     ContentFreeScore,
     content_free_policies,
     content_free_scores,
+    with_constants,
 )
 from buckeye.envs.honesty.play import Player
 from buckeye.envs.honesty.samples import (
@@ -72,7 +73,8 @@ async def make_content_free(environment: Environment, *, seed: int = 0) -> Conte
     sample = sample_splits(environment, [name], per_family=PLAYED_PER_CELL, seed=seed)[0]
     player = Player(environment)
     probes: Sequence[Probe] = getattr(environment, "probes", tuple)()
-    policies = await content_free_policies(player, sample, probes=probes, seed=seed)
+    policies = content_free_policies(environment, sample, probes=probes, seed=seed)
+    policies = await with_constants(player, policies, sample)
     return ContentFree(player=player, train=sample if sample.is_train else None, policies=policies)
 
 

@@ -14,7 +14,7 @@ from buckeye.envs.base import Environment
 from buckeye.envs.registry import load_environment
 from buckeye.errors import UsageError
 from buckeye.monitor.intervals import Estimate
-from buckeye.monitor.metrics import latest_by_step
+from buckeye.monitor.metrics import read_run
 from buckeye.orchestrator.environments import short_name
 from buckeye.run.report.evaluations import Evaluation, evaluation_in, evaluations_of_run
 from buckeye.run.report.floor import (
@@ -140,8 +140,7 @@ def _training(
     """None if the run has not finished a step. The floor is known if it trains on this environment alone;
     `content_free` is for the environment built with `args`, those of the evaluation."""
     assert request.run is not None
-    records = latest_by_step(request.run / "metrics.jsonl", "orchestrator")
-    rewards = {step: r["reward/played"] for step, r in records.items() if "reward/played" in r}
+    rewards = read_run(request.run / "metrics.jsonl").values("orchestrator/reward/played")
     if not rewards:
         return None
     trained, floor = _trained_environments(request.run), None

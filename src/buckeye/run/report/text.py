@@ -17,13 +17,18 @@ _HEADER = ("exact match", "tasks", "clusters", "before", "after", "change", "no 
 
 def exact_table(rows: Sequence[Row]) -> str:
     """Plain aligned text, readable also in a Markdown code block. All but the first column to the right."""
-    cells = [_HEADER, *map(_exact_cells, rows)]
+    cells = exact_cells(rows)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
+
+
+def exact_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """The cells of `exact_table`, its header first."""
+    return [_HEADER, *map(_exact_cells, rows)]
 
 
 def overview(report: Report) -> list[Row]:

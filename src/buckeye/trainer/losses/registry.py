@@ -36,6 +36,7 @@ LOSS_TYPES: Mapping[str, LossType] = {
     "decoupled_ppo": LossType(clipped.decoupled_ppo_loss, clipped.MARKS),
     "cispo": LossType(weighted.cispo_loss, weighted.CISPO_MARKS),
     "dppo": LossType(weighted.dppo_loss, weighted.DPPO_MARKS),
+    "reinforce": LossType(weighted.reinforce_loss, ()),
 }
 """All types but `custom`."""
 

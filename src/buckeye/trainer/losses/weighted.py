@@ -25,6 +25,11 @@ def cispo_loss(inputs: LossInputs, *, clip_low: float = 1.0, clip_high: float = 
     )
 
 
+def reinforce_loss(inputs: LossInputs) -> TokenLosses:
+    """-A_t log pi_t (Williams 1992, REINFORCE), as if the present policy had sampled every token."""
+    return TokenLosses(policy=-inputs.advantages * inputs.logprobs)
+
+
 def dppo_loss(
     inputs: LossInputs, *, mask_low: float = 0.2, mask_high: float = 0.2, kl_tau: float = 1e-3
 ) -> TokenLosses:

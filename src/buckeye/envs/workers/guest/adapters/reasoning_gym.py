@@ -17,11 +17,15 @@ from .base import AdapterError, Json, check_arguments, likely, raised, scored, s
 from .model import ModelError, chat
 
 PREFIX = "reasoning-gym/"
+_TRIED = 10
+"""Entries that are looked at for each eval task: some ask what is asked in training, too."""
+
 OWN_ARGUMENTS = ("size", "eval_size", "seed", "eval_seed", "system_prompt")
 
 
 class ReasoningGym:
-    """One dataset of the library. Its train and eval tasks come from different seeds."""
+    """One dataset of the library. Its train and eval tasks come from different seeds, and no eval task asks
+    what another task asks."""
 
     def __init__(self, env_id: str, args: Json) -> None:
         self._name = env_id.removeprefix(PREFIX).partition("@")[0]
@@ -37,9 +41,11 @@ class ReasoningGym:
             raise AdapterError(
                 f"{env_id}: put eval_seed at least size after seed, or tasks are in both splits"
             )
+        self._eval_size = sizes["eval"]
+        drawn = {"train": sizes["train"], "eval": _TRIED * sizes["eval"]}
         try:
             self._datasets = {
-                split: library.create_dataset(self._name, seed=seeds[split], size=sizes[split], **settings)
+                split: library.create_dataset(self._name, seed=seeds[split], size=drawn[split], **settings)
                 for split in seeds
             }
         except (AssertionError, TypeError, ValueError) as error:
@@ -74,12 +80,33 @@ class ReasoningGym:
 
     def tasks(self, split: str) -> Iterator[Json]:
         dataset = self._datasets[split]
-        return (self._task(split, index, dataset[index]) for index in range(len(dataset)))
+        entries = ((index, dataset[index]) for index in range(len(dataset)))
+        chosen = self._not_trained(entries) if split == "eval" else entries
+        return (self._task(split, index, entry) for index, entry in chosen)
+
+    def _not_trained(self, entries: Iterator[tuple[int, Json]]) -> Iterator[tuple[int, Json]]:
+        """The first entries that ask what neither the train tasks nor those before ask."""
+        train, found = self._datasets["train"], 0
+        asked = {train[index]["question"] for index in range(len(train))}
+        for index, entry in entries:
+            if found == self._eval_size:
+                return
+            if entry["question"] not in asked:
+                asked.add(entry["question"])
+                found += 1
+                yield index, entry
+        if not found and self._eval_size:
+            raise AdapterError(
+                f"{PREFIX}{self._name} has so few questions that all of them are train tasks: none is left "
+                f"to evaluate on. Make size smaller than {len(train)}, or change its settings"
+            )
 
     def _task(self, split: str, index: int, entry: Json) -> Json:
         messages = [{"role": "system", "content": self._system}] if self._system else []
         messages.append({"role": "user", "content": entry["question"]})
-        data = {"split": split, "index": index, "answer": str(entry["answer"])}
+        data = {"split": split, "index": index}
+        if entry["answer"] is not None:  # else many answers are right
+            data["answer"] = str(entry["answer"])
         return {"id": f"{split}-{index}", "messages": messages, "data": data}
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:

@@ -1,0 +1,243 @@
+"""`rl rollouts`: what was played in a step of a run, its groups, and one rollout in full."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from buckeye.columns import aligned
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.monitor.console import printable
+from buckeye.monitor.metrics import Step, read_run
+from buckeye.monitor.rollouts import PlayedRollout, RolloutFilter, read_rollouts, rollout_steps
+from buckeye.run.registry import find_run
+
+_SHOWN = 20
+_LONGEST_TEXT = 6000
+_LONGEST_CELL = 28
+_TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>\n?|\Z)", re.DOTALL)
+"""A message in the commonest of chat templates; texts of others are shown as they are."""
+
+_Text = str | None
+
+
+def rollouts(
+    run: Annotated[
+        _Text,
+        typer.Argument(metavar="RUN", help="A directory, name or id. Default: ./outputs, or the newest run."),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Whose batch, as the log counts them. Default: the newest.")
+    ] = None,
+    group: Annotated[int | None, typer.Option(min=0, help="Only this group; lists its rollouts.")] = None,
+    rollout: Annotated[
+        int | None, typer.Option(metavar="K", min=0, help="With --group: this rollout of it, in full.")
+    ] = None,
+    task: Annotated[_Text, typer.Option(help="Only tasks with this in their id.")] = None,
+    env: Annotated[_Text, typer.Option(metavar="NAME", help="Only of this environment.")] = None,
+    min_reward: Annotated[float | None, typer.Option(metavar="X", help="Only rewards from here.")] = None,
+    max_reward: Annotated[float | None, typer.Option(metavar="X", help="Only rewards up to here.")] = None,
+    stop: Annotated[_Text, typer.Option(metavar="REASON", help="Only what ended so, as answered.")] = None,
+    search: Annotated[_Text, typer.Option(help="Only with this in the text or the error.")] = None,
+    errored: Annotated[bool, typer.Option("--errored", help="Only those without a reward.")] = False,
+    truncated: Annotated[bool, typer.Option("--truncated", help="Only those that were cut off.")] = False,
+    dropped: Annotated[
+        bool, typer.Option("--dropped", help="Only of groups that were not trained on.")
+    ] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", "-n", min=0, help=f"Lines; 0 for all. Default {_SHOWN}, of JSON all."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="With --rollout: leave no text out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """See what was played: the groups of a step, the rollouts of a group, one rollout with its text, reward
+    and components. Exit code 1 if nothing is found."""
+    if rollout is not None and group is None:
+        raise UsageError("--rollout counts within a group; name that with --group")
+    directory = find_run(run)
+    number = _chosen_step(directory, step)
+    played, unreadable = read_rollouts(directory, number)
+    wanted = RolloutFilter(
+        group=group,
+        task=task,
+        env=env,
+        stop=stop,
+        search=search,
+        min_reward=min_reward,
+        max_reward=max_reward,
+        errored=errored,
+        truncated=truncated,
+        dropped=dropped,
+    )
+    found = [one for one in played if wanted.accepts(one) and rollout in (None, one.number)]
+    if as_json:
+        shown = found[: limit or None]
+        values = {"run": str(directory), "step": number, "played": len(played), "found": len(found)}
+        print(json.dumps({**values, "rollouts": [msgspec.to_builtins(one) for one in shown]}))
+    else:
+        for line in _lines(directory, number, played, found, group, rollout, limit, full):
+            print(line)
+    if unreadable:
+        typer.echo(f"warning: {unreadable} lines of step {number} are no rollouts and are left out", err=True)
+    if not found:
+        raise typer.Exit(1)
+
+
+def _chosen_step(run: Path, step: int | None) -> int:
+    """The step that is looked at. Raises UsageError where nothing is kept of it, BuckeyeError of any."""
+    steps = rollout_steps(run)
+    if not steps:
+        raise BuckeyeError(f"{run} holds no rollouts: none was played yet, or they were deleted (rl clean)")
+    if step is not None and step not in steps:
+        raise UsageError(
+            f"--step {step}: {run} has rollouts of {len(steps)} steps, from {steps[0]} to {steps[-1]}"
+        )
+    return steps[-1] if step is None else step
+
+
+def _lines(
+    run: Path,
+    step: int,
+    played: Sequence[PlayedRollout],
+    found: Sequence[PlayedRollout],
+    group: int | None,
+    rollout: int | None,
+    limit: int | None,
+    full: bool,
+) -> Iterator[str]:
+    command = f"buckeye rl rollouts {shlex.quote(str(run))} --step {step}"
+    yield _header(run, step, played)
+    if not found:
+        yield "No rollout is as asked for."
+    elif rollout is not None:
+        for one in found:
+            yield from _whole(one, None if full else _LONGEST_TEXT)
+    else:
+        rows = _rollout_rows(found) if group is not None else _group_rows(found)
+        yield ""
+        yield aligned([rows[0], *_limited(rows[1:], limit)])
+        left_out = len(rows) - 1 - len(_limited(rows[1:], limit))
+        if left_out:
+            yield f"({left_out} more; -n 0 shows all)"
+        first = found[0]
+        more = f"--group {first.group}" if group is None else f"--group {group} --rollout {first.number}"
+        yield f"\nMore of the first: {command} {more}"
+
+
+def _header(run: Path, step: int, played: Sequence[PlayedRollout]) -> str:
+    """What is known of the step, which is joined from the records of all processes."""
+    known = next(
+        (one for one in read_run(run / "metrics.jsonl").steps() if one.number == step), Step(step, {})
+    )
+    if known.trained is not None:
+        state = "trained"
+    elif "orchestrator" in known.records:
+        state = "waits to be trained on"
+    else:
+        state = "no batch that counts (the run has not got so far, or began again before it)"
+    reward = f", reward {known.reward:.4f}" if known.reward is not None else ""
+    cut, errored = sum(one.truncated for one in played), sum(one.reward is None for one in played)
+    return (
+        f"{run.absolute().name}, step {step}: {state}{reward}\n{len(played)} rollouts, {cut} cut off, "
+        f"{errored} errored"
+    )
+
+
+def _limited(rows: Sequence[tuple[str, ...]], limit: int | None) -> Sequence[tuple[str, ...]]:
+    return rows[: _SHOWN if limit is None else limit or None]
+
+
+def _group_rows(found: Sequence[PlayedRollout]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("group", "task", "rollouts", "mean", "lowest", "highest", "cut off", "errored", "dropped")
+    ]
+    for (dropped, number), members in groupby(found, key=lambda one: (one.dropped, one.group)):
+        group = list(members)
+        rewards = [one.reward for one in group if one.reward is not None]
+        spread = [statistics.fmean(rewards), min(rewards), max(rewards)] if rewards else []
+        rows.append(
+            (
+                str(number),
+                _cell(group[0].task_id),
+                str(len(group)),
+                *([f"{value:.4f}" for value in spread] or ["-"] * 3),
+                str(sum(one.truncated for one in group) or ""),
+                str(sum(one.reward is None for one in group) or ""),
+                _cell(dropped or ""),
+            )
+        )
+    return rows
+
+
+def _rollout_rows(found: Sequence[PlayedRollout]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("rollout", "reward", "tokens", "turns", "ended by", "its last words")]
+    for one in found:
+        reward = f"{one.reward:.4f}" if one.reward is not None else "errored"
+        ended = f"{one.stop_reason}{', cut off' if one.truncated else ''}"
+        said = one.error if one.error is not None else _turns(one.text[-1] if one.text else "")[-1][1]
+        row = (str(one.number), reward, str(one.completion_tokens), str(one.turns), _cell(ended))
+        rows.append((*row, _cell(said, end=one.error is None)))
+    return rows
+
+
+def _cell(text: str, *, end: bool = False) -> str:
+    """One short line of a text: its beginning, or its end."""
+    line = printable(" ".join(text.split()))
+    if len(line) <= _LONGEST_CELL:
+        return line
+    return f"…{line[1 - _LONGEST_CELL :]}" if end else f"{line[: _LONGEST_CELL - 1]}…"
+
+
+def _whole(one: PlayedRollout, longest: int | None) -> Iterator[str]:
+    """Everything about a rollout."""
+    facts = {
+        "group": f"{one.group}, rollout {one.number}",
+        "task": one.task_id,
+        "environment": one.env,
+        "reward": "none" if one.reward is None else f"{one.reward:g}",
+        "trained with": f"{one.shaped_reward:g}{_pairs(one.shaping)}"
+        if one.shaping and one.shaped_reward
+        else "",
+        "of turns": ", ".join(f"{reward:g}" for reward in one.turn_rewards),
+        "components": _pairs(one.components),
+        "ended by": f"{one.stop_reason}{' (cut off)' if one.truncated else ''}",
+        "error": one.error or "",
+        "dropped": one.dropped or "",
+        "sampled": f"{one.completion_tokens} tokens in {one.turns} turns",
+        "policy version": "" if one.oldest_version is None else str(one.oldest_version),
+    }
+    yield ""
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        if value:
+            yield f"{name:<{width}}  {printable(value)}"
+    for number, text in enumerate(one.text, 1):
+        yield f"\n--- text {number} of {len(one.text)} ---" if len(one.text) > 1 else ""
+        cut = len(text) - longest if longest is not None else 0
+        if cut > 0:
+            assert longest is not None
+            head, tail = text[: longest // 2], text[-(longest // 2) :]
+            text = f"{head}\n[... {cut} characters are left out here; --full shows them ...]\n{tail}"
+        for role, said in _turns(text):
+            yield f"[{role}]\n{printable(said)}" if role else printable(said)
+
+
+def _turns(text: str) -> list[tuple[str, str]]:
+    """The messages of a text with their roles; all of it under no role where it is not written so."""
+    found = list(_TURN.finditer(text))
+    whole = "".join(match[0] for match in found) == text
+    return [(match[1], match[2]) for match in found] if found and whole else [("", text)]
+
+
+def _pairs(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in values.items())

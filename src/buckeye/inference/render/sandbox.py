@@ -1,0 +1,320 @@
+"""Where the chat templates of strangers run: they see plain data only, and end soon, whatever they try.
+
+The environment is the one that transformers gives a template (its tags, filters and functions), with two
+differences: no clock, and a bound on what a rendering may cost. Every turn of a loop, call, filter and
+operator passes `_Environment.spend`, so that a rendering can be ended from within, without a process or a
+thread of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+MAX_SECONDS = 2.0
+"""Most processor time of one rendering; a conversation of 100,000 tokens takes a hundredth of it."""
+MAX_CHARACTERS = 2**24
+"""Longest text that a template may make, on the way to its result too."""
+TODAY = datetime(2024, 7, 26)
+"""What Llama's templates write without a clock, for all that ask one: a prompt must not depend on the day it
+is rendered, or a run over midnight would change, and one that is resumed would not be the same."""
+_MAX_SOURCE = 2**20
+_DIGITS = re.compile(r"\d+")
+_NESTED = re.compile(r"\{[^{}]*\{")
+_SIZES = frozenset(
+    "center ljust rjust zfill expandtabs indent wordwrap batch slice round tojson truncate".split()  # noqa: SIM905
+)
+"""Methods and filters with a number that says how long their result is."""
+_LARGE = _SIZES | {"replace", "join", "format", "format_map"}
+"""Those whose result may be much longer than what they are given."""
+
+
+class TooCostlyError(SecurityError):
+    """A template that takes too long, or makes too much text."""
+
+
+class Template:
+    """A compiled template. Raises what jinja2 or Python make of a broken one."""
+
+    def __init__(self, source: str) -> None:
+        if len(source) > _MAX_SOURCE:
+            raise TooCostlyError(f"it has more than {_MAX_SOURCE} characters")
+        self._environment = _Environment()
+        self._template = self._environment.from_string(source)
+        # What `~` compiles to is no method of the environment.
+        for name in ("str_join", "markup_join"):
+            namespace = self._template.root_render_func.__globals__
+            namespace[name] = functools.partial(self._environment.joined, namespace[name])
+
+    def render(self, messages: Iterable[Mapping[str, Any]], **values: Any) -> str:
+        """The text for messages and whatever else the template asks for. Any exception may come of it;
+        TooCostlyError where it would take too long."""
+        self._environment.begin()
+        given = {name: _plain(value) for name, value in values.items()}
+        return self._template.render(messages=[_with_reasoning(_plain(m)) for m in messages], **given)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        )
+        self.filters = {name: self._bounded(name, function) for name, function in self.filters.items()}
+        self.filters["tojson"] = self._bounded("tojson", _to_json)
+        self.filters[_TURNS] = self._turns
+        self.globals |= {
+            "raise_exception": _raise,
+            "strftime_now": TODAY.strftime,
+            "dict": _make_dict,
+            "namespace": _Namespace,
+        }
+        del self.globals["lipsum"]
+        self._now = threading.local()
+
+    def begin(self) -> None:
+        """A rendering begins in this thread."""
+        self._now.budget = _Budget()
+
+    def spend(self) -> None:
+        """Called at every step of a template."""
+        budget = getattr(self._now, "budget", None)
+        if budget is not None:  # none while the template is compiled
+            budget.check()
+
+    def joined(self, join: Callable[[Iterable[Any]], str], parts: Iterable[Any]) -> str:
+        """`join` of parts that are not too long together."""
+        texts = list(parts)
+        length = 0
+        for text in texts:
+            if isinstance(text, str):
+                length += len(text)
+        _check_length(length)
+        return join(texts)
+
+    def concat(self, parts: Iterable[str]) -> str:
+        """The text of a block, a macro, or the whole."""
+        return self.joined("".join, parts)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Refuses what would be too large before it is made."""
+        self.spend()
+        if operator == "+" and type(left) is type(right) is str:
+            _check_length(len(left) + len(right))
+            return left + right
+        _check_operation(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """The same for methods and functions."""
+        self.spend()
+        name = getattr(function, "__name__", "")
+        if name in _LARGE:
+            owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+            _check_call(name, [owner, *args, *kwargs.values()])
+        return super().call(context, function, *args, **kwargs)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _TURNS, [], [], None, None, lineno=loop.lineno)
+        return template
+
+    def _turns(self, items: Iterable[Any]) -> Iterable[Any]:
+        """The items of a loop, each of which costs something."""
+        if isinstance(items, jinja2.Undefined):
+            return items  # says what is undefined
+        return _Turns(items, self.spend)
+
+    def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        large = name in _LARGE
+
+        @functools.wraps(function)  # also the marks of filters that take the environment
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            self.spend()
+            if large:
+                _check_call(name, [*args, *kwargs.values()])
+            return function(*args, **kwargs)
+
+        return bounded
+
+
+_TURNS = "buckeye-turns"  # no name that a template could write
+
+
+class _Turns:
+    """The items of a loop; `spend` is called for each."""
+
+    def __init__(self, items: Iterable[Any], spend: Callable[[], None]) -> None:
+        self._items = items
+        self._spend = spend
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            self._spend()
+            yield item
+
+    def __len__(self) -> int:
+        return len(self._items)  # type: ignore[arg-type]  # `loop.length` expects a TypeError without one
+
+
+class _Budget:
+    """Processor time of this thread, looked at now and then. Other time a busy machine takes at will."""
+
+    def __init__(self) -> None:
+        self._end = time.perf_counter() + MAX_SECONDS
+        self._begun = time.thread_time()
+
+    def check(self) -> None:
+        """Raises TooCostlyError if it is spent."""
+        now = time.perf_counter()
+        if now < self._end:
+            return
+        left = MAX_SECONDS - (time.thread_time() - self._begun)
+        if left <= 0:
+            raise TooCostlyError(f"it takes more than {MAX_SECONDS:g} s")
+        self._end = now + left
+
+
+class _Generation(Extension):
+    """`{% generation %}` around what a model writes: the text alone, here nobody asks where it is."""
+
+    tags = {"generation"}  # noqa: RUF012  so jinja2 has it
+
+    def parse(self, parser: Any) -> nodes.Node:
+        """The block as a call of `_text`, which has a scope of its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Namespace(Namespace):
+    """As jinja2's, without names that mean something to Python."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # so that `self` may be a name, too
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"{name!r} begins with an underscore")
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _check_operation(operator: str, left: Any, right: Any) -> None:
+    """Refuse an operation whose result would be too large."""
+    if operator == "**":
+        _check_length(_size(left) * _number(right))
+    elif operator == "*":
+        sized, count = (left, right) if _is_sized(left) else (right, left)
+        _check_length(len(sized) * _number(count) if _is_sized(sized) else _size(left) + _size(right))
+    elif operator == "%" and isinstance(left, str):
+        _check_format(left, right if isinstance(right, tuple) else [right])
+    else:
+        _check_length(_size(left) + _size(right))
+
+
+def _check_call(name: str, given: list[Any]) -> None:
+    """Refuse a method or filter whose result would be too large."""
+    if name in _SIZES:
+        _check_length(max((_number(value) for value in given[1:]), default=0))
+    elif name in ("replace", "join"):
+        sizes = [len(value) for value in given if _is_sized(value)]
+        _check_length(functools.reduce(int.__mul__, sizes, 1) if len(sizes) > 1 else 0, 2**36)
+    elif name in ("format", "format_map") and given and isinstance(given[0], str):
+        _check_format(given[0], given[1:])
+
+
+def _check_format(text: str, values: Iterable[Any]) -> None:
+    """Widths are numbers of the text itself, or, with `*` and `{:{}}`, among the values."""
+    widths = [
+        int(digits[-9:]) if len(digits) <= 9 else MAX_CHARACTERS + 1 for digits in _DIGITS.findall(text)
+    ]
+    if "*" in text or _NESTED.search(text):
+        widths += [_number(value) for value in values]
+    _check_length(max(widths, default=0))
+
+
+def _check_length(length: int, most: int = MAX_CHARACTERS) -> None:
+    if length > most:
+        raise TooCostlyError(f"it makes a text or a list of more than {most} signs")
+
+
+def _is_sized(value: Any) -> bool:
+    return isinstance(value, str | bytes | list | tuple | dict)
+
+
+def _size(value: Any) -> int:
+    """The length of a text or list; the digits of a number."""
+    return len(value) if _is_sized(value) else value.bit_length() if isinstance(value, int) else 0
+
+
+def _number(value: Any) -> int:
+    return abs(value) if isinstance(value, int) else 0
+
+
+def _with_reasoning(message: Any) -> Any:
+    """Under every name that templates know it by."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
+    return (
+        message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: the methods of other objects are no template's business."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    for kind in (str, bool, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return f"<{type(value).__name__}>"

@@ -1,0 +1,119 @@
+"""`rollouts/`: what was played for every step, a JSON object a rollout, written by the orchestrator."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from buckeye.lines import read_json_lines
+
+ROLLOUTS_FOLDER = "rollouts"
+
+_FILE = re.compile(r"^step_(\d+)(?:\.dropped)?\.jsonl$")
+
+
+class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of such a file. `group` counts the tasks that were played, and `number` the rollouts of this
+    one; `dropped` is why the group was not trained on, None where it was. `text` is what the policy saw and
+    wrote, a text for each training sample."""
+
+    group: int
+    task_id: str
+    number: int = 0
+    env: str = ""
+    dropped: str | None = None
+    reward: float | None = None
+    shaped_reward: float | None = None
+    shaping: dict[str, float] = {}
+    turn_rewards: list[float] = []
+    components: dict[str, float] = {}
+    stop_reason: str | None = None
+    error: str | None = None
+    truncated: bool = False
+    turns: int = 0
+    turns_extended: int = 0
+    turns_branched: int = 0
+    completion_tokens: int = 0
+    oldest_version: int | None = None
+    text: list[str] = []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutFilter:
+    """Which rollouts are wanted; None is no condition. `task` and `search` are parts of a text, in letters of
+    any case: of the task's id, and of what was said or went wrong. A reward is compared with the bounds,
+    which no errored rollout meets."""
+
+    group: int | None = None
+    task: str | None = None
+    env: str | None = None
+    stop: str | None = None
+    search: str | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    errored: bool = False
+    truncated: bool = False
+    dropped: bool = False
+
+    def accepts(self, rollout: PlayedRollout) -> bool:
+        """Whether a rollout meets all conditions."""
+        low, high, reward = self.min_reward, self.max_reward, rollout.reward
+        said = [*rollout.text, rollout.error or ""]
+        return all(
+            (
+                self.group in (None, rollout.group),
+                self.env in (None, rollout.env),
+                self.stop in (None, rollout.stop_reason),
+                self.task is None or self.task.casefold() in rollout.task_id.casefold(),
+                self.search is None or any(self.search.casefold() in text.casefold() for text in said),
+                low is None or (reward is not None and reward >= low),
+                high is None or (reward is not None and reward <= high),
+                not self.errored or rollout.reward is None,
+                not self.truncated or rollout.truncated,
+                not self.dropped or rollout.dropped is not None,
+            )
+        )
+
+
+def rollouts_file(step: int, *, dropped: bool = False) -> str:
+    """The name of the file that has a step's rollouts: those trained on, or those of dropped groups."""
+    return f"step_{step}.dropped.jsonl" if dropped else f"step_{step}.jsonl"
+
+
+def rollout_steps(run: Path) -> list[int]:
+    """The steps of which there are rollouts, in order."""
+    return sorted({step for step, _ in rollouts_files(run / ROLLOUTS_FOLDER)})
+
+
+def rollouts_files(folder: Path) -> Iterator[tuple[int, Path]]:
+    """The files of a folder of rollouts, with their steps."""
+    for path in folder.glob("step_*.jsonl"):
+        if match := _FILE.match(path.name):
+            yield int(match[1]), path
+
+
+def read_rollouts(run: Path, step: int) -> tuple[list[PlayedRollout], int]:
+    """All rollouts of a step by their groups, dropped ones last, and the number of lines that are none."""
+    found, unreadable = list[PlayedRollout](), 0
+    for dropped in (False, True):
+        numbers: Counter[int] = Counter()
+        for line in read_json_lines(run / ROLLOUTS_FOLDER / rollouts_file(step, dropped=dropped)):
+            try:
+                found.append(_rollout(line, numbers))
+            except msgspec.ValidationError:
+                unreadable += 1
+    return sorted(found, key=lambda one: (one.dropped is not None, one.group)), unreadable
+
+
+def _rollout(line: dict[str, Any], numbers: Counter[int]) -> PlayedRollout:
+    """Numbered within its group. Raises `msgspec.ValidationError`."""
+    rollout = msgspec.convert(line, PlayedRollout)
+    numbered = msgspec.structs.replace(rollout, number=numbers[rollout.group])
+    numbers[rollout.group] += 1
+    return numbered

@@ -1,0 +1,241 @@
+"""`rl rollouts` and `rl curve`, on runs that were made by hand."""
+
+import json
+import shlex
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buckeye.cli.plot import Curve, text_plot
+from tests.command import run_here
+from tests.run.made_runs import made_run, write_metrics
+
+NASTY = "\x1b]0;owned\x07 \x9b31m red \r\u202eback\u2028 \ud800 \x00 end"
+
+
+def written(group, reward, **changes):
+    """A line of a file of rollouts."""
+    text = f"<|im_start|>user\nsay {group}<|im_end|>\n<|im_start|>assistant\nI got {reward}<|im_end|>"
+    error = "no such tool" if reward is None else None
+    line = {"group": group, "task_id": f"train-{group}", "env": "letters", "reward": reward, "error": error}
+    line |= {"components": {"form": 0.5}, "stop_reason": "answered", "turns": 1, "completion_tokens": 7}
+    return {**line, "oldest_version": 3, "text": [text], **changes}
+
+
+def put(run, step, *lines, name="step_{}.jsonl", torn=""):
+    (run / "rollouts").mkdir(exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run / "rollouts" / name.format(step)).write_text(text + torn)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the run `made` is: batches 0 to 2, of which two are trained on, and evaluations."""
+    root = tmp_path_factory.mktemp("looking")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(root / "state"))
+        run = made_run(root / "made")
+    put(run, 1, written(4, 0.25))
+    lines = [
+        written(group, reward) for group, rewards in ((7, (0.0, 1.0)), (6, (0.5, None))) for reward in rewards
+    ]
+    put(run, 2, *lines, {"group": "?"}, torn='{"group": 9, "task')
+    put(run, 2, written(5, 0.0, dropped="solve_none", truncated=True), name="step_{}.dropped.jsonl")
+    for step in range(3):
+        values = {"reward/mean": step / 4, "time/total": 1, "words": NASTY, f"odd {NASTY}": 1.0}
+        write_metrics(run, ("orchestrator", step, step, values))
+    for step in range(2):
+        write_metrics(run, ("trainer", step, step, {"loss": -step, "time/total": 2}))
+    write_metrics(
+        run, ("eval", 0, 0, {"eval/letters/avg@2": 0.125}), ("eval", 2, 3, {"eval/letters/avg@2": 0.5})
+    )
+    return root
+
+
+@pytest.fixture
+def rl(folder):
+    """Runs `rl ...` beside the run `made`, which it may not change."""
+
+    def run(*words, code=0):
+        before = {path: path.stat().st_mtime_ns for path in (folder / "made").rglob("*")}
+        done = run_here("rl", *words, cwd=folder)
+        assert done.returncode == code, done.stderr
+        assert {path: path.stat().st_mtime_ns for path in (folder / "made").rglob("*")} == before
+        return done
+
+    return run
+
+
+def test_the_groups_of_the_newest_step(rl):
+    done = rl("rollouts", "made")
+    assert done.stdout.splitlines() == [
+        "made, step 2: waits to be trained on, reward 0.5000",
+        "5 rollouts, 1 cut off, 1 errored",
+        "",
+        "group  task     rollouts  mean    lowest  highest  cut off  errored  dropped",
+        "6      train-6  2         0.5000  0.5000  0.5000            1",
+        "7      train-7  2         0.5000  0.0000  1.0000",
+        "5      train-5  1         0.0000  0.0000  0.0000   1                 solve_none",
+        "",
+        "More of the first: buckeye rl rollouts made --step 2 --group 6",
+    ]
+    assert done.stderr == "warning: 1 lines of step 2 are no rollouts and are left out\n"
+    shown = rl("rollouts", "made", "-n", 1).stdout
+    assert "train-7" not in shown
+    assert "(2 more; -n 0 shows all)" in shown
+
+
+def test_what_it_says_to_type_leads_to_one_rollout(rl):
+    words = ["rollouts", "made"]
+    for _ in range(2):
+        last = rl(*words).stdout.splitlines()[-1]
+        buckeye, program, *words = shlex.split(last.removeprefix("More of the first: "))
+        assert (buckeye, program) == ("buckeye", "rl")
+    assert rl(*words).stdout.splitlines()[3:] == [
+        "group           6, rollout 0",
+        "task            train-6",
+        "environment     letters",
+        "reward          0.5",
+        "components      form 0.5",
+        "ended by        answered",
+        "sampled         7 tokens in 1 turns",
+        "policy version  3",
+        "",
+        "[user]",
+        "say 6",
+        "[assistant]",
+        "I got 0.5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "groups"),
+    [
+        ((), [6, 6, 7, 7, 5]),
+        (("--min-reward", 0.5), [6, 7]),
+        (("--max-reward", 0.25), [7, 5]),
+        (("--min-reward", 0.25, "--max-reward", 0.75), [6]),
+        (("--errored",), [6]),
+        (("--truncated",), [5]),
+        (("--dropped",), [5]),
+        (("--task", "TRAIN-7"), [7, 7]),
+        (("--env", "letters", "--stop", "answered", "--group", 7), [7, 7]),
+        (("--env", "letter"), []),
+        (("--stop", "answer"), []),
+        (("--search", "i got 1"), [7]),
+        (("--search", "SUCH TOOL"), [6]),
+        (("--limit", 3), [6, 6, 7]),
+        (("--step", 1), [4]),
+        (("--step", 0), None),
+        (("--rollout", 0), None),
+        (("--limit", -1), None),
+    ],
+)
+def test_only_what_is_asked_for(rl, words, groups):
+    done = rl("rollouts", "made", *words, "--json", code=2 if groups is None else int(not groups))
+    if groups is not None:
+        found = json.loads(done.stdout)
+        assert [one["group"] for one in found["rollouts"]] == groups
+        assert found["found"] == (len(groups) if "--limit" not in words else 5)
+
+
+def test_a_long_text_is_cut_unless_all_of_it_is_wanted(rl, folder):
+    put(folder / "made", 3, written(8, 1.0, text=["a" * 5000 + "MIDDLE" + "b" * 5000, "second"]))
+    words = ("rollouts", "made", "--group", 8, "--rollout", 0)
+    cut, whole = rl(*words).stdout, rl(*words, "--full").stdout
+    (folder / "made" / "rollouts" / "step_3.jsonl").unlink()
+    assert "[... 4006 characters are left out here; --full shows them ...]" in cut
+    assert "MIDDLE" not in cut
+    assert "MIDDLE" in whole
+    assert "--- text 2 of 2 ---\nsecond\n" in whole
+    assert "no batch that counts" in whole
+
+
+@settings(max_examples=15, deadline=None)
+@given(texts=st.lists(st.text(st.characters(codec=None), max_size=40), min_size=8, max_size=8))
+def test_nothing_that_others_wrote_can_do_anything_to_a_terminal(tmp_path_factory, texts):
+    run = tmp_path_factory.mktemp("nasty") / "made"
+    texts = [text + NASTY for text in texts]
+    names = ("task_id", "env", "stop_reason", "error", "dropped")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(run.parent))
+        made_run(run)
+    nasty = written(
+        0, 1.0, components={texts[5]: 1.0}, text=[texts[6]], **dict(zip(names, texts, strict=False))
+    )
+    put(run, 0, nasty, {**nasty, "error": None, "text": [f"<|im_start|>user\n{texts[7]}<|im_end|>"]})
+    write_metrics(run, ("orchestrator", 0, 0, {texts[0]: 1.0}))
+    of_group = ("rollouts", "made", "--group", 0)
+    curves = (("curve", "made", "--list"), ("curve", "made", "-m", texts[0]), ("curve", "made", "--json"))
+    for words in (
+        ("rollouts", "made"),
+        of_group,
+        (*of_group, "--rollout", 0),
+        (*of_group, "--rollout", 1),
+        *curves,
+    ):
+        done = run_here("rl", *words, cwd=run.parent)
+        assert all(sign.isprintable() or sign in "\n\t" for sign in done.stdout + done.stderr), words
+
+
+def test_a_curve_with_its_evaluations(rl):
+    lines = rl("curve", "made").stdout.splitlines()
+    assert max(map(len, lines)) == 80
+    assert lines[0] == f"      0.5 |{' ' * 68}o"
+    assert lines[4 * 3 - 1].startswith("          |o")
+    assert lines[15] == f"        0 |*{' ' * 67}".rstrip()
+    assert lines[-2:] == [
+        "* reward/mean: 0 at first, 0.5 at last, 3 values",
+        "o eval/letters/avg@2: 0.125 at first, 0.5 at last, 2 values",
+    ]
+    assert json.loads(rl("curve", "made", "--json").stdout)[0] == {
+        "run": "made",
+        "metric": "reward/mean",
+        "steps": [0, 1, 2],
+        "values": [0.0, 0.25, 0.5],
+    }
+
+
+def test_any_metric_of_any_runs(rl):
+    both = rl("curve", "made", "made", "-m", "loss", "-m", "trainer/time/total").stdout
+    assert both.count("+----") == 2
+    assert "* loss: 0 at first, -1 at last, 2 values" in both
+    several = rl("curve", "made", "-m", "time/total", code=2).stderr
+    assert "Say whose: orchestrator/time/total, trainer/time/total" in several
+    assert "Did you mean loss?" in rl("curve", "made", "-m", "los", code=2).stderr
+    assert "there is no such number" in rl("curve", "made", "-m", "words", code=2).stderr
+    assert {"loss", "eval/letters/avg@2", "trainer/time/total"} <= set(
+        rl("curve", "made", "--list").stdout.splitlines()
+    )
+
+
+def test_a_run_that_has_done_nothing_yet(folder, tmp_path):
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "run.json").write_text((folder / "made" / "run.json").read_text())
+    curve = run_here("rl", "curve", "copy", cwd=tmp_path)
+    assert (curve.returncode, curve.stderr) == (1, "error: copy: no step is recorded yet\n")
+    rollouts = run_here("rl", "rollouts", "copy", cwd=tmp_path)
+    assert rollouts.returncode == 1
+    assert "holds no rollouts" in rollouts.stderr
+    assert run_here("rl", "curve", "nowhere", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("curves", "lines"),
+    [
+        (
+            [{0: 0.0, 1: 1.0, 2: 3.0, 3: 3.0}, {3: 0.0}],
+            ["        3 |  **", "      1.5 |", "          | *", "        0 |*  o"],
+        ),
+        ([{0: 2.0}], ["          |", "          |", "          |", "        2 |*"]),
+        (  # eight steps in four columns: two share one, and their mean is shown
+            [{step: step % 2 for step in range(7)} | {7: 0.0}],
+            ["        1 |", "      0.5 |***", "          |", "        0 |   *"],
+        ),
+    ],
+)
+def test_a_plot_by_hand(curves, lines):
+    last = max(curves[0])
+    axis = ["          +----", f"           0{f'{last:>3}' if last else ''}"]
+    assert text_plot([Curve("x", points) for points in curves], width=15, height=4) == [*lines, *axis]

@@ -1,0 +1,34 @@
+"""Something that takes long says what it is doing."""
+
+import io
+import sys
+import time
+
+from buckeye.cli import waiting
+
+
+def test_without_a_terminal_plain_lines_say_what_is_being_done(monkeypatch):
+    monkeypatch.setattr(waiting, "FIRST_LINE", 0.001)
+    monkeypatch.setattr(waiting, "RAREST_LINE", 0.001)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with waiting.status_line("reading") as show:
+        _until("reading ...\n")
+        show("playing")
+        _until("playing ...\n")
+    assert set(sys.stderr.getvalue().splitlines()) == {"reading ...", "playing ..."}
+
+
+def test_what_is_soon_over_says_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(waiting, "FIRST_LINE", 3600.0)
+    with waiting.status_line("reading") as show:
+        show("playing")
+    assert sys.stderr.getvalue() == ""
+
+
+def _until(line):
+    for _ in range(60_000):
+        if line in sys.stderr.getvalue():
+            return
+        time.sleep(0.001)
+    raise AssertionError(f"{line!r} was never shown")

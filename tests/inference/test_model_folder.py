@@ -1,0 +1,94 @@
+"""Model folders that are not what they say: refused with the file and the key, before anything is built."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.architecture import read_spec
+from buckeye.trainer.meta import empty_policy
+from buckeye.trainer.model import load_policy
+
+WRONG = {
+    "a billion layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, and the weights"),
+    "a wide model": ({"hidden_size": 10**7}, "hidden_size is 10000000, and no tensor"),
+    "a large vocabulary": ({"vocab_size": 10**9}, "vocab_size is 1000000000, and no tensor"),
+    "experts": ({"num_experts": 10**9}, "num_experts is 1000000000"),
+    "a text for a number": ({"hidden_size": "64"}, "hidden_size is '64'; expected a whole number"),
+    "a list for a number": ({"num_attention_heads": [4]}, "num_attention_heads is"),
+    "a negative number": ({"num_key_value_heads": -2}, "num_key_value_heads is -2"),
+    "no heads": ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+    "too large for JSON": ({"intermediate_size": float("inf")}, "intermediate_size is inf"),
+    "in a part": ({"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers is 1000000000"),
+}
+ODD = {
+    "architectures": {"architectures": 3},
+    "no architecture": {"architectures": []},
+    "kinds of layers": {"layer_types": 5},
+    "rope": {"rope_parameters": "fast"},
+    "a scale of rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": None}},
+    "positions": {"max_position_embeddings": 1e400},
+    "an epsilon": {"rms_norm_eps": {}},
+    "ends of text": {"eos_token_id": [[]]},
+}
+
+
+@pytest.fixture
+def folder(make_model, tmp_path):
+    """Copies a model, with some of its configuration replaced."""
+
+    def copied(changes):
+        directory = tmp_path / "model"
+        shutil.copytree(make_model("qwen3").directory, directory)
+        config = directory / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+        return directory
+
+    return copied
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_sizes_are_looked_at_first(folder, case):
+    changes, says = WRONG[case]
+    directory, device = folder(changes), torch.device("cpu")
+    with pytest.raises(InferenceError, match=says):
+        read_spec(directory)
+    for build in (load_policy, lambda *words: empty_policy(*words, flash=False)):
+        with pytest.raises(UsageError, match=says):
+            build(str(directory), device)
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_other_keys_of_another_kind_are_told_too(folder, case):
+    with pytest.raises(InferenceError, match=r"config\.json"):
+        read_spec(folder(ODD[case]))
+
+
+NO_WEIGHTS = {
+    "empty": b"",
+    "cut off": (8).to_bytes(8, "little") + b"[[[[[[[[",
+    "a huge header": b"\xff" * 16,
+    "a list": (2).to_bytes(8, "little") + b"[]",
+    "no shape": (12).to_bytes(8, "little") + b'{"a": 12345}',
+}
+NO_CONFIG = {"a list": b"[]", "cut off": b"{", "nested": b"[" * 100_000, "no UTF-8": b"\xff"}
+
+
+@pytest.mark.parametrize("content", NO_WEIGHTS.values(), ids=NO_WEIGHTS)
+def test_weights_that_are_none(folder, content):
+    directory = folder({})
+    (directory / "model.safetensors").write_bytes(content)
+    with pytest.raises(UsageError, match=r"model\.safetensors is no whole safetensors file"):
+        read_spec(directory)
+
+
+@pytest.mark.parametrize("content", NO_CONFIG.values(), ids=NO_CONFIG)
+def test_a_config_that_is_none(folder, content):
+    directory = folder({})
+    (directory / "config.json").write_bytes(content)
+    with pytest.raises(InferenceError, match=r"config\.json"):
+        read_spec(directory)
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        load_policy(str(directory), torch.device("cpu"))

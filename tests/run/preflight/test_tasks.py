@@ -1,0 +1,108 @@
+"""What can be known of a run before it begins: said by a dry run and the doctor, and by a start that then
+leaves no trace."""
+
+import shutil
+
+import psutil
+import pytest
+
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.run.preflight.tasks import check_tasks, check_tasks_at_once
+from tests.run.conftest import ENVIRONMENT
+
+EMPTY = ENVIRONMENT.replace("range(40)", "range(40 if split == 'train' else 0)")
+LOSS = ("--trainer.loss.type", "custom", "--trainer.loss.import-path")
+EVAL = ("--orchestrator.eval.env.0.id", "empty.py")
+KNOWN = {
+    "no environment of that id": (
+        ("--orchestrator.env.0.id", "no-such-env"),
+        "'no-such-env' is not installed",
+    ),
+    "an environment to evaluate": (("--orchestrator.eval.env.0.id", "gone.py"), "does not exist"),
+    "a file without environment": (("--orchestrator.env.0.id", "notes.py"), "no function load_environment"),
+    "a result that is none": (("--orchestrator.env.0.id", "number.py"), "is no Buckeye environment"),
+    "an argument": (("--orchestrator.env.0.args.levle", 3), "takes no argument 'levle'"),
+    "an evaluation without tasks": (EVAL, "no tasks in its split 'eval'"),
+    "no curriculum": (("--orchestrator.curriculum",), "no environment has a curriculum"),
+    "a file of a loss": ((*LOSS, "gone.py:f"), "there is no file gone.py"),
+    "the loss in it": ((*LOSS, "notes.py:f"), "notes.py has no function 'f'"),
+}
+
+
+@pytest.fixture
+def project(runner):
+    (runner.root / "notes.py").write_text("import math\n")
+    (runner.root / "number.py").write_text("def load_environment():\n    return 3\n")
+    (runner.root / "empty.py").write_text(EMPTY)
+    return runner
+
+
+@pytest.mark.parametrize(("words", "said"), KNOWN.values(), ids=KNOWN)
+def test_what_is_known_is_said_before_a_start_and_leaves_no_folder(project, words, said):
+    before = sorted(project.root.rglob("*"))
+    started = project.here(project.rl("out", *words))
+    assert (started.returncode, said in started.stderr) == (2, True), started.stderr
+    shown = project.here(project.rl("out", *words, "--dry-run"))
+    assert (shown.returncode, said in shown.stderr) == (0, True), shown.stderr
+    assert [path for path in sorted(project.root.rglob("*")) if "__pycache__" not in str(path)] == before
+
+
+def test_prompts_that_leave_no_room_are_told_by_the_dry_run_and_the_doctor(project):
+    short = ("--orchestrator.seq-len", "8", "--trainer.seq-len", "64")
+    said = "32 of 32 prompts leave no room for a reply"
+    shown = project.here(project.rl("out", *short, "--dry-run"))
+    assert said in shown.stderr
+    words = project.rl("out", *short)
+    examined = project.here([*words[:4], "doctor", *words[4:]])
+    assert examined.returncode == 1
+    assert said in " ".join(examined.stdout.split())
+
+
+def test_prompts_some_of_which_are_too_long_are_a_warning(project, monkeypatch):
+    text = ENVIRONMENT.replace('f"say {i}"', 'f"say {i} " + "a" * 40 * (i % 2)')
+    (project.root / "mixed.py").write_text(text)
+    monkeypatch.chdir(project.root)
+    words = ["--trainer", "--orchestrator.env.0.id", "mixed.py", "--orchestrator.seq-len", "40"]
+    (check,) = check_tasks(load_config(RLConfig, words, environ={}), project.model)
+    assert (check.state, check.seen.partition(" prompts")[0]) == ("warning", "16 of 32")
+
+
+def test_prompts_that_the_template_refuses_are_told(project, tmp_path, monkeypatch):
+    shutil.copytree(project.model, tmp_path / "strict")
+    (tmp_path / "strict" / "chat_template.jinja").write_text("{{ raise_exception('only images') }}")
+    monkeypatch.chdir(project.root)
+    words = ["--trainer", "--orchestrator.env.0.id", "mixed.py"]
+    (project.root / "mixed.py").write_text(ENVIRONMENT)
+    (check,) = check_tasks(load_config(RLConfig, words, environ={}), tmp_path / "strict")
+    assert check.state == "warning"
+    assert "the chat template takes none of the first prompts as they are" in check.seen
+
+
+def test_a_tokenizer_that_cannot_be_read_is_told(project, tmp_path):
+    shutil.copytree(project.model, tmp_path / "bad")
+    (tmp_path / "bad" / "tokenizer.json").write_text("{")
+    shown = project.here(project.rl("out", "--model.name", tmp_path / "bad", "--dry-run"))
+    assert (shown.returncode, "warning: tokenizer: " in shown.stderr) == (0, True), shown.stderr
+
+
+def test_gpus_that_are_not_here_are_slots_of_the_processor_and_that_is_said(project, monkeypatch):
+    monkeypatch.setattr("buckeye.run.machine._visible_gpus", tuple)
+    words = ("--inference-gpu-ids", "0,1", "--trainer-gpu-ids", "6")
+    shown = project.here(project.rl("out", *words, "--dry-run"))
+    assert "the ids mean CPU slots" in shown.stderr
+    assert "inference_gpu_ids = [0, 1]; trainer_gpu_ids = [6]" in shown.stderr
+    assert "CPU slots" not in project.here(project.rl("out", "--dry-run")).stderr
+
+
+@pytest.mark.parametrize(
+    "code", ["while True: pass", "import os; os._exit(1)", "import os; os.kill(os.getpid(), 9)"]
+)
+def test_an_environment_that_takes_long_or_dies_is_not_waited_for_at_a_start(tmp_path, monkeypatch, code):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hard.py").write_text(f"{code}\n{ENVIRONMENT}")
+    words = ["--trainer", "--orchestrator.env.0.id", "gone.py", "--orchestrator.eval.env.0.id", "hard.py"]
+    before = psutil.Process().children()
+    found = check_tasks_at_once(load_config(RLConfig, words, environ={}))
+    assert [check.state for check in found] == ["failed"]  # what was found before that counts
+    assert psutil.Process().children() == before  # nobody is left

@@ -1,0 +1,128 @@
+"""What is shown while a run goes on: the step, and beside it the reward of that very step."""
+
+import io
+import re
+
+import pytest
+from hypothesis import given, settings
+
+from buckeye.run.progress import Progress
+from tests.monitor.test_metrics import counted_by_hand, record, runs, written
+from tests.run.made_runs import write_metrics
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def shown(tmp_path):
+    """`shown(*records, ended=False)`: what is printed then, the step, and how many were trained."""
+    stream = io.StringIO()
+    progress = Progress(tmp_path / "metrics.jsonl", max_steps=20, stream=stream)
+
+    def show(*records, ended=False):
+        stream.truncate(stream.seek(0))
+        write_metrics(tmp_path, *((r["process"], r["step"], 0, r) for r in records))
+        progress.update("waiting", ended=ended)
+        found = re.findall(r"(Step \d+/20)(?:.*?( \| reward [0-9.]+))?", stream.getvalue())
+        return ["".join(parts) for parts in found], progress.step, progress.trained
+
+    return show
+
+
+def batch(step, reward, attempt=1):
+    return record("orchestrator", step, attempt, **{"reward/mean": reward})
+
+
+def test_every_step_is_shown_with_its_own_reward_though_sampling_runs_ahead(shown):
+    assert shown(batch(0, 0.1), batch(1, 0.2), batch(2, 0.3)) == ([], 0, 0)
+    assert shown(record("trainer", 0)) == (["Step 1/20 | reward 0.1000"], 1, 1)
+    assert shown(batch(3, 0.4), record("trainer", 1), record("trainer", 2)) == (
+        ["Step 2/20 | reward 0.2000", "Step 3/20 | reward 0.3000"],
+        3,
+        3,
+    )
+
+
+def test_a_step_that_is_trained_before_its_batch_is_recorded_waits_for_that(shown):
+    assert shown(batch(0, 0.1), record("trainer", 0), record("trainer", 1)) == (
+        ["Step 1/20 | reward 0.1000"],
+        2,
+        2,
+    )
+    assert shown(batch(1, 0.2)) == (["Step 2/20 | reward 0.2000"], 2, 2)
+    assert shown(record("trainer", 2)) == ([], 3, 3)
+    assert shown(batch(3, 0.4), record("trainer", 3)) == (["Step 3/20", "Step 4/20 | reward 0.4000"], 4, 4)
+    assert shown(record("trainer", 4), batch(6, 0.5)) == ([], 5, 5)
+    assert shown(ended=True) == (["Step 5/20"], 5, 5)
+
+
+def test_a_step_that_is_done_again_is_shown_again_and_counts_again(shown):
+    assert shown(batch(0, 0.1), batch(1, 0.2), record("trainer", 0), record("trainer", 1))[1:] == (2, 2)
+    assert shown(batch(2, 0.3), batch(1, 0.25, 2)) == ([], 2, 2)
+    assert shown(record("trainer", 1, 2)) == (["Step 2/20 | reward 0.2500"], 2, 3)
+    assert shown(batch(2, 0.35, 2), record("trainer", 2, 2)) == (["Step 3/20 | reward 0.3500"], 3, 4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(lines=runs())
+def test_no_step_is_ever_shown_with_the_reward_of_another(tmp_path_factory, lines):
+    folder, stream = tmp_path_factory.mktemp("run"), io.StringIO()
+    progress = Progress(folder / "metrics.jsonl", max_steps=None, stream=stream)
+    for line in lines:
+        if line is not None:
+            new = written(line)
+            write_metrics(folder, (new["process"], new["step"], 0, new))
+            progress.update("")
+    progress.update("", ended=True)
+    found = re.findall(r"^Step (\d+)(?: \| reward (\d)\.(\d\d)00)?", stream.getvalue(), re.MULTILINE)
+    assert len(found) <= sum(line is not None and line[1] == "trainer" for line in lines)
+    assert all(not shown or int(shown) == int(done) - 1 for done, _, shown in found)
+    last = {int(done) - 1: int(attempt or 0) for done, attempt, _ in found}
+    counts = counted_by_hand(lines)
+    trained = [step for step, process in counts if process == "trainer"]
+    assert {step: last[step] for step in trained} == {n: counts.get((n, "orchestrator"), 0) for n in trained}
+
+
+def test_a_terminal_has_the_newest_step_and_no_more_than_its_width(tmp_path, monkeypatch):
+    monkeypatch.setattr("buckeye.run.progress._columns", lambda: 40)
+    stream = Terminal()
+    progress = Progress(tmp_path / "metrics.jsonl", max_steps=9, stream=stream)
+    progress.update("waiting for the first step")
+    assert stream.getvalue() == "\r\x1b[2K0 s | waiting for the first step"
+    numbers = {"reward/mean": 0.5, "perf/throughput": 4577.7, "batch/off_policy_level/max": 1}
+    write_metrics(tmp_path, ("orchestrator", 0, 0, numbers), ("trainer", 0, 0, {"loss": -0.25}))
+    line = "0 s | Step 1/9 | reward 0.5000 | loss -0.2500 | 4,578 tokens/s | staleness 1"
+    progress.update("")
+    assert stream.getvalue().endswith(f"\r\x1b[2K{line[:39]}")
+    monkeypatch.setattr("buckeye.run.progress._columns", lambda: 100)
+    progress.update("")
+    assert stream.getvalue().endswith(f"\r\x1b[2K{line}")
+
+
+def test_what_is_told_stands_above_the_line(tmp_path):
+    stream = Terminal()
+    progress = Progress(tmp_path / "metrics.jsonl", max_steps=9, stream=stream)
+    progress.update("waiting")
+    before = len(stream.getvalue())
+    progress.tell([])
+    progress.tell(["WARNING one", "WARNING two"])
+    assert stream.getvalue()[before:] == "\r\x1b[2KWARNING one\nWARNING two\n"
+    progress.clear()
+    progress.update("waiting")
+    progress.clear()
+    assert stream.getvalue()[before:].endswith("two\n\r\x1b[2K\r\x1b[2K0 s | waiting\r\x1b[2K")
+
+
+def test_the_time_that_is_left_is_at_the_pace_of_the_steps_so_far(tmp_path, monkeypatch):
+    stream, now = io.StringIO(), [0.0]
+    monkeypatch.setattr("buckeye.run.progress.time.monotonic", lambda: now[0])
+    progress = Progress(tmp_path / "metrics.jsonl", max_steps=10, stream=stream)
+    for step, seconds in enumerate((100.0, 110.0, 130.0)):
+        now[0] = seconds
+        write_metrics(tmp_path, ("orchestrator", step, 0, {}), ("trainer", step, 0, {}))
+        progress.update("")
+    # 10 s for the second step, 30 s for two; the first is not counted, as what came before it is no step
+    assert stream.getvalue().splitlines() == ["Step 1/10", "Step 2/10 | 80 s left", "Step 3/10 | 2 min left"]

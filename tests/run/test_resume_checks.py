@@ -1,0 +1,172 @@
+"""What a checkpoint cannot take over is refused before anything is started, and does not stay in the run."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
+from buckeye.process import RunIdentity
+from buckeye.run.control import continuation
+from buckeye.run.resume import beginning
+from buckeye.trainer.rl import run_trainer
+from buckeye.trainer.tiny import TinySize, make_tiny_model
+from buckeye.transport.batches import Batch, Sample, write_batch
+from tests.trainer.trainer_config import trainer_config
+
+from .made_runs import made_run
+
+LORA = "--trainer.model.experimental.lora"
+
+
+def kept(run):
+    """All that says how a run is resumed, and whether it was started again."""
+    names = ("status.json", "configs/rl.json", "configs/trainer.json", "run.json", "events.jsonl")
+    return {name: (run / name).read_bytes() for name in names if (run / name).exists()}
+
+
+@pytest.fixture(scope="module")
+def other_shape(tmp_path_factory):
+    path = tmp_path_factory.mktemp("other") / "tiny"
+    size = TinySize(vocab_size=310, layers=1, hidden=128, max_length=128)
+    make_tiny_model(path, texts=["say 1 2 3 4 5 6 7 8 9 a b c d"] * 20, size=size, seed=0)
+    return path
+
+
+def trained_once(run, model, lora=None):
+    """A run's directory with the checkpoint that a real trainer commits after a step."""
+    made_run(run)
+    sample = Sample(
+        token_ids=np.arange(20, dtype=np.int32),
+        loss_mask=np.arange(20) > 5,
+        logprobs=np.full(20, -5.5, np.float32),
+        versions=np.zeros(20, np.int32),
+        advantages=np.ones(20, np.float32),
+        temperature=1.0,
+    )
+    batch = Batch(step=0, samples=(sample, sample), orchestrator_state={})
+    write_batch(run / "batches", batch, identity=RunIdentity(run_id="local", attempt=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BUCKEYE_THREADS", "1")
+        run_trainer(trainer_config(model, run, max_steps=1, model={"experimental": {"lora": lora}}))
+    return run
+
+
+@pytest.fixture(scope="module")
+def model_run(tmp_path_factory, tiny_model):
+    return trained_once(tmp_path_factory.mktemp("model") / "out", tiny_model)
+
+
+@pytest.fixture(scope="module")
+def adapter_run(tmp_path_factory, tiny_model):
+    lora = {"rank": 4, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["norm"]}
+    return trained_once(tmp_path_factory.mktemp("adapter") / "out", tiny_model, lora)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--trainer.optim.type", "sgd"], "trainer.optim.type: adamw in the checkpoint, sgd now"),
+        (["--resume"], None),
+        ([LORA], "lora: it holds a complete model and no adapter"),
+        (["--model.name", "OTHER"], "model.name: hidden_size: 64 in the checkpoint, 128 now"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, list) else "",
+)
+def test_what_a_complete_model_cannot_become(runner, other_shape, model_run, words, reason):
+    run = shutil.copytree(model_run, runner.root / "out")
+    before = kept(run)
+    words = [str(other_shape) if word == "OTHER" else word for word in words]
+    dry = runner.here(runner.rl("out", *words, "--resume", "--dry-run"))
+    assert dry.returncode == 0, dry.stderr
+    if reason is None:
+        assert "cannot be gone on with" not in dry.stderr
+        return
+    assert reason in dry.stderr
+    done = runner.here(runner.rl("out", *words, "--resume"))
+    assert done.returncode == 2, done.stderr
+    assert reason in done.stderr
+    assert "Nothing was started or written" in done.stderr
+    assert kept(run) == before
+
+
+AS_IT_WAS = (f"{LORA}.rank", 4, f"{LORA}.target-modules", "q_proj,v_proj", f"{LORA}.modules-to-save", "norm")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([*AS_IT_WAS, f"{LORA}.rank", 8], "lora.rank: 4 in the checkpoint, 8 now"),
+        ([*AS_IT_WAS, f"{LORA}.alpha", 8], "lora.alpha: 16.0 in the checkpoint, 8.0 now"),
+        (
+            AS_IT_WAS[:2] + AS_IT_WAS[4:],
+            "lora.target_modules: ['q_proj', 'v_proj'] in the checkpoint, ['down",
+        ),
+        (AS_IT_WAS[:4], "lora.modules_to_save: ['model.norm'] in the checkpoint, [] now"),
+        ([], "lora: it holds an adapter and no complete model"),
+        (
+            [*AS_IT_WAS, "--trainer.optim.type", "muon"],
+            "trainer.optim.type: adamw in the checkpoint, muon now",
+        ),
+        ([*AS_IT_WAS, "--model.name", "OTHER"], "model.name: its adapter was trained on other weights"),
+        (AS_IT_WAS, None),
+    ],
+    ids=range(8),
+)
+def test_what_an_adapter_cannot_become(runner, other_shape, adapter_run, words, reason):
+    shutil.copytree(adapter_run, runner.root / "out")
+    words = [str(other_shape) if word == "OTHER" else word for word in words]
+    command = runner.rl("out", *words, "--resume", "--dry-run")
+    done = runner.here(command)
+    assert done.returncode == 0, done.stderr
+    if reason is None:
+        assert "cannot be gone on with" not in done.stderr
+    else:
+        assert reason in done.stderr
+        assert runner.here(command[:-1]).returncode == 2
+
+
+def test_fewer_steps_than_were_done_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = made_run(tmp_path / "run", checkpoints=(4, 6))
+    words = ["--trainer", "--orchestrator", "--output-dir", str(run), "--max-steps", "5"]
+    with pytest.raises(UsageError, match="max_steps = 5, and it has done 6"):
+        beginning(load_config(RLConfig, [*words, "--resume"], environ={}))
+    assert beginning(load_config(RLConfig, [*words, "--ckpt.resume-step", "4"], environ={})).step == 4
+
+
+def test_fine_tuning_refuses_it_too(runner, tiny_model):
+    """Before anything is written: also what it says of itself stays."""
+    chat = {"messages": [{"role": "user", "content": "say 1"}, {"role": "assistant", "content": "2"}]}
+    (runner.root / "chats.jsonl").write_text("\n".join([json.dumps(chat)] * 4))
+    words = ["sft", "--model.name", tiny_model, "--data.path", "chats.jsonl", "--batch-size", 4]
+    words = runner.argv(*words, "--seq-len", 64, "--output-dir", "tuned", "--model.device", "cpu")
+    assert runner.here([*words, "--max-steps", "1"]).returncode == 0
+    kept_so = (runner.root / "tuned" / "configs" / "sft.json").read_bytes()
+    again = [*words, "--max-steps", "2", "--ckpt.resume-step", "-1", "--optim.type", "sgd"]
+    refused = runner.here(again)
+    assert refused.returncode == 2
+    assert "  optim.type: adamw in the checkpoint, sgd now" in refused.stderr
+    assert (runner.root / "tuned" / "configs" / "sft.json").read_bytes() == kept_so
+
+
+@pytest.mark.slow
+def test_what_a_process_refuses_does_not_stay_in_the_run(runner):
+    """The custom loss can be imported, and the trainer finds out that it takes other arguments."""
+    assert runner.run(runner.rl("out", steps=2, level=0)).returncode == 0
+    run = runner.root / "out"
+    (runner.root / "bad.py").write_text("raise ValueError('not today')\n")
+    words = ["--max-steps", 4, "--trainer.loss.type", "custom", "--trainer.loss.import-path", "bad.py:f"]
+    before = kept(run)
+    refused = runner.run(runner.argv("rl", "resume", "out", *words))
+    assert refused.returncode != 0
+    assert "not today" in refused.stderr + refused.stdout
+    for name in ("configs/rl.json",):
+        assert (run / name).read_bytes() == before[name]
+    resumed = runner.run(runner.argv("rl", "resume", "out", "--max-steps", 4))
+    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    assert json.loads((run / "configs" / "rl.json").read_text())["max_steps"] == 4
+    assert "--max-steps" in continuation(run, ["--max-steps", "6"]).arguments

@@ -1,0 +1,85 @@
+"""The command that installs more of Buckeye fits where it came from and what installed it."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from buckeye.distribution import DISTRIBUTION, install_command
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_name_is_that_of_the_project_and_all_that_depends_on_it():
+    files = [
+        path
+        for folder in ("", "environments/*/", "environments/template/*/", "packages/*/")
+        for path in ROOT.glob(f"{folder}pyproject.toml")
+    ]
+    projects = [tomllib.loads(path.read_text())["project"] for path in files]
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == DISTRIBUTION
+    lines = [
+        line
+        for project in projects
+        for group in (project["dependencies"], *project.get("optional-dependencies", {}).values())
+        for line in group
+    ]
+    ours = {line.partition("[")[0] for line in lines if line.startswith("buckeye")}
+    assert ours == {DISTRIBUTION}
+
+
+@pytest.mark.parametrize(
+    ("origin", "what"),
+    [
+        (None, "'buckeye-rl[mcp,hub]'"),
+        ({"url": "file:///my%20code/b", "dir_info": {"editable": True}}, "-e '/my code/b[mcp,hub]'"),
+        ({"url": "file:///code/b", "dir_info": {}}, "'/code/b[mcp,hub]'"),
+        ({"url": "file:///w/b.whl", "archive_info": {}}, "'buckeye-rl[mcp,hub] @ file:///w/b.whl'"),
+        (
+            {"url": "https://host/b", "vcs_info": {"vcs": "git", "commit_id": "0a1b"}},
+            "'buckeye-rl[mcp,hub] @ git+https://host/b@0a1b'",
+        ),
+    ],
+)
+def test_more_is_installed_from_where_it_came(tmp_path, monkeypatch, origin, what):
+    info = tmp_path / "buckeye_rl-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: buckeye-rl\nVersion: 0.1.0\n")
+    if origin:
+        (info / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert metadata.distribution(DISTRIBUTION).metadata["Name"] == DISTRIBUTION
+    assert install_command("mcp", "hub").endswith(f" install {what}")
+
+
+def test_what_installs_is_of_this_interpreter(tmp_path, monkeypatch):
+    python = tmp_path / "bin" / "python"
+    pip = tmp_path / "bin" / "pip"
+    pip.parent.mkdir()
+    pip.write_text("#!/bin/sh\n")
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PATH", "")
+    assert install_command("hub").startswith(f"{python} -m pip install ")
+    monkeypatch.setenv("PATH", str(pip.parent))
+    assert install_command("hub").startswith("pip install ")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert install_command("hub").startswith(f"uv pip install --python {python} ")
+
+
+def test_the_lock_is_that_of_the_project_and_names_the_public_index_alone():
+    uv = Path(sys.executable).with_name("uv")
+    done = subprocess.run([uv, "lock", "--check", "--offline"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    addresses = re.findall(r"https?://([^/\"]+)", (ROOT / "uv.lock").read_text())
+    assert set(addresses) == {"pypi.org", "files.pythonhosted.org"}
+
+
+def test_the_first_screen_of_the_readme_has_both_commands():
+    screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:24]
+    assert {line.split("  ")[0] for line in screen} >= {"make demo", "make test"}

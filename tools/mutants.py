@@ -1,0 +1,374 @@
+"""Random small defects in the core, and whether the tests notice: which rules does no test hold to?
+
+    python tools/mutants.py [--count 120] [--seed 0] [--room NAME ...] [--report FILE]
+
+A mutant is a module with one change: `<` for `<=`, `and` for `or`, one more than a number, a call left out.
+Each lies in a copy of the working tree and meets the fast tests of its room that run the changed line (found
+by running them once under `coverage`). What survives is printed, to be judged by a person: some
+changes make no difference that matters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import functools
+import importlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = ("hypothesis", "jinja2", "pydantic", "safetensors.torch", "torch", "transformers", "pytest")
+"""Of others: imported once; every mutant is a fork of this process."""
+MEMORY = 16 * 2**30
+PATIENCE = (60.0, 10.0)
+"""Seconds a mutant gets beyond so many times what its tests took: with it they may not end at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Modules (globs under src/buckeye) and the tests that are theirs."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+ROOMS = {
+    "losses": Room(("trainer/losses/*.py", "trainer/batch_loss.py"), ("tests/trainer",)),
+    "packing": Room(
+        ("trainer/packing.py", "trainer/rows.py", "trainer/micro_batch.py", "trainer/inbox.py"),
+        ("tests/trainer",),
+    ),
+    "samples": Room(("orchestrator/samples.py", "orchestrator/rollout.py"), ("tests/orchestrator",)),
+    "advantages": Room(
+        ("orchestrator/advantages.py", "orchestrator/filters.py", "orchestrator/shaping.py"),
+        ("tests/orchestrator",),
+    ),
+    "collector": Room(
+        ("orchestrator/collector.py", "orchestrator/admission.py", "orchestrator/lockstep.py"),
+        ("tests/orchestrator",),
+    ),
+    "tasks": Room(
+        ("orchestrator/curriculum.py", "orchestrator/task_sampler.py", "orchestrator/mixing.py"),
+        ("tests/orchestrator",),
+    ),
+    "batches": Room(
+        ("transport/*.py", "orchestrator/batch.py", "orchestrator/outbox.py"),
+        ("tests/transport", "tests/orchestrator"),
+    ),
+    "checkpoints": Room(
+        ("checkpoint/*.py",), ("tests/checkpoint", "tests/run/test_restarts.py", "tests/run/test_export.py")
+    ),
+    "progress": Room(
+        ("run/progress.py", "monitor/metrics.py", "run/plan.py", "run/preflight/memory.py"),
+        (
+            *("tests/run/test_progress.py", "tests/monitor/test_metrics.py", "tests/run/test_status.py"),
+            *("tests/run/test_plan.py", "tests/run/preflight"),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change: `source[start:end]`, in bytes, becomes `text`."""
+
+    path: Path
+    lines: range
+    start: int
+    end: int
+    text: bytes
+
+    def applied(self, source: bytes) -> bytes:
+        """The module with the change."""
+        return source[: self.start] + self.text + source[self.end :]
+
+
+# --- what may be changed ---
+
+_OTHER: dict[type, tuple[type, ...]] = {
+    ast.Lt: (ast.LtE, ast.Gt),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.Lt),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+    ast.Add: (ast.Sub,),
+    ast.Sub: (ast.Add,),
+    ast.Mult: (ast.Div,),
+    ast.Div: (ast.Mult,),
+    ast.FloorDiv: (ast.Mult,),
+    ast.Mod: (ast.Mult,),
+    ast.And: (ast.Or,),
+    ast.Or: (ast.And,),
+}
+
+
+def variants(node: ast.AST) -> Iterator[ast.AST]:
+    """What could stand in the place of a node."""
+    documents = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.Expr | ast.Continue | ast.Break | ast.AugAssign) and not documents:
+        yield ast.Pass()
+    if isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign):
+        for other in _OTHER.get(type(node.op), ()):
+            yield _with(node, op=other())
+    elif isinstance(node, ast.Compare):
+        for at, operator in enumerate(node.ops):
+            for other in _OTHER[type(operator)]:
+                yield _with(node, ops=[*node.ops[:at], other(), *node.ops[at + 1 :]])
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
+        yield node.operand
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield ast.Constant(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        yield ast.Constant(node.value + 1)
+    elif isinstance(node, ast.If | ast.While | ast.IfExp):
+        yield _with(node, test=ast.UnaryOp(ast.Not(), node.test))
+
+
+def _with(node: ast.AST, **fields: object) -> ast.AST:
+    return type(node)(**{name: getattr(node, name) for name in node._fields} | fields)
+
+
+def _looked_at(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those of annotations, decorators and messages."""
+    for name, value in ast.iter_fields(tree):
+        if name in ("annotation", "returns", "decorator_list"):
+            continue
+        for node in value if isinstance(value, list) else [value]:
+            if isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert) or not isinstance(node, ast.AST):
+                continue
+            if isinstance(node, ast.Call) and "log" in ast.unparse(node.func):
+                continue
+            yield node
+            yield from _looked_at(node)
+
+
+def mutants_of(path: Path) -> list[Mutant]:
+    """All that could be made of a module."""
+    source = path.read_bytes()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    found = []
+    for node in _looked_at(ast.parse(source)):
+        for variant in variants(node):
+            place, new = (
+                (node.test, variant.test) if isinstance(node, ast.If | ast.While) else (node, variant)
+            )
+            start = starts[place.lineno - 1] + place.col_offset
+            end = starts[place.end_lineno - 1] + place.end_col_offset
+            text = ast.unparse(ast.fix_missing_locations(new))
+            if isinstance(new, ast.expr):
+                text = f"({text})"
+            found.append(Mutant(path, range(place.lineno, place.end_lineno + 1), start, end, text.encode()))
+    return found
+
+
+# --- tests in a fork of this process ---
+
+
+def in_a_fork(work: Callable[[], int], *, seconds: float, output: Path) -> int | None:
+    """The exit code of `work`; None if it took too long, or too much memory."""
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        with output.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os._exit(work())
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def run_tests(copy: Path, words: list[str], plugin: object = None) -> int:
+    """Run pytest on a copy, in this process."""
+    import pytest
+
+    os.chdir(copy)
+    sys.path[:0] = [str(copy / "src"), str(copy)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
+    options = ["-q", "-m", "not slow and not gpu", "-p", "no:cacheprovider"]
+    return int(pytest.main([*options, *words], plugins=[plugin] if plugin else []))
+
+
+class Recorder:
+    """A plugin of pytest: which test runs which lines, and for how long."""
+
+    def __init__(self, copy: Path, kept: Path) -> None:
+        import coverage
+
+        self._coverage = coverage.Coverage(data_file=str(kept), source=[str(copy / "src")], config_file=False)
+        self._coverage.start()
+        self._kept = kept
+        self._seconds: dict[str, float] = {}
+
+    def pytest_runtest_protocol(self, item: object) -> None:
+        """Called before a test."""
+        self._coverage.switch_context(item.nodeid)  # type: ignore[attr-defined]
+
+    def pytest_runtest_logreport(self, report: object) -> None:
+        """Called after each of the three parts of a test."""
+        name = report.nodeid  # type: ignore[attr-defined]
+        self._seconds[name] = self._seconds.get(name, 0.0) + report.duration  # type: ignore[attr-defined]
+        if report.failed:  # type: ignore[attr-defined]
+            self._seconds[name] = float("inf")
+
+    def pytest_sessionfinish(self) -> None:
+        """Called at the end."""
+        self._coverage.stop()
+        self._coverage.save()
+        self._kept.with_suffix(".json").write_text(json.dumps(self._seconds))
+
+
+class Touched:
+    """Which tests run a line, from a recorded run of them."""
+
+    def __init__(self, kept: Path) -> None:
+        from coverage import CoverageData
+
+        self._data = CoverageData(str(kept))
+        self._data.read()
+        self.seconds: dict[str, float] = json.loads(kept.with_suffix(".json").read_text())
+        files = Counter[str]()
+        for name, seconds in self.seconds.items():
+            files[name.partition("::")[0]] += seconds
+        cheap_first = sorted(self.seconds, key=lambda name: files[name.partition("::")[0]])
+        self._order = {name: at for at, name in enumerate(cheap_first)}
+
+    @functools.cache  # noqa: B019  there is one for each set of tests
+    def _by_line(self, path: str) -> dict[int, list[str]]:
+        return self._data.contexts_by_lineno(path)
+
+    def tests(self, path: Path, lines: range) -> list[str]:
+        """Those of quick files first; for what runs when the module is imported, all that touch it."""
+        by_line = self._by_line(str(path))
+        found = {test for line in lines for test in by_line.get(line, ())}
+        if "" in found:
+            found = {test for tests in by_line.values() for test in tests}
+        passed = (test for test in found if self.seconds.get(test, float("inf")) < float("inf"))
+        return sorted(passed, key=self._order.__getitem__)
+
+
+def main() -> int:
+    """Make mutants, run tests on them, and say which survive."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=120, help="how many mutants, evenly over the rooms")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--room", action="append", choices=ROOMS, help="only this one; may be repeated")
+    parser.add_argument("--report", type=Path, help="a file for the survivors' changes")
+    words = parser.parse_args()
+    names = words.room or list(ROOMS)
+    for name in HEAVY:
+        importlib.import_module(name)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy = Path(folder) / "copy"
+        copy_tree(copy)
+        touched = {
+            tests: record(copy, tests, Path(folder)) for tests in {ROOMS[name].tests for name in names}
+        }
+        survivors = []
+        for name in names:
+            chosen = choose(copy, name, count=max(1, words.count // len(names)), seed=words.seed)
+            survivors += try_all(copy, name, chosen, touched[ROOMS[name].tests], Path(folder) / "output")
+    text = "\n".join(survivors)
+    if words.report:
+        words.report.write_text(text)
+    print(f"\n{text}\n{len(survivors)} survived; judge them one by one.")
+    return 0
+
+
+def copy_tree(copy: Path) -> None:
+    """What git knows of, as it lies in the working tree."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True)
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).exists():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+
+
+def record(copy: Path, tests: tuple[str, ...], folder: Path) -> Touched:
+    """Run the tests once, without a change."""
+    kept = folder / "-".join(test.replace("/", "_") for test in tests)
+    print(f"running {' '.join(tests)} without a change", flush=True)
+    output = folder / "recording"
+    in_a_fork(lambda: run_tests(copy, list(tests), Recorder(copy, kept)), seconds=3600, output=output)
+    if not kept.with_suffix(".json").exists():
+        sys.exit(f"error: the tests do not run:\n{output.read_text()[-3000:]}")
+    return Touched(kept)
+
+
+def choose(copy: Path, name: str, *, count: int, seed: int) -> list[Mutant]:
+    """Some mutants of a room, drawn by chance."""
+    modules = [path for glob in ROOMS[name].modules for path in sorted((copy / "src" / "buckeye").glob(glob))]
+    possible = [mutant for path in modules for mutant in mutants_of(path)]
+    return random.Random(f"{seed} {name}").sample(possible, min(count, len(possible)))
+
+
+def try_all(copy: Path, name: str, chosen: list[Mutant], touched: Touched, output: Path) -> list[str]:
+    """The changes of those that survive; prints the room's counts."""
+    survivors = []
+    ends: Counter[str] = Counter()
+    for mutant in chosen:
+        end, count = fate(copy, mutant, touched, output)
+        ends[end] += 1
+        if end == "survived":
+            survivors.append(f"--- {name}: survived {count} tests\n{difference(copy, mutant)}")
+            print(survivors[-1], flush=True)
+    print(f"{name}: {len(chosen)} mutants, " + ", ".join(f"{n} {end}" for end, n in ends.items()), flush=True)
+    return survivors
+
+
+def fate(copy: Path, mutant: Mutant, touched: Touched, output: Path) -> tuple[str, int]:
+    """Whether it was killed, hung or survived, and how many tests it met."""
+    tests = touched.tests(mutant.path, mutant.lines)
+    if not tests:
+        return "survived", 0
+    whole = mutant.path.read_bytes()
+    try:
+        mutant.path.write_bytes(mutant.applied(whole))
+        extra, times = PATIENCE
+        seconds = extra + times * sum(touched.seconds[test] for test in tests)
+        code = in_a_fork(lambda: run_tests(copy, ["-x", *tests]), seconds=seconds, output=output)
+    finally:
+        mutant.path.write_bytes(whole)
+    return ("hung" if code is None else "survived" if code == 0 else "killed"), len(tests)
+
+
+def difference(copy: Path, mutant: Mutant) -> str:
+    """The change, as `diff -u` shows it."""
+    whole = mutant.path.read_bytes()
+    before, after = (text.decode().splitlines() for text in (whole, mutant.applied(whole)))
+    name = str(mutant.path.relative_to(copy))
+    return "\n".join(difflib.unified_diff(before, after, name, name, lineterm="", n=2))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
