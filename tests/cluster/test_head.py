@@ -11,6 +11,7 @@ from buckeye.cluster.head import Nodes
 from buckeye.config.cluster import ClusterConfig
 from buckeye.errors import RunError, UsageError
 from tests.cluster.hosts import wait_until
+from tests.ports import free_port
 
 KEY = "k" * 32
 
@@ -41,9 +42,7 @@ class Node:
 
 @pytest.fixture
 def port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    return free_port()
 
 
 @pytest.fixture

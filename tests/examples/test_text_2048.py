@@ -3,12 +3,13 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "text_2048"
 
@@ -39,10 +40,7 @@ def shortened(folder, port):
 
 @pytest.mark.slow
 def test_it_runs_from_the_beginning_to_the_report(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = shortened(tmp_path / "example", port)
+    script = shortened(tmp_path / "example", free_port())
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("BUCKEYE_")},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

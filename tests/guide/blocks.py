@@ -7,12 +7,12 @@ curl, uv's downloads, nvidia-smi) are replaced by scripts that record how they w
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from tests.ports import free_port
 from tests.waiting import HANG
 
 GUIDE = Path(__file__).with_name("guide.md")
@@ -100,9 +100,7 @@ class Workspace:
 
     def start_server(self):
         """A process of Buckeye's that goes on, and is ready."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         words = ("-m", "buckeye", "inference", "--model.name", self.model, "--server.port", str(port))
         output = self.root / "server.stdout"
         server = subprocess.Popen(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from buckeye.inference.engine import Engine
 from buckeye.inference.vllm.install import install_vllm
 from buckeye.inference.vllm.interpreter import find_vllm
 from buckeye.inference.weights import Checkpoint, Weights
+from tests.ports import free_port
 from tests.rounding import logprob_error
 from tests.waiting import HANG
 
@@ -184,12 +184,6 @@ def chat_model(make_model, tokenizer) -> TinyModel:
     model = make_model("qwen3", seed=7)
     tokenizer.save_pretrained(model.directory)
     return model
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

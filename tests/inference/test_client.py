@@ -14,9 +14,10 @@ import torch
 from buckeye.errors import InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.transport.weights import read_weights_manifest
+from tests.ports import free_port
 from tests.waiting import HANG
 
-from .conftest import free_port, near
+from .conftest import near
 from .test_server import metric, publish, wait_for
 
 IDS = list(range(40, 60))

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from buckeye.remote.base import SshTarget
+from tests.ports import free_port
 from tests.remote.venvs import ROOT
 
 SOFTWARE = ROOT / ".cache" / "venvs" / "remote-pod"
@@ -46,12 +47,6 @@ class Host:
 def make_key(path: Path) -> Path:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 
@@ -14,13 +13,8 @@ from buckeye.config.environments import EnvConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.run.gateway import ensure_gateway, task_gateway
 from tests.envs.gateway.client import Client, scripted
+from tests.ports import free_port
 from tests.waiting import wait_for
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def answers(port):

@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 
 from tests.envs.gateway.test_runtimes import FAKE
 from tests.envs.mcp.leaks import assert_none_left
+from tests.ports import free_port
 from tests.run.test_supervision import child, events, finished, start, trained, wait_for
 
 __all__ = ["start"]  # a fixture
@@ -26,9 +26,7 @@ defaults: {max_turns: 2}
 @pytest.fixture
 def gym(runner):
     """Tasks whose server is an image behind a gateway of this machine, which runs it with a fake docker."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = {"url": f"http://localhost:{port}/mcp", "headers": {"Mcp-Image": "org/env:1"}}
     tasks = [
         {

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -24,6 +23,7 @@ from buckeye.trainer.micro_batch import MICRO_BATCH_FILE, is_out_of_memory
 from buckeye.trainer.rl import run_trainer
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.batches import Batch, Sample
+from tests.ports import free_port
 from tests.trainer.rl_runs import put
 from tests.trainer.trainer_config import sft_config, trainer_config
 
@@ -180,11 +180,8 @@ def test_what_torch_says_when_main_memory_is_short():
 
 def _launch(config: Path, marks: Path, *, failing_rank: int) -> None:
     """Two ranks, of which one runs out of memory in its first row."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     marks.mkdir()
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"OMP_NUM_THREADS": "1", "BUCKEYE_THREADS": "1"}
     processes = []
     for rank in range(2):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -29,6 +28,7 @@ from buckeye.trainer.rl import run_trainer
 from buckeye.trainer.sft import run_sft
 from buckeye.trainer.shards import read_like
 from buckeye.transport.batches import Batch, Sample, write_batch
+from tests.ports import free_port
 from tests.trainer.trainer_config import sft_config, trainer_config
 
 ME = RunIdentity(run_id="local", attempt=1)
@@ -94,10 +94,7 @@ def train(source: Path, run: Path, batches, *, ranks: int = 1, division=None, at
 
 def launch(ranks: int, *words: str, attempt: int = 1) -> None:
     """Run a Python command as each of the ranks, under the variables that `torchrun` sets."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"OMP_NUM_THREADS": "1", "BUCKEYE_THREADS": "1", "BUCKEYE_ATTEMPT": str(attempt)}
     processes = [
         subprocess.Popen([sys.executable, *words], env={**os.environ, **common, "RANK": str(rank)})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from buckeye.errors import CheckpointError, FinalRunError, TransportError
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.batches import Sample, end_batches, read_batch
 from buckeye.transport.weights import verify_weights
+from tests.ports import free_port
 from tests.trainer.rl_runs import ME, put, records
 from tests.trainer.trainer_config import trainer_config
 
@@ -358,7 +358,5 @@ def _port(tmp_path: Path) -> str:
     """A free port, the same for all ranks of a test."""
     path = tmp_path / "port"
     if not path.exists():
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            path.write_text(str(probe.getsockname()[1]))
+        path.write_text(str(free_port()))
     return path.read_text()

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 TEXT_2048 = Path(__file__).parents[3] / "environments" / "text_2048"
@@ -76,9 +76,7 @@ def builder_environment(folder):
 @contextmanager
 def registry(folder, **settings):
     """Its host and port. `settings` are more of its configuration."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{listener.getsockname()[1]}"
+    host = f"127.0.0.1:{free_port()}"
     folder.mkdir()
     storage = {"filesystem": {"rootdirectory": str(folder / "data")}}
     described = {"version": 0.1, "storage": storage, "http": {"addr": host}, "log": {"level": "warn"}}

@@ -2,13 +2,13 @@
 
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from buckeye.trainer.tiny import TinySize, make_tiny_model
+from tests.ports import free_port
 from tests.run.evaluation.chat_server import chat_server
 from tests.run.evaluation.test_eval_command import evaluate, rows
 
@@ -62,9 +62,7 @@ def test_native_tool_calls_over_the_chat_api(gym, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs a runtime for images")
 def test_a_gateway_is_started_for_tasks_that_expect_one(gym, tmp_path):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        address = f"http://localhost:{listener.getsockname()[1]}/mcp"
+    address = f"http://localhost:{free_port()}/mcp"
     task = json.loads((tmp_path / "tasks.json").read_text())[0]
     task["mcp_config"] = {"b": {"url": address, "headers": {"Authorization": "Bearer $buckeye_API_KEY"}}}
     (tmp_path / "tasks.json").write_text(json.dumps(task))

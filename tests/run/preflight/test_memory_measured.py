@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from buckeye.run.preflight.memory import Hardware, plan_memory, processor_has_bf
 from buckeye.run.preflight.shape import read_shape
 from buckeye.trainer.tiny import TinySize, make_tiny_model
 from buckeye.transport.batches import Batch, Sample, end_batches, write_batch
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -116,9 +116,7 @@ def test_a_trainer(tmp_path, model, row, words):
 
 @pytest.mark.parametrize("length", [256, 1024])
 def test_an_engine(tmp_path, model, length):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     argv = ["inference", "--model.name", str(model), "--model.device", "cpu", "--server.port", str(port)]
     argv += ["--model.max-model-len", str(length), "--output-dir", str(tmp_path)]
     with (tmp_path / "stdout").open("wb") as out:
