@@ -72,6 +72,20 @@ def test_the_same_error_at_the_same_step_is_deterministic(second, kind):
     assert isinstance(budget.after(1, cause=cause, step=step), kind)
 
 
+def test_the_same_error_at_every_step_is_no_progress():
+    budget = Budget(most=50, window=100.0)
+    for step in (3, 4):
+        assert isinstance(budget.after(step, cause="shape", step=step), Again)
+        budget.refill()  # as a checkpoint does
+    assert isinstance(budget.after(5, cause="shape", step=5), GiveUp)
+
+
+def test_the_same_error_now_and_then_is_tried_again():
+    budget = Budget(most=50, window=100.0)
+    for step in (3, 4, 9, 10, 20):
+        assert isinstance(budget.after(step, cause="network", step=step), Again)
+
+
 def test_an_error_that_others_came_between_is_tried_again():
     budget = Budget(most=5, window=100.0)
     verdicts = [budget.after(now, cause=cause, step=7) for now, cause in enumerate(["shape", None, "shape"])]

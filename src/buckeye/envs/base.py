@@ -105,6 +105,7 @@ class Outcome:
     `turn_rewards`, which is optional, says what each turn was paid, one entry for each call of `Policy.chat`;
     they add up to `reward`. `boundary` says where an errored rollout failed. Only a `GroupEnvironment` leaves
     a rollout `pending`, which is then its name for it: neither reward nor error until the group is finished.
+    `trace` says where an error was raised: frames, outermost first. Whoever plays sets it.
     """
 
     reward: float | None
@@ -114,6 +115,7 @@ class Outcome:
     turn_rewards: Sequence[float] | None = None
     boundary: Boundary | None = None
     pending: str | None = None
+    trace: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if sum(value is not None for value in (self.reward, self.error, self.pending)) != 1:

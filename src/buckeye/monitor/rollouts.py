@@ -35,6 +35,7 @@ class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
     components: dict[str, float] = {}
     stop_reason: str | None = None
     error: str | None = None
+    trace: list[str] = []
     truncated: bool = False
     turns: int = 0
     turns_extended: int = 0

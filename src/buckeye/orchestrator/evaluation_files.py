@@ -93,6 +93,7 @@ def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> 
                 "stop_reason": rollout.outcome.stop_reason,
                 "truncated": rollout.truncated,
                 "error": rollout.outcome.error,
+                "trace": list(rollout.outcome.trace),
             },
             ensure_ascii=False,
             default=str,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 
 from buckeye.envs.base import Environment, GroupEnvironment, Outcome, Task
+from buckeye.envs.outcomes import checked, errored, raised
 
 
 async def finished_outcomes(
@@ -33,11 +33,12 @@ async def finished_outcomes(
     except TimeoutError:
         return _unscored(outcomes, f"the group was not scored within {timeout:g} s")
     except Exception as error:  # not our code
-        return _unscored(outcomes, f"{type(error).__name__}: {error}")
+        failed = raised("score", error)
+        return [outcome if outcome.pending is None else failed for outcome in outcomes]
     if len(finished) != len(outcomes):
         return _unscored(outcomes, f"of {len(outcomes)} rollouts {len(finished)} were scored")
     return [
-        outcome if outcome.pending is None else _checked(scored, count)  # what has failed is never scored
+        outcome if outcome.pending is None else _with_reward(scored, count)  # what has failed is never scored
         for outcome, scored, count in zip(outcomes, finished, turns, strict=True)
     ]
 
@@ -46,17 +47,14 @@ def _unscored(outcomes: Sequence[Outcome], why: str) -> list[Outcome]:
     return [outcome if outcome.pending is None else _failed(why) for outcome in outcomes]
 
 
-def _checked(outcome: Outcome, turns: int) -> Outcome:
-    if not isinstance(outcome, Outcome):
-        return _failed(f"finish_group() returned a {type(outcome).__name__}, not an Outcome")
+def _with_reward(given: object, turns: int) -> Outcome:
+    outcome = checked(given)
     if outcome.pending is not None:
         return _failed("finish_group() left it without a reward")
-    if outcome.reward is not None and not math.isfinite(outcome.reward):
-        return _failed(f"the reward is {outcome.reward}")
     if outcome.turn_rewards is not None and len(outcome.turn_rewards) != turns:
         return _failed(f"turn_rewards has {len(outcome.turn_rewards)} entries; there were {turns} turns")
     return outcome
 
 
 def _failed(why: str) -> Outcome:
-    return Outcome(reward=None, stop_reason="error", error=f"score: {why}", boundary="score")
+    return errored("score", f"score: {why}")

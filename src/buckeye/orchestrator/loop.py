@@ -6,7 +6,7 @@ import asyncio
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -34,10 +34,11 @@ from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versio
 from buckeye.orchestrator.evaluation_files import evaluate_and_write, sampling_record
 from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.loop_watch import LoopWatch, tell_of_a_held_up_loop
 from buckeye.orchestrator.outbox import Outbox
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.policy import derive_seed
-from buckeye.orchestrator.rollout import Group, Rollout, RolloutPlayer
+from buckeye.orchestrator.rollout import Group, Rollout, RolloutPlayer, TaskPlayer
 from buckeye.orchestrator.running import first_to_end, until_stopped
 from buckeye.orchestrator.shaping import RewardShaping, reward_shaping
 from buckeye.orchestrator.standstill import Standstill
@@ -89,6 +90,7 @@ class Orchestrator:
         self.lockstep = Lockstep(self.client) if config.max_async_level == 0 else None
         self.throughput = Throughput()
         self.times = LoopTimes(self.client)
+        self.loop_watch = LoopWatch(TaskPlayer._play_once.__code__, tell_of_a_held_up_loop)
         self.standstill = Standstill(config.advantage)
         self.shaping = reward_shaping(config)
         check_advantage(config.advantage)
@@ -118,10 +120,12 @@ class Orchestrator:
                 newest_possible=lambda: int(self.state["step"]),
                 on_update=collector.set_version,
             )
+            self.loop_watch.start()
             try:
                 background = (watcher.run(), self.outbox.run(), self.wrong_servers.run())
                 await first_to_end(self._steps(collector, watcher), *background)
             finally:
+                self.loop_watch.stop()
                 await collector.close()
         log.log(SUCCESS, "Orchestrator finished.")
 
@@ -225,10 +229,15 @@ class Orchestrator:
                 self._end_early(step, collected)
                 break
             beat.report(f"writes batch {step}")
+            measured = batch_metrics(step, collected.groups, config)  # what cannot be, fails before hand-over
             with self.times.stopwatch.of("write_batch"):
                 await self._hand_over(step, collected, collector)
-            times = {"time/step": time.monotonic() - started, **self.times.record(collected, watcher)}
-            await self._report(step, collected, collector, times, val_reward)
+            times = {
+                "time/step": time.monotonic() - started,
+                "time/loop_held_up": self.loop_watch.take_seconds(),
+                **self.times.record(collected, watcher),
+            }
+            await self._report(step, collected, collector, measured | times, val_reward)
             step += 1
         await self._final_evaluation(step, watcher)
 
@@ -294,14 +303,12 @@ class Orchestrator:
         step: int,
         collected: Collected,
         collector: GroupCollector,
-        times: Mapping[str, float],
+        metrics: dict[str, float],
         val_reward: float | None,
     ) -> None:
-        metrics = batch_metrics(step, collected.groups, self.config)
         tokens = sum(r.total_tokens for g in collected.groups for r in g.scored)
         metrics |= {
-            "perf/throughput": self.throughput.add(tokens, times["time/step"]),
-            **times,
+            "perf/throughput": self.throughput.add(tokens, metrics["time/step"]),
             "progress/total_tokens": self.state["tokens"],
             "progress/total_samples": self.state["samples"],
             "progress/total_problems": self.state["problems"],
@@ -328,7 +335,7 @@ class Orchestrator:
             "Step %d | Time: %.2fs | Reward: %.4f%s | Throughput: %.1f tokens/s"
             " | Seq. Length: %.1f tokens/sample%s",
             step,
-            times["time/step"],
+            metrics["time/step"],
             metrics["reward/mean"],
             val,
             metrics["perf/throughput"],

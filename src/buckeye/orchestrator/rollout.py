@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from buckeye.envs.base import Boundary, FinishReason, GroupEnvironment, Message, Outcome, Policy, Task
+from buckeye.envs.base import FinishReason, GroupEnvironment, Message, Outcome, Policy, Task
+from buckeye.envs.outcomes import checked, errored, raised
 from buckeye.errors import InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
@@ -26,6 +26,8 @@ from buckeye.orchestrator.shaping import OwnFunctionError, RewardShaping
 from buckeye.orchestrator.task_sampler import GroupTask
 
 log = logging.getLogger(__name__)
+
+_MOST_TOLD = 20  # kinds of errors that are shown in full
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,8 +135,9 @@ class Group:
 
     @property
     def errors(self) -> list[str]:
-        """Why its errored rollouts failed."""
-        return [r.outcome.error for r in self.rollouts if r.outcome.error is not None]
+        """Why its errored rollouts failed, with their task."""
+        failed = [r for r in self.rollouts if r.outcome.error is not None]
+        return [f"{r.env_name}, task {r.task.id}: {r.outcome.error}" for r in failed]
 
 
 class PlayingPolicy(Policy, Protocol):
@@ -182,6 +185,7 @@ class TaskPlayer:
         self._timeout = timeout
         self._retries = retries
         self._shaping = shaping
+        self._told: set[tuple[str, str]] = set()
         self._slots = asyncio.Semaphore(max_concurrent) if max_concurrent else contextlib.nullcontext()
 
     def start_group(self, group: GroupTask, size: int) -> asyncio.Task[Group]:
@@ -209,8 +213,17 @@ class TaskPlayer:
             rollout = await self._play_once(env, task, policy)
             if rollout.outcome.error is None:
                 break
-            log.debug("rollout of %s failed: %s", task.id, rollout.outcome.error)
+            self._tell(rollout)
         return rollout
+
+    def _tell(self, rollout: Rollout) -> None:
+        """Show the first error that comes from a place in an environment's code with all places before it."""
+        log.debug("rollout of %s failed: %s", rollout.task.id, rollout.outcome.error)
+        trace = rollout.outcome.trace
+        if trace and (rollout.env_name, trace[-1]) not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add((rollout.env_name, trace[-1]))
+            frames = "".join(f"\n  {frame}" for frame in trace)
+            log.warning("%s, task %s: %s%s", rollout.env_name, rollout.task.id, rollout.outcome.error, frames)
 
     async def _play_once(self, env: NamedEnvironment, task: Task, policy: PlayingPolicy) -> Rollout:
         started = time.monotonic()
@@ -219,7 +232,7 @@ class TaskPlayer:
         if isinstance(environment, GroupEnvironment):
             play = environment.rollout_in_group
         played = await play_outcome(lambda: play(task, policy), self._timeout_of(env))
-        outcome = _checked(played, policy)
+        outcome = _with_all_turns(played, policy)
         rollout = Rollout(
             env_name=env.name,
             task=task,
@@ -260,6 +273,9 @@ class TaskPlayer:
         )
         rollouts = [replace(rollout, outcome=outcome) for rollout, outcome in zip(played, after, strict=True)]
         pending = [outcome.pending is not None for outcome in before]
+        for rollout, waited in zip(rollouts, pending, strict=True):
+            if waited and rollout.reward is None:
+                self._tell(rollout)
         return tuple(
             shaped(rollout, self._shaping) if waited and self._shaping is not None else rollout
             for rollout, waited in zip(rollouts, pending, strict=True)
@@ -327,24 +343,20 @@ class RolloutPlayer(TaskPlayer):
 
 
 async def play_outcome(rollout: Callable[[], Awaitable[Outcome]], timeout: float) -> Outcome:
-    """The outcome of a rollout; one with an error if it takes more than `timeout` seconds, raises, or returns
-    something else. Raises CancelledError only if this task itself is cancelled."""
+    """The outcome of a rollout, checked; one with an error if it takes more than `timeout` seconds, raises,
+    or returns something else. Raises CancelledError only if this task itself is cancelled."""
     try:
         async with asyncio.timeout(timeout):
-            outcome = await rollout()
+            return checked(await rollout())
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise  # the run is ending
-        return _failed("step", "the environment cancelled its rollout")
+        return errored("step", "the environment cancelled its rollout")
     except TimeoutError:
-        return _failed("timeout", f"no outcome within {timeout:g} s")
+        return errored("timeout", f"no outcome within {timeout:g} s")
     except Exception as error:  # not our code: whatever it raises is the end of this rollout only
-        boundary: Boundary = "model" if isinstance(error, InferenceError) else "step"
-        return _failed(boundary, f"{type(error).__name__}: {error}")
-    if not isinstance(outcome, Outcome):
-        return _failed("score", f"rollout() returned {type(outcome).__name__}, not an Outcome")
-    return outcome
+        return raised("model" if isinstance(error, InferenceError) else "step", error)
 
 
 def _params_of(env: NamedEnvironment, params: SamplingParams) -> SamplingParams:
@@ -357,11 +369,6 @@ def _params_of(env: NamedEnvironment, params: SamplingParams) -> SamplingParams:
     )
 
 
-def _failed(boundary: Boundary, error: str) -> Outcome:
-    stop_reason = "timeout" if boundary == "timeout" else "error"
-    return Outcome(reward=None, stop_reason=stop_reason, error=error, boundary=boundary)
-
-
 def shaped(rollout: Rollout, shaping: RewardShaping) -> Rollout:
     """The rollout with what `shaping` adds to its reward; an errored one as it is, and one that a function of
     the user's fails with is errored."""
@@ -370,16 +377,14 @@ def shaped(rollout: Rollout, shaping: RewardShaping) -> Rollout:
     try:
         return replace(rollout, shaping=shaping.amounts(rollout.as_scored()))
     except OwnFunctionError as error:
-        return replace(rollout, outcome=_failed("score", str(error)))
+        return replace(rollout, outcome=errored("score", str(error)))
 
 
-def _checked(outcome: Outcome, policy: PlayingPolicy) -> Outcome:
-    """The outcome, or what is wrong with its rewards."""
-    wrong = None
-    if outcome.reward is not None and not math.isfinite(outcome.reward):
-        wrong = f"the reward is {outcome.reward}"
-    if outcome.turn_rewards is not None:
-        given, most = len(outcome.turn_rewards), policy.turns + policy.turns_without_room
-        if not policy.turns <= given <= most:
-            wrong = f"turn_rewards has {given} entries; there were {most} turns"
-    return outcome if wrong is None else _failed("score", wrong)
+def _with_all_turns(outcome: Outcome, policy: PlayingPolicy) -> Outcome:
+    """The outcome, or that its turn_rewards are not those of the turns."""
+    if outcome.turn_rewards is None:
+        return outcome
+    given, most = len(outcome.turn_rewards), policy.turns + policy.turns_without_room
+    if policy.turns <= given <= most:
+        return outcome
+    return errored("score", f"turn_rewards has {given} entries; there were {most} turns")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 FIRST_DELAY = 1.0
 _LONGEST_DELAY = 60.0
+_SAME_AT_EVERY_STEP = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,22 @@ class Budget:
     first_delay: float = FIRST_DELAY
     _ends: list[float] = field(default_factory=list)
     _last: tuple[str, int] | None = None
+    _same: int = 0  # ends in a row with the same cause, each a step after the one before at most
 
     def after(self, now: float, *, cause: str | None, step: int) -> Again | GiveUp:
         """What follows on an end at the time `now`. `cause` is the error that the process named itself, None
         if it was ended by others; `step` is how far the run had come."""
-        if cause is not None and self._last == (cause, step):
+        before, self._last = self._last, None if cause is None else (cause, step)
+        if cause is not None and before == (cause, step):
             return GiveUp(
                 f"It failed in the same way before, also at step {step}: starting it again is no use."
             )
-        self._last = (cause, step) if cause is not None else None
+        self._same = self._same + 1 if before in ((cause, step - 1), (cause, step)) else 1
+        if self._same >= _SAME_AT_EVERY_STEP:
+            return GiveUp(
+                f"It failed in the same way at each of the last {self._same} steps: "
+                "starting it again is no use."
+            )
         self._ends = [end for end in self._ends if now - end < self.window]
         if len(self._ends) >= self.most:
             return GiveUp(f"{self._said()}.")

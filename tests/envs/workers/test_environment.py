@@ -74,6 +74,12 @@ def test_what_goes_wrong_in_a_rollout_is_an_error_with_its_boundary_and_never_a_
     assert environment.workers() == before
 
 
+def test_an_error_says_where_it_was_raised(environment):
+    [outcome] = play(environment, "raises")
+    assert outcome.error.endswith(" in _raises)")
+    assert "/rogue.py:" in outcome.trace[-1]
+
+
 def test_what_an_environment_does_to_its_process_stays_there(environment):
     before = environment.workers()
     harmless = ["exits_elsewhere", "forks", "ignores_signals", "leaves_thread", "good"]
@@ -92,7 +98,7 @@ def test_a_worker_sees_nothing_of_our_variables_but_those_named(opened, monkeypa
     (tmp_path / ".env").write_text("SEARCH_KEY=from a file\n")
     environment = opened(variables=("JUDGE_KEY", "SEARCH_KEY", "NOT_SET"))
     [outcome] = play(environment, "environ")
-    seen = json.loads(outcome.error.removeprefix("step: RuntimeError: "))
+    seen, _ = json.JSONDecoder().raw_decode(outcome.error.removeprefix("step: RuntimeError: "))
     assert (seen["JUDGE_KEY"], seen["SEARCH_KEY"]) == ("open", "from a file")
     assert seen["PATH"] == os.environ["PATH"]
     assert not {"WANDB_API_KEY", "PYTHONPATH", "NOT_SET"} & set(seen)

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from buckeye.envs.base import Boundary, Environment, FinishReason, Message, Outcome, Policy, Reply, Task, Tool
+from buckeye.envs.base import Environment, FinishReason, Message, Outcome, Policy, Reply, Task, Tool
+from buckeye.envs.outcomes import checked, errored, raised
 from buckeye.errors import InferenceError
 
 TURN_LIMIT = 1000
@@ -130,19 +131,10 @@ async def outcome_with(
         return None
     try:
         async with asyncio.timeout(min(ROLLOUT_SECONDS, left)):
-            outcome = await environment.rollout(task, policy)
+            return checked(await environment.rollout(task, policy))
     except TimeoutError:
         if left < ROLLOUT_SECONDS and time.monotonic() >= deadline:
             return None
-        return _failed(f"no outcome within {ROLLOUT_SECONDS:g} s", "timeout")
+        return errored("timeout", f"no outcome within {ROLLOUT_SECONDS:g} s")
     except Exception as error:  # not our code: whatever it raises ends this rollout only
-        return _failed(f"{type(error).__name__}: {error}")
-    if not isinstance(outcome, Outcome):
-        return _failed(f"rollout() returned {type(outcome).__name__}, not an Outcome")
-    if outcome.reward is not None and not isinstance(outcome.reward, (int, float)):
-        return _failed(f"the reward is a {type(outcome.reward).__name__}, not a number")
-    return outcome
-
-
-def _failed(why: str, boundary: Boundary | None = None) -> Outcome:
-    return Outcome(reward=None, stop_reason="error", error=why, boundary=boundary)
+        return raised("step", error)

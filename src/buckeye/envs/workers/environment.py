@@ -15,7 +15,7 @@ from typing import Any
 from buckeye.envs.base import Outcome, Policy, Task
 from buckeye.envs.mcp.server_process import without_secrets
 from buckeye.envs.wire import Endpoint, Limits, Usage, serve
-from buckeye.envs.workers.errors import Fault, WorkerFault, boundary_of
+from buckeye.envs.workers.errors import Fault, WorkerFault, fault_of
 from buckeye.envs.workers.guest.outcomes import OutcomeError, checked_outcome
 from buckeye.envs.workers.hub import hub
 from buckeye.envs.workers.pool import WorkerPool
@@ -210,7 +210,7 @@ def _outcome(answer: Any, serial: int) -> Outcome:
     try:
         values = checked_outcome(answer)
         if error := values["error"]:
-            raise Fault(boundary_of(error["boundary"]), error["type"], error["message"])
+            raise fault_of(error)
         pending = None if values["handle"] is None else f"{serial}/{values['handle']}"
         return Outcome(
             reward=values["reward"] if pending is None else None,
@@ -239,6 +239,7 @@ def _failed(fault: Fault, *secrets: str) -> Outcome:
         stop_reason="timeout" if fault.boundary == "timeout" else "error",
         error=without_secrets(str(fault), secrets),
         boundary=fault.boundary,
+        trace=fault.trace,
     )
 
 

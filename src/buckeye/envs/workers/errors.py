@@ -3,20 +3,23 @@ outcome, and what keeps an environment from being loaded becomes a message for a
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 from buckeye.envs.base import Boundary
+from buckeye.envs.workers.guest.traces import checked_frames, place_of
 
 
 class Fault(Exception):
-    """Something failed at `boundary`; `kind` is the class of the error there, or what befell the worker."""
+    """Something failed at `boundary`; `kind` is the class of the error there, or what befell the worker;
+    `trace` are the frames of the environment that it came through."""
 
-    def __init__(self, boundary: Boundary, kind: str, message: str) -> None:
+    def __init__(self, boundary: Boundary, kind: str, message: str, trace: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.boundary, self.kind, self.message = boundary, kind, message
+        self.boundary, self.kind, self.message, self.trace = boundary, kind, message, tuple(trace)
 
     def __str__(self) -> str:
-        return f"{self.boundary}: {self.kind}: {self.message}"
+        return f"{self.boundary}: {self.kind}: {self.message}{place_of(self.trace)}"
 
 
 class WorkerFault(Fault):
@@ -30,6 +33,12 @@ class WorkerFault(Fault):
     def by_chance(self) -> bool:
         """Whether another worker may well do better with the same."""
         return self.kind in ("killed", "silent")
+
+
+def fault_of(error: Mapping[str, Any]) -> Fault:
+    """The fault that a worker has sent as `guest.outcomes.failure` makes it."""
+    trace = checked_frames(error.get("trace"))
+    return Fault(boundary_of(error["boundary"]), str(error["type"]), str(error["message"]), trace)
 
 
 def boundary_of(name: object) -> Boundary:

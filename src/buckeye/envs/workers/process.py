@@ -18,7 +18,7 @@ import psutil  # type: ignore[import-untyped]
 
 from buckeye.envs.base import Boundary
 from buckeye.envs.mcp.guard import GUARD
-from buckeye.envs.workers.errors import Fault, WorkerFault, boundary_of
+from buckeye.envs.workers.errors import Fault, WorkerFault, fault_of
 from buckeye.envs.workers.guest.frames import (
     HEADER,
     PROTOCOL,
@@ -211,9 +211,7 @@ class WorkerProcess:
         elif kind == "result":
             question.answer.set_result(frame["value"])
         else:
-            error = frame["error"]
-            fault = Fault(boundary_of(error["boundary"]), str(error["type"]), str(error["message"]))
-            _fail(question.answer, fault)
+            _fail(question.answer, fault_of(frame["error"]))
 
     async def _keep_output(self) -> None:
         stream = self._process.stdout

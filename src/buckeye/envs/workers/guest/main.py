@@ -20,7 +20,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,6 +50,7 @@ class Guest:
     def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self._frames = importlib.import_module(f"{PACKAGE}.frames")
         self._outcomes = importlib.import_module(f"{PACKAGE}.outcomes")
+        self._traces = importlib.import_module(f"{PACKAGE}.traces")
         self._link = importlib.import_module(f"{PACKAGE}.link").Link(connection)
         self._loop = loop
         self._pid = os.getpid()
@@ -126,7 +127,9 @@ class Guest:
             answer = self._error(frame["id"], boundary, error, f"the answer cannot be sent: {error}")
         except BaseException as error:  # also SystemExit: it is the environment that wanted to end
             _print_traceback(error)
-            answer = self._error(frame["id"], getattr(error, "boundary", boundary), error, _text(error))
+            trace = [] if type(error).__name__ == "AdapterError" else self._traces.frames_of(error)
+            boundary = getattr(error, "boundary", boundary)
+            answer = self._error(frame["id"], boundary, error, _text(error), trace)
         if os.getpid() != self._pid:
             os._exit(0)
         self._link.send_encoded(answer)
@@ -134,11 +137,13 @@ class Guest:
     def _cancelled(self, number: int, error: BaseException) -> bytes:
         return self._error(number, "timeout", error, "the rollout was cancelled")
 
-    def _error(self, number: int, boundary: str, error: BaseException, message: str) -> bytes:
+    def _error(
+        self, number: int, boundary: str, error: BaseException, message: str, trace: Sequence[str] = ()
+    ) -> bytes:
         if boundary not in self._outcomes.BOUNDARIES:
             boundary = "step"
         message = message.encode("utf-8", "replace").decode()
-        failure = self._outcomes.failure(boundary, type(error).__name__, message)
+        failure = self._outcomes.failure(boundary, type(error).__name__, message, list(trace))
         return self._frames.encode({"type": "error", "id": number, "error": failure})
 
     async def _do(self, frame: dict[str, Any]) -> Any:

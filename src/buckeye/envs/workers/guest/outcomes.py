@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
+
+from .traces import checked_frames
 
 BOUNDARIES = ("load", "reset", "step", "model", "score", "agent", "worker", "timeout")
 """Where a rollout can fail: loading the environment, beginning an episode, playing it, asking the model,
@@ -46,9 +49,11 @@ def checked_outcome(value: Any) -> dict[str, Any]:
     }
 
 
-def failure(boundary: str, kind: str, message: str) -> dict[str, str]:
-    """An error as it is sent: where it happened, its class, and its message, shortened if it is very long."""
-    return {"boundary": boundary, "type": kind[:_MAX_NAME], "message": shortened(message)}
+def failure(boundary: str, kind: str, message: str, trace: Any = None) -> dict[str, Any]:
+    """An error as it is sent: where it happened, its class, its message, shortened if it is very long, and
+    the frames that it came through."""
+    sent = {"boundary": boundary, "type": kind[:_MAX_NAME], "message": shortened(message)}
+    return {**sent, "trace": checked_frames(trace)}
 
 
 def shortened(message: str) -> str:
@@ -67,20 +72,30 @@ def _reward(value: Any, *, later: bool) -> float | None:
 
 
 def number(value: Any, what: str) -> float:
-    """A finite number as a float. Raises OutcomeError for anything else, which `what` names."""
-    if not isinstance(value, Real):
+    """A finite number as a float, also a scalar of numpy or torch. Raises OutcomeError for anything else,
+    which `what` names."""
+    plain = _plain(value)
+    if not isinstance(plain, Real):
         raise OutcomeError(f"{what} is {_shown(value)}, not a number")
     try:
-        found = float(value)
-    except (OverflowError, ValueError):
+        found = float(plain)
+    except Exception:  # too large, or a number of somebody's own
         found = math.inf
     if not math.isfinite(found):
         raise OutcomeError(f"{what} is {_shown(value)}, which is not finite")
     return found
 
 
+def _plain(value: Any) -> Any:
+    """The number that a scalar of numpy or torch holds; anything else as it is."""
+    try:
+        return value.item() if value.shape == () else value
+    except Exception:  # it is none, or only looks like one
+        return value
+
+
 def _components(value: Any) -> dict[str, float]:
-    if not isinstance(value, dict):
+    if not isinstance(value, Mapping):
         raise OutcomeError(f"components is {_shown(value)}, not a dictionary")
     if len(value) > _MAX_COMPONENTS:
         raise OutcomeError(f"there are {len(value)} components; {_MAX_COMPONENTS} is the most")
@@ -94,17 +109,18 @@ def _components(value: Any) -> dict[str, float]:
 def _turn_rewards(value: Any) -> list[float] | None:
     if value is None:
         return None
-    if not isinstance(value, list) or len(value) > _MAX_TURNS:
+    if not isinstance(value, list | tuple) or len(value) > _MAX_TURNS:
         raise OutcomeError(f"turn_rewards is {_shown(value)}, not a list of at most {_MAX_TURNS} numbers")
     return [number(given, f"the reward of turn {turn}") for turn, given in enumerate(value)]
 
 
-def _error(value: Any) -> dict[str, str] | None:
+def _error(value: Any) -> dict[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("boundary") not in BOUNDARIES:
         raise OutcomeError(f"the error is {_shown(value)}; it names no boundary ({', '.join(BOUNDARIES)})")
-    return failure(value["boundary"], str(value.get("type", "Error")), str(value.get("message", "")))
+    kind, message = str(value.get("type", "Error")), str(value.get("message", ""))
+    return failure(value["boundary"], kind, message, value.get("trace"))
 
 
 def _name(value: Any, what: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from ..traces import frames_of
+
 Json = dict[str, Any]
 """A JSON object."""
 
@@ -68,23 +70,25 @@ def pending(handle: str, *, stop_reason: str) -> Json:
     }
 
 
-def failed(boundary: Boundary, kind: str, message: str) -> Json:
-    """The outcome of a rollout without a reward, and why; `kind` is the name of the error."""
+def failed(boundary: Boundary, kind: str, message: str, trace: Sequence[str] = ()) -> Json:
+    """The outcome of a rollout without a reward, and why; `kind` is the name of the error, and `trace` the
+    frames that it came through."""
     return {
         "reward": None,
         "components": {},
         "stop_reason": "error",
-        "error": {"boundary": boundary, "type": kind, "message": message},
+        "error": {"boundary": boundary, "type": kind, "message": message, "trace": list(trace)},
     }
 
 
 def raised(boundary: Boundary, error: BaseException) -> Json:
     """The outcome of a rollout in which `error` was raised, with what caused it."""
-    kind, said = type(error).__name__, [str(error)]
+    kind, said, trace = type(error).__name__, [str(error)], frames_of(error)
     while (cause := error.__cause__) is not None and len(said) < 4:
         error = cause
         said.append(f"{type(error).__name__}: {error}")
-    return failed(boundary, kind, " <- ".join(filter(None, said)))
+        trace = frames_of(error) or trace
+    return failed(boundary, kind, " <- ".join(filter(None, said)), [] if boundary == "model" else trace)
 
 
 def single_group_only(name: str) -> AdapterError:

@@ -10,7 +10,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from .base import AdapterError, Json, failed, raised, scored, single_group_only
+from .base import AdapterError, Json, failed, raised, single_group_only
 from .model import ModelError, chat
 
 GROUP = "buckeye.environments"
@@ -81,10 +81,9 @@ class BuckeyeEnvironment:
         except Exception as error:
             return raised("step", error)
         if outcome.error is not None:
-            return failed(outcome.boundary or "step", "OutcomeError", outcome.error)
-        turns = {} if outcome.turn_rewards is None else {"turn_rewards": list(outcome.turn_rewards)}
-        components = dict(outcome.components)
-        return scored(outcome.reward, components=components, stop_reason=outcome.stop_reason, **turns)
+            return failed(outcome.boundary or "step", "OutcomeError", str(outcome.error))
+        fields = ("reward", "components", "stop_reason", "turn_rewards")
+        return {name: getattr(outcome, name) for name in fields}
 
     async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
         raise single_group_only(self._env.name)

@@ -1,0 +1,77 @@
+"""The door: what an environment hands back is checked here, before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from buckeye.envs.base import Boundary, Outcome
+from buckeye.envs.workers.errors import boundary_of
+from buckeye.envs.workers.guest.outcomes import OutcomeError, checked_outcome, shortened
+from buckeye.envs.workers.guest.traces import checked_frames, frames_of, place_of
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def checked(outcome: object) -> Outcome:
+    """The outcome with plain numbers and texts; one with an error that names the field where it holds
+    something else. An errored one has no components."""
+    if not isinstance(outcome, Outcome):
+        return errored("score", f"the environment returned a {type(outcome).__name__}, not an Outcome")
+    try:
+        return _scored(outcome) if outcome.error is None else _failed(outcome)
+    except (OutcomeError, ValueError) as error:
+        return errored("score", str(error))
+
+
+def _scored(outcome: Outcome) -> Outcome:
+    """Raises OutcomeError, and ValueError for turn_rewards that do not add up."""
+    found = checked_outcome(
+        {
+            "reward": outcome.reward,
+            "components": outcome.components,
+            "stop_reason": outcome.stop_reason,
+            "turn_rewards": outcome.turn_rewards,
+            "handle": outcome.pending,
+        }
+    )
+    return Outcome(
+        reward=found["reward"],
+        components=found["components"],
+        stop_reason=found["stop_reason"],
+        turn_rewards=found["turn_rewards"],
+        pending=found["handle"],
+    )
+
+
+def _failed(outcome: Outcome) -> Outcome:
+    stop_reason = checked_outcome({"reward": 0.0, "stop_reason": outcome.stop_reason})["stop_reason"]
+    return Outcome(
+        reward=None,
+        stop_reason=stop_reason,
+        error=shortened(_said(outcome.error)),
+        boundary=None if outcome.boundary is None else boundary_of(outcome.boundary),
+        trace=checked_frames(outcome.trace),
+    )
+
+
+def raised(boundary: Boundary, error: Exception) -> Outcome:
+    """The outcome of a rollout, or of a scoring, in which `error` was raised, with the place in the
+    environment's code."""
+    trace = [] if boundary == "model" else frames_of(error, _PACKAGE)
+    message = shortened(f"{type(error).__name__}: {_said(error)}")
+    return errored(boundary, f"{message}{place_of(trace)}", trace)
+
+
+def errored(boundary: Boundary, error: str, trace: Sequence[str] = ()) -> Outcome:
+    """The outcome of a rollout without a reward."""
+    stop_reason = "timeout" if boundary == "timeout" else "error"
+    return Outcome(reward=None, stop_reason=stop_reason, error=error, boundary=boundary, trace=trace)
+
+
+def _said(error: object) -> str:
+    """The message of an error, whatever its class makes of that."""
+    try:
+        return str(error)
+    except Exception:
+        return "its message cannot be read"

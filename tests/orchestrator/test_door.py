@@ -1,0 +1,193 @@
+"""What an environment hands back is checked before anything is made of it: whatever it is, it is a rollout
+with a reward or a counted error, and the step goes on."""
+
+import asyncio
+import json
+import math
+from decimal import Decimal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.envs.base import Outcome, Task
+from buckeye.inference.client import SamplingParams
+from buckeye.orchestrator.batch import batch_metrics, make_batch, write_rollouts
+from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.rollout import Group, RolloutPlayer
+from buckeye.orchestrator.task_sampler import GroupTask
+from tests.waiting import HANG
+
+from .fakes import FakeEngine, LetterRenderer
+
+
+class Given:
+    """Hands back what its tasks' data holds, one after the other for the rollouts of a task."""
+
+    name = "given"
+
+    def __init__(self):
+        self.played = 0
+
+    def tasks(self, split):
+        return []
+
+    async def rollout(self, task, policy):
+        await policy.chat(task.messages)
+        self.played += 1
+        return task.data["outcomes"][self.played - 1]
+
+
+class GivenInGroup(Given):
+    async def rollout_in_group(self, task, policy):
+        await policy.chat(task.messages)
+        self.played += 1
+        return Outcome(reward=None, pending=str(self.played))
+
+    async def finish_group(self, task, outcomes):
+        return task.data["outcomes"]
+
+
+def play(*outcomes, environment=Given):
+    player = RolloutPlayer(
+        sampler=FakeEngine(),
+        renderer=LetterRenderer(),
+        params=SamplingParams(max_tokens=8),
+        seq_len=64,
+        seed=0,
+        timeout=HANG,
+        retries=0,
+    )
+    task = Task(id="t-1", messages=({"role": "user", "content": "a"},), data={"outcomes": outcomes})
+    env = NamedEnvironment(name="given", environment=environment())
+
+    async def played():
+        return await player.start_group(GroupTask(index=0, env=env, task=task), len(outcomes))
+
+    return asyncio.run(played())
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [1, True, np.float32(1), np.float64(1), np.int64(1), np.bool_(True), np.array(1.0), torch.tensor(1.0)],
+)
+@pytest.mark.parametrize("environment", [Given, GivenInGroup])
+def test_every_kind_of_number_is_a_reward(reward, environment):
+    outcome = Outcome(reward=reward, components={"right": reward}, turn_rewards=(reward,))
+    [rollout] = play(outcome, environment=environment).rollouts
+    assert rollout.outcome == Outcome(reward=1.0, components={"right": 1.0}, turn_rewards=[1.0])
+    assert [type(value) for value in (rollout.reward, rollout.outcome.components["right"])] == [float] * 2
+
+
+WRONG = {
+    "the reward is '1.0', not a number": Outcome(reward="1.0"),
+    "the reward is [1.0], not a number": Outcome(reward=[1.0]),
+    "the reward is nan, which is not finite": Outcome(reward=math.nan),
+    "the reward is tensor([1., 1.]), not a number": Outcome(reward=torch.ones(2)),
+    "the reward is Decimal('1'), not a number": Outcome(reward=Decimal(1)),
+    "component 'style' is 'good', not a number": Outcome(reward=1.0, components={"style": "good"}),
+    "component 'style' is None, not a number": Outcome(reward=1.0, components={"style": None}),
+    "a component's name is 5": Outcome(reward=1.0, components={5: 1.0}),
+    "components is 'style', not a dictionary": Outcome(reward=1.0, components="style"),
+    "stop_reason is 3, not a text": Outcome(reward=1.0, stop_reason=3),
+    "returned a float, not an Outcome": 0.5,
+    "returned a NoneType, not an Outcome": None,
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+@pytest.mark.parametrize("environment", [Given, GivenInGroup])
+def test_anything_else_is_an_error_that_names_the_environment_the_task_and_the_field(message, environment):
+    group = play(WRONG[message], Outcome(reward=1.0), environment=environment)
+    wrong, right = group.rollouts
+    assert (wrong.reward, wrong.outcome.boundary, right.reward) == (None, "score", 1.0)
+    assert message in wrong.outcome.error
+    [shown] = group.errors
+    assert shown.startswith("given, task t-1: ")
+    assert message in shown
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=3)
+    | st.complex_numbers()
+    | st.decimals()
+    | st.floats(width=32).map(np.float32)
+    | st.floats(width=32).map(torch.tensor)
+    | st.builds(object),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def outcomes(draw):
+    """An Outcome as far as the class lets one be made, else what was to be one of its fields."""
+    fields = draw(
+        st.fixed_dictionaries(
+            {"reward": VALUES},
+            optional={
+                "components": VALUES,
+                "stop_reason": VALUES,
+                "turn_rewards": VALUES,
+                "error": VALUES,
+                "boundary": VALUES,
+                "trace": VALUES,
+            },
+        )
+    )
+    try:
+        return Outcome(**fields)
+    except Exception:
+        return fields["reward"]
+
+
+@given(st.lists(outcomes(), min_size=1, max_size=3), st.sampled_from([Given, GivenInGroup]))
+@settings(max_examples=60)
+def test_whatever_comes_the_step_goes_on_and_counts_it(tmp_path, given_outcomes, environment):
+    good = Outcome(reward=1.0, components={"right": 1.0})
+    group = play(good, *given_outcomes, environment=environment)
+    assert len(group.scored) + len(group.errors) == 1 + len(given_outcomes)
+    assert all(type(reward) is float and math.isfinite(reward) for reward in group.rewards)
+    config = OrchestratorConfig(batch_size=4, rollouts_per_example=4)
+    path = tmp_path / "rollouts.jsonl"
+    asyncio.run(write_rollouts(path, [(None, group)], LetterRenderer().decode))
+    assert len(path.read_text().splitlines()) == len(group.rollouts)
+    metrics = batch_metrics(0, [group], config)
+    assert all(type(json.loads(json.dumps(value))) in (int, float) for value in metrics.values())
+    make_batch(0, [Group(index=0, rollouts=tuple(group.scored))], config, state={})
+
+
+class Careless(Given):
+    async def rollout(self, task, policy):
+        await policy.chat(task.messages)
+        return await self.grade(task)
+
+    async def grade(self, task):
+        return json.loads(task.data["answer"])
+
+
+@pytest.mark.parametrize(("raised", "function"), [("KeyError: 'answer'", "grade")])
+def test_an_error_says_where_in_the_environments_code_it_was_raised(caplog, tmp_path, raised, function):
+    group = play(None, None, environment=Careless)
+    outcome = group.rollouts[0].outcome
+    assert outcome.error.startswith(f"{raised} (test_door.py:")
+    assert outcome.error.endswith(f" in {function})")
+    assert [frame.rpartition("/")[2].partition(":")[0] for frame in outcome.trace] == ["test_door.py"] * 2
+    assert outcome.trace[-1].endswith('in grade: return json.loads(task.data["answer"])')
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.splitlines() == [
+        f"given, task t-1: {outcome.error}",
+        *(f"  {frame}" for frame in outcome.trace),
+    ]
+    path = tmp_path / "rollouts.jsonl"
+    asyncio.run(write_rollouts(path, [("errored", group)], LetterRenderer().decode))
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["trace"] for line in written] == [list(outcome.trace)] * 2

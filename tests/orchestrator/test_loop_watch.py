@@ -1,0 +1,66 @@
+"""Who holds up the event loop is found and named."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+from buckeye.orchestrator.loop_watch import LoopWatch
+from buckeye.orchestrator.rollout import TaskPlayer
+
+
+async def play(env, rollout):
+    await rollout()
+
+
+def watched(rollout, times):
+    """What was told, and the seconds that were counted, while a rollout was played so often."""
+    told = []
+
+    async def run():
+        watch = LoopWatch(play.__code__, lambda *what: told.append(what))
+        watch.start()
+        for _ in range(times):
+            await play(SimpleNamespace(name="slow"), rollout)
+            await asyncio.sleep(0.2)
+        watch.stop()
+        return watch.take_seconds()
+
+    return told, asyncio.run(run())
+
+
+async def grades():
+    await asyncio.sleep(0)
+    compiles()
+
+
+def compiles():
+    time.sleep(0.7)
+
+
+async def grades_in_a_task_of_its_own():
+    await asyncio.gather(grades())
+
+
+async def waits():
+    await asyncio.sleep(0.7)
+
+
+def test_a_function_that_blocks_is_named_once_when_a_second_is_lost():
+    told, seconds = watched(grades, 4)
+    [(name, place, lost)] = told
+    line = compiles.__code__.co_firstlineno + 1
+    assert (name, place) == ("slow", f"test_loop_watch.py:{line} in compiles")
+    assert 1.0 <= lost <= seconds
+
+
+def test_so_is_one_in_a_task_of_its_own():
+    [(name, place, _)] = watched(grades_in_a_task_of_its_own, 3)[0]
+    assert (name, place.rpartition(" ")[2]) == ("", "compiles")
+
+
+def test_who_awaits_holds_nobody_up():
+    assert watched(waits, 2)[0] == []
+
+
+def test_the_player_of_rollouts_has_the_environment_where_it_is_looked_for():
+    assert "env" in TaskPlayer._play_once.__code__.co_varnames
