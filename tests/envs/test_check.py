@@ -76,7 +76,7 @@ DEFECTS = [
     ("dice", ERROR, "same grade again", "then reward 0."),
     ("memory", ERROR, "same grade again", "(done, call "),
     ("too much", WARNING, "rewards from 0 to 1", "1.5 for train-"),
-    ("not a number", ERROR, "rewards from 0 to 1", "nan for train-"),
+    ("not a number", ERROR, "every reply is graded", "the reward is nan, which is not finite"),
     ("wrong probe", ERROR, "probes", "1 of 2 wrong, as 'right': got 1, not 0.5"),
     ("pays nothing", ERROR, "accepted answers are paid", "40 of 40 earn less than 0.5"),
     ("raises", ERROR, "every reply is graded", "LookupError: no tag in the reply"),

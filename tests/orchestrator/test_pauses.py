@@ -123,7 +123,7 @@ def test_a_run_in_which_nothing_has_ever_worked_ends_at_once(pauses):
     pauses.check()
     fail(pauses, "b", 2)
     with pytest.raises(
-        FinalRunError, match=r"every environment fails, for 0 s by now .* [ab] says: it broke"
+        FinalRunError, match=r"every environment fails, for 0 s by now .* of [ab], task t: it broke"
     ):
         pauses.check()
 

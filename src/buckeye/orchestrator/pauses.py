@@ -72,14 +72,14 @@ class EnvironmentPauses:
         states = self._states
         if not all(state.pauses for state in states.values()):
             return
-        name, last = max(states.items(), key=lambda item: item[1].since)
+        last = max(states.values(), key=lambda state: state.since)
         seconds = self._clock() - last.since
         if any(state.works for state in states.values()) and seconds < self._settings.give_up_seconds:
             return
         raise FinalRunError(
             f"every environment fails, for {seconds:.0f} s by now (env_pause.give_up_seconds = "
             f"{self._settings.give_up_seconds:g}, or at once where nothing has worked since the start). "
-            f"{name} says: {last.last_error}. `buckeye env check` plays an environment by itself"
+            f"The last error is of {last.last_error}. `buckeye env check` plays an environment by itself"
         )
 
     def metrics(self) -> dict[str, float]:

@@ -116,7 +116,7 @@ class Player:
         self.rollouts += 1
         if played.outcome.error is not None:
             self.errored.append(played)
-        elif not -TOLERANCE <= played.reward <= 1.0 + TOLERANCE:  # nan is outside too
+        elif not -TOLERANCE <= played.reward <= 1.0 + TOLERANCE:
             self.outside.append(played)
         return played
 

