@@ -19,7 +19,7 @@ from buckeye.run.directory import locked
 from buckeye.run.journal import read_events
 from buckeye.run.record import read_record
 from buckeye.run.status import run_status
-from tests.run.made_runs import made_run, recorded
+from tests.run.made_runs import made_run, recorded, write_metrics
 
 SLEEP = "import time; print('up', flush=True); time.sleep(100)"
 SLOW = "import signal; signal.signal(signal.SIGTERM, lambda *_: time.sleep(0.5) or exit(0)); " + SLEEP
@@ -320,3 +320,38 @@ def test_following_the_logs_ends_quietly(tmp_path):
         out, err = following.communicate()
     assert (following.returncode, out) == (0, "")
     assert err == "(1 earlier lines are not shown; -n 0 shows all)\n"
+
+
+EQUAL = {"batch/with_spread": 0.0, "reward/std": 0.0, "batch/groups": 4, "batch/rollouts": 32}
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (EQUAL | {"reward/mean": 0.5}, "every reply earns the same reward, 0.5000"),
+        (EQUAL | {"reward/mean": 0.0, "batch/alike": 1.0}, "so the policy has collapsed; go back to"),
+        ({"reward/mean": 0.1, "is_truncated/mean": 1.0}, "raise orchestrator.sampling.max_tokens"),
+    ],
+)
+def test_a_status_says_why_nothing_is_learnt(rl, tmp_path, batch, said):
+    run = made_run(tmp_path / "run")
+    for step in range(3):
+        assert "warning" not in rl("status", run)[1]
+        write_metrics(run, ("orchestrator", step, step, batch), ("trainer", step, step, {}))
+    code, shown, _ = rl("status", run)
+    assert code == 0
+    (line,) = [line for line in shown.splitlines() if line.startswith("warning")]
+    assert said in line
+    assert f"See: buckeye rl rollouts {run} --step 2" in line
+    (finding,) = json.loads(rl("status", run, "--json")[1])["findings"]
+    assert (finding["since"], finding["until"]) == (0, 2)
+    assert finding["figures"]["reward/mean"] == pytest.approx(batch["reward/mean"])
+
+
+def test_a_run_that_has_converged_has_no_warning(rl, tmp_path):
+    run = made_run(tmp_path / "run")
+    good = {"batch/rollouts": 32, "batch/groups": 4, "reward/std": 0.3, "batch/with_spread": 1.0}
+    solved = EQUAL | {"reward/mean": 1.0, "batch/solve_all": 1.0}
+    for step, batch in enumerate([good | {"reward/mean": 0.3}, good | {"reward/mean": 0.6}, *[solved] * 4]):
+        write_metrics(run, ("orchestrator", step, step, batch), ("trainer", step, step, {}))
+    assert "warning" not in rl("status", run)[1]

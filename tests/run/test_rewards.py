@@ -113,8 +113,15 @@ def test_rewards_that_are_all_the_same_are_told(runner):
     source = (runner.root / "letters.py").read_text()
     constant = source.replace('reply.text[:3].count("a") / 3', "0.5 + 0 * len(reply.text)")
     (runner.root / "letters.py").write_text(constant)
-    done = runner.run(runner.rl("out", steps=6))
-    assert done.returncode == 0, done.stderr
-    assert "WARNING orchestrator: Nothing to learn from in the batches of steps 0 to 4" in done.stdout
+    done = runner.run(runner.rl("out", "--strict", steps=6))
+    assert done.returncode == 1, done.stderr
+    why = "every reply earns the same reward, 0.5000, whatever it says"
+    assert "WARNING orchestrator: Nothing to learn from in the batches of steps 0 to 2" in done.stdout
     assert "(mean reward 0.5000)" in done.stdout
-    assert "Choose tasks that are solved now and then" in done.stdout
+    assert f"WARNING RL training finished, nothing was learnt because {why}" in done.stdout
+    assert "SUCCESS" not in done.stdout
+    status = runner.here(runner.argv("rl", "status", "out")).stdout
+    assert re.search(rf"state +finished .*: nothing was learnt because {why}", status)
+    assert re.search(rf"warning +Nothing to learn from in the batches of steps 0 to 5.*{why}", status)
+    shown = re.search(r"See: buckeye (rl rollouts \S+ --step \d)", done.stdout)[1]
+    assert "0.5000" in runner.here(runner.argv(*shown.split())).stdout

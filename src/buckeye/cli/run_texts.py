@@ -46,6 +46,7 @@ def status_text(run: RunStatus, now: float) -> str:
         ("restarts", str(run.restarts)),
         ("disk", _disk(run)),
         ("last error", run.last_error or ""),
+        *(("warning", str(finding)) for finding in run.findings),
         ("directory", run.directory),
     ]
     lines = [aligned([row for row in rows if row[1]])]

@@ -81,6 +81,8 @@ class RLConfig(BaseConfig):
     """How many steps sampling may run ahead of training; 0 is synchronous."""
     bench: bool = False
     """Measure speed."""
+    strict: bool = False
+    """Exit with 1, not 0, if all steps are done and nothing was learnt."""
     weight_broadcast: RunWeightBroadcastConfig | None = None
     """How weights reach the engines."""
     disk: DiskConfig = DiskConfig()

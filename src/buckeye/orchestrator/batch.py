@@ -69,6 +69,9 @@ def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig
         "batch/with_spread": _share(
             groups, lambda g: group_has_spread([r.as_scored() for r in g.scored], config.advantage)
         ),
+        "batch/alike": _share(groups, _is_alike),
+        "batch/groups": len(groups),
+        "batch/rollouts": len(rollouts),
         "batch/incomplete_groups": sum(len(g.scored) < len(g.rollouts) for g in groups),
         "batch/off_policy_level/max": max(ages, default=0),
         "batch/off_policy_level/mean": statistics.fmean(ages) if ages else 0.0,
@@ -112,6 +115,12 @@ def _shaping_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 def _spread(name: str, values: Sequence[int]) -> dict[str, float]:
     return {f"{name}/mean": statistics.fmean(values), f"{name}/max": max(values), f"{name}/min": min(values)}
+
+
+def _is_alike(group: Group) -> bool:
+    """Whether its rollouts are the same word for word."""
+    texts = [[tuple(segment.token_ids) for segment in rollout.segments] for rollout in group.scored]
+    return len(texts) > 1 and all(text == texts[0] for text in texts)
 
 
 def _share(groups: Sequence[Group], holds: Any) -> float:

@@ -39,9 +39,9 @@ from buckeye.orchestrator.outbox import Outbox
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group, Rollout, RolloutPlayer, TaskPlayer
+from buckeye.orchestrator.run_watch import RunWatch
 from buckeye.orchestrator.running import first_to_end, until_stopped
 from buckeye.orchestrator.shaping import RewardShaping, reward_shaping
-from buckeye.orchestrator.standstill import Standstill
 from buckeye.orchestrator.task_sampler import task_sampler
 from buckeye.orchestrator.timing import LoopTimes, Throughput
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
@@ -91,7 +91,7 @@ class Orchestrator:
         self.throughput = Throughput()
         self.times = LoopTimes(self.client)
         self.loop_watch = LoopWatch(TaskPlayer._play_once.__code__, tell_of_a_held_up_loop)
-        self.standstill = Standstill(config.advantage)
+        self.run_watch = RunWatch(config.output_dir)
         self.shaping = reward_shaping(config)
         check_advantage(config.advantage)
         self.environments = self._load(config.env)
@@ -351,10 +351,7 @@ class Orchestrator:
                 collected.errored_rollouts,
                 f", the last with: {collected.last_error}" if collected.last_error else "",
             )
-
-        standstill = self.standstill.look(step, collected.groups)
-        if standstill is not None:
-            log.warning("%s", standstill)
+        self.run_watch.look()
 
     async def _evaluate_if_due(self, step: int, watcher: WeightsWatcher) -> None:
         settings = self.config.eval

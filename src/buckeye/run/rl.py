@@ -16,7 +16,8 @@ from buckeye.config.environments import EnvConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.shared import WandbConfig
 from buckeye.monitor.log import run_log, setup_logging
-from buckeye.monitor.metrics import read_run
+from buckeye.monitor.metrics import Step, read_run
+from buckeye.monitor.signals import nothing_learnt
 from buckeye.monitor.tracker import check_wandb, tracked
 from buckeye.monitor.verdict import training_level
 from buckeye.process import INTERRUPTED, StopFlag
@@ -148,14 +149,28 @@ def _run_recorded(
     env: Mapping[str, str],
     before: RunRecord | None,
 ) -> int:
+    started = time.monotonic()
     recorder = Recorder(launch.config, launch.first, arguments_of(command), launch.step, before=before)
     try:
         code = _run(launch, plan, command, recorder, ports, env)
+        why = None if code == INTERRUPTED else _last_words(launch.config, time.monotonic() - started)
     except BaseException as error:
         recorder.ended("failed", str(error) or type(error).__name__)
         raise
-    recorder.ended("stopped" if code == INTERRUPTED else "finished")
-    return code
+    recorder.ended("stopped" if code == INTERRUPTED else "finished", why)
+    return 1 if why is not None and launch.config.strict else code
+
+
+def _last_words(config: RLConfig, seconds: float) -> str | None:
+    """Say how a run has ended that has done all its steps; why nothing was learnt in it, if so."""
+    steps = read_run(config.output_dir / "metrics.jsonl").steps()
+    why = nothing_learnt(steps, config.output_dir)
+    if why is None:
+        log.log(_success(steps), "RL training finished!")
+    else:
+        log.warning("RL training finished, %s", why)
+    log.info("%s | %s", human_duration(seconds), _what_is_there(config))
+    return why
 
 
 def _run(
@@ -168,7 +183,7 @@ def _run(
 ) -> int:
     stop = StopFlag().install()
     stopping = Stopping(launch.config.output_dir, stop, launch.nodes)
-    config, identity, started = launch.config, launch.first, time.monotonic()
+    config, identity = launch.config, launch.first
     log.info("Starting RL run %s (attempt %d) in %s", identity.run_id, identity.attempt, config.output_dir)
     shared = _run_environment(config)
     processes = Processes(
@@ -207,14 +222,12 @@ def _run(
         raise
     finally:
         processes.stop_all()
-    log.log(_success(config.output_dir), "RL training finished!")
-    log.info("%s | %s", human_duration(time.monotonic() - started), _what_is_there(config))
     return 0
 
 
-def _success(output_dir: Path) -> int:
+def _success(steps: Sequence[Step]) -> int:
     """The level of the last line."""
-    trained = [step for step in read_run(output_dir / "metrics.jsonl").steps() if step.trained is not None]
+    trained = [step for step in steps if step.trained is not None]
     left_out = sum(bool(step.value("trainer/skipped")) for step in trained)
     return training_level(len(trained), left_out=left_out)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from buckeye.checkpoint import CheckpointInfo, read_scores
 from buckeye.monitor.log import run_log
 from buckeye.monitor.metrics import Record, Step, read_run
+from buckeye.monitor.signals import Finding, findings
 from buckeye.run.elsewhere import read_elsewhere, record_now
 from buckeye.run.export.choose import choose_checkpoint
 from buckeye.run.export.facts import evaluation_reach, read_config
@@ -49,8 +50,9 @@ class ProcessStatus:
 class RunStatus:
     """A run as it is now. `step` counts the trained steps; `reward` is that of the last of them,
     `reward_mean` the mean of the last `TREND_STEPS`, and `reward_change` that less the mean of as many
-    before; sizes are in bytes, times in seconds since the epoch. What is not known is None. `state` is as it
-    was `seen` last, and `stale` if a run that goes on has said nothing for longer than it ever does."""
+    before; sizes are in bytes, times in seconds since the epoch. What is not known is None. `findings` say
+    why nothing is learnt now. `state` is as it was `seen` last, and `stale` if a run that goes on has said
+    nothing for longer than it ever does."""
 
     name: str
     run_id: str
@@ -76,6 +78,7 @@ class RunStatus:
     waits: list[Wait]
     checkpoint_step: int | None
     last_error: str | None
+    findings: list[Finding]
     disk_used: int | None
     disk_free: int
     waits_for_disk: bool
@@ -116,6 +119,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
         waits=waits(record) if state in ("starting", "running") else [],
         checkpoint_step=checkpoint.step if checkpoint is not None else None,
         last_error=_last_error(output_dir, record),
+        findings=findings(trained, output_dir),
         disk_used=size_of(output_dir) if measure_disk else None,
         disk_free=free_bytes(output_dir),
         waits_for_disk=waits_for_disk(output_dir),

@@ -193,6 +193,12 @@ def test_what_a_sample_says():
     assert "take harder tasks" in easy.do
     cut = spread_check(_played([[0.0, 1.0]] * 4, truncated=True))
     assert "raise orchestrator.sampling.max_tokens" in cut.do
+    constant = spread_check(_played([[0.5, 0.5]] * 4, truncated=True))
+    assert constant.do == (
+        "every reply earns the same reward, 0.5000, whatever it says: look how the environment scores"
+    )
+    cut = spread_check(_played([[0.0, 0.0]] * 4, truncated=True))
+    assert "raise orchestrator.sampling.max_tokens" in cut.do
     lost = spread_check(_played([[0.0, 1.0], *[[None, None]] * 9]))
     assert (lost.state, lost.do) == ("failed", "see why: buckeye env check toy")
     assert lost.seen.endswith("18 rollouts errored")

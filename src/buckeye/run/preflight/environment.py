@@ -14,6 +14,7 @@ from buckeye.envs.check import CheckOptions, check_environment
 from buckeye.envs.honesty.result import shortened
 from buckeye.envs.honesty.samples import TRAIN
 from buckeye.errors import BuckeyeError
+from buckeye.monitor.signals import EASIER_TASKS, HARDER_TASKS, MORE_TOKENS, reason_without_spread
 from buckeye.monitor.verdict import verdict
 from buckeye.orchestrator.evaluate import EvalResult
 from buckeye.run.env_check import spread_of
@@ -104,14 +105,30 @@ def spread_check(result: EvalResult) -> Check:
         seen += f", {spread.errored} rollouts errored"
     if verdict(len(result.played), spread.errored) == "failed":
         return failed(name, seen, f"see why: buckeye env check {result.env_name}")
+    if not spread.spread:
+        return warning(name, seen, _why_no_spread(result, spread.size))
     if spread.truncated > _MUCH_CUT:
-        return warning(name, seen, "many replies are cut off: raise orchestrator.sampling.max_tokens")
-    if not spread.spread or spread.spread / spread.scored < _LITTLE:
+        return warning(name, seen, f"many replies are cut off: {MORE_TOKENS}")
+    if spread.spread / spread.scored < _LITTLE:
         return warning(name, seen, _what_to_do(mean, max(rewards)))
     return ok(name, seen)
 
 
+def _why_no_spread(result: EvalResult, size: int) -> str:
+    tasks = [[r.reward for r in rollouts if r.reward is not None] for rollouts in result.by_task.values()]
+    reason = reason_without_spread(
+        mean=result.mean_reward,
+        std=statistics.pstdev(result.rewards),
+        solved=statistics.fmean(min(rewards) >= 1.0 for rewards in tasks),
+        unsolved=statistics.fmean(max(rewards) <= 0.0 for rewards in tasks),
+        truncated=statistics.fmean(rollout.truncated for rollout in result.rollouts),
+        alike=0.0,  # what nobody has trained yet has not collapsed
+        size=size,
+    )
+    return f"{reason.cause}: {reason.advice}"
+
+
 def _what_to_do(mean: float, best: float) -> str:
     if mean > best / 2 and best > 0:
-        return "the model can do nearly all of it: take harder tasks"
-    return "nearly all fail alike: take easier tasks or a curriculum, or fine-tune first (sft)"
+        return f"the model can do nearly all of it: {HARDER_TASKS}"
+    return f"nearly all fail alike: {EASIER_TASKS}"

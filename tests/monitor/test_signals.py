@@ -1,0 +1,140 @@
+"""What a run's numbers say: the three ways not to learn, and learning, from records as they were made."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from buckeye.monitor.metrics import RunMetrics
+from buckeye.monitor.signals import findings, nothing_learnt
+
+RUN = Path("outputs/a run")
+
+
+def steps(*batches, trainer=()):
+    """The steps of a run whose batches had these numbers, over those of a batch that is like any other."""
+    usual = {
+        "reward/std": 0.4,
+        "batch/groups": 4,
+        "batch/rollouts": 32,
+        "batch/alike": 0.0,
+        "batch/solve_all": 0.0,
+        "batch/solve_none": 0.25,
+        "batch/with_spread": 0.75,
+        "is_truncated/mean": 0.1,
+        "completion_len/mean": 40.0,
+    }
+    of_training = {"trained_tokens": 900.0, "entropy": 1.0, "effective_sample_size": 0.9}
+    records = [
+        {"process": "orchestrator", "step": step, **usual, **batch} for step, batch in enumerate(batches)
+    ]
+    records += [
+        {"process": "trainer", "step": step, **of_training, **(trainer[step] if step < len(trainer) else {})}
+        for step in range(len(batches))
+    ]
+    return RunMetrics(records).steps()
+
+
+def named(made):
+    return [finding.name for finding in findings(made, RUN)]
+
+
+EQUAL = {"batch/with_spread": 0.0, "reward/std": 0.0}
+CONSTANT = {**EQUAL, "reward/mean": 0.5, "is_truncated/mean": 1.0}
+SOLVED = {**EQUAL, "reward/mean": 1.0, "batch/solve_all": 1.0, "batch/solve_none": 0.0}
+
+
+def test_a_constant_reward_is_called_that_however_the_replies_end():
+    assert named(steps(CONSTANT, CONSTANT)) == []
+    (finding,) = findings(steps(CONSTANT, CONSTANT, CONSTANT), RUN)
+    assert (finding.name, finding.since, finding.until) == ("constant_reward", 0, 2)
+    assert finding.figures["reward/mean"] == 0.5
+    assert finding.command == "buckeye rl rollouts 'outputs/a run' --step 2"
+    assert str(finding) == (
+        "Nothing to learn from in the batches of steps 0 to 2: no rollout of a task did better than another "
+        "(mean reward 0.5000), so there is no advantage: every reply earns the same reward, 0.5000, whatever "
+        "it says; look how the environment scores. See: buckeye rl rollouts 'outputs/a run' --step 2"
+    )
+    assert nothing_learnt(steps(*[CONSTANT] * 6), RUN) == (
+        "nothing was learnt because every reply earns the same reward, 0.5000, whatever it says (since step "
+        "0); look how the environment scores. See: buckeye rl rollouts 'outputs/a run' --step 5"
+    )
+    json.dumps(asdict(finding))
+
+
+def test_replies_that_have_no_end_are_told_also_where_rewards_differ():
+    cut = {"reward/mean": 0.01, "reward/std": 0.06, "is_truncated/mean": 0.97, "completion_len/mean": 2.0}
+    assert named(steps(cut, cut)) == []
+    (finding,) = findings(steps(*[cut] * 4), RUN)
+    assert (finding.name, finding.since) == ("truncated", 0)
+    assert "97% of the replies of steps 0 to 3 were cut off, after 2.0 tokens" in finding.seen
+    assert "raise orchestrator.sampling.max_tokens" in nothing_learnt(steps(*[cut] * 6), RUN)
+    none = {**cut, **EQUAL, "reward/mean": 0.0, "batch/solve_none": 1.0}
+    assert named(steps(none, none, none)) == ["truncated"]
+
+
+def test_a_policy_that_learns_although_its_replies_are_cut_off_is_left_alone():
+    """The reward of 96 rollouts is higher than that of 32 by 0.3, with a standard error of 0.08."""
+    cut = [{"reward/mean": reward, "is_truncated/mean": 1.0} for reward in (0.1, 0.2, 0.4, 0.4, 0.4)]
+    assert named(steps(*cut[:3])) == ["truncated"]
+    assert named(steps(*cut)) == []
+    assert nothing_learnt(steps(*cut), RUN) is None
+
+
+def test_a_collapse():
+    good = {"reward/mean": 0.3}
+    same = {
+        **EQUAL,
+        "reward/mean": 0.0,
+        "batch/alike": 1.0,
+        "batch/solve_none": 1.0,
+        "is_truncated/mean": 1.0,
+    }
+    torn = {"effective_sample_size": 0.01, "entropy": 0.0}
+    nothing = {"trained_tokens": 0.0, "entropy": None, "effective_sample_size": None}
+    made = steps(good, good, same, same, same, trainer=[{}, torn, nothing, nothing, nothing])
+    assert named(made) == ["collapsed", "moved_too_far"]
+    assert "the policy has collapsed (since step 2)" in nothing_learnt(made, RUN)
+    assert named(made[:2]) == ["moved_too_far"]
+    assert "step 1" in findings(made[:2], RUN)[0].seen
+    assert "effective sample size 0.01" in findings(made[:2], RUN)[0].seen
+    left_out = {"masked_low": 0.7, "masked_high": 0.25}
+    assert named(steps(good, trainer=[left_out])) == ["moved_too_far"]
+    assert named(steps(*[good] * 4, trainer=[left_out])) == []  # long ago
+
+
+def test_what_was_learnt_before_a_collapse_was_lost():
+    same = {**EQUAL, "reward/mean": 0.2, "batch/alike": 1.0}
+    risen = [{"reward/mean": reward} for reward in (0.1, 0.3, 0.7, 0.8, 0.8)]
+    assert nothing_learnt(steps(*risen, *[same] * 4), RUN).startswith("what was learnt was lost because")
+    assert nothing_learnt(steps(*risen), RUN) is None
+
+
+def test_a_run_that_has_converged_has_learnt():
+    rising = [{"reward/mean": reward} for reward in (0.1, 0.4, 0.8)]
+    assert named(steps(*rising, *[{**SOLVED, "batch/alike": 1.0}] * 9)) == []
+    best = {**EQUAL, "reward/mean": 0.8, "batch/alike": 1.0}  # of an environment that pays no more
+    assert named(steps(*rising, *[best] * 9)) == []
+
+
+def test_a_run_that_had_nothing_to_learn_has_not():
+    assert named(steps(*[SOLVED] * 3)) == ["all_solved"]
+    assert "every task was solved" in nothing_learnt(steps(*[SOLVED] * 5), RUN)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rare_rewards_of_one_are_no_reason_to_warn(seed):
+    """Most groups of such a run have no spread, but in three batches in a row there is one that has."""
+    rare = {"reward/mean": 1 / 32, "reward/std": 0.17, "batch/with_spread": 0.25, "batch/solve_none": 0.75}
+    none = {**EQUAL, "reward/mean": 0.0, "batch/solve_none": 1.0}
+    batches = [rare if (step + seed) % 3 == 0 else none for step in range(12)]
+    assert named(steps(*batches)) == []
+    assert nothing_learnt(steps(*batches), RUN) is None
+
+
+def test_records_of_before_say_nothing():
+    """Those of earlier versions have not all of the numbers."""
+    records = [{"process": "orchestrator", "step": step, "reward/mean": 0.5} for step in range(9)]
+    assert findings(RunMetrics(records).steps(), RUN) == []
+    assert nothing_learnt([], RUN) is None
