@@ -34,7 +34,7 @@ def one_process(request, monkeypatch):
         monkeypatch.setattr("buckeye.envs.check.fingerprint_elsewhere", lambda *_: here(*_))
 
 
-def here(env_id, args, splits, seed, seconds):
+def here(env_id, args, splits, seed, seconds, variables):
     from buckeye.envs.honesty.fingerprint import fingerprint
     from buckeye.envs.registry import load_environment
 

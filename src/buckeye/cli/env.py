@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buckeye.cli.env_args import environment_args
+from buckeye.cli.env_args import Variables, environment_args, variable_names
 from buckeye.cli.pages import Commands
 from buckeye.cli.waiting import status_line
 
 if TYPE_CHECKING:
+    from buckeye.config.environments import EnvConfig
     from buckeye.envs.check import CheckOptions, Report
 
 env_app = Commands(
@@ -32,6 +32,7 @@ def env_check(
         typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument: JSON, a,b,c or text."),
     ] = None,
     args: Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")] = None,
+    variables: Variables = None,
     model: Annotated[
         str | None, typer.Option(help="Also play groups with this model: a directory or a hub name.")
     ] = None,
@@ -58,18 +59,24 @@ def env_check(
     from buckeye.envs.gateway.settings import DEFAULT_SESSIONS
     from buckeye.envs.honesty.result import count_of
     from buckeye.run.gateway import gateway_here
+    from buckeye.tasks.keys import check_variables
 
-    given = environment_args(arg or [], args)
-    played = EnvConfig(id=env_id, args=given)
+    played = EnvConfig(id=env_id, args=environment_args(arg or [], args), variables=variable_names(variables))
+    check_variables(played.id, played.variables)
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,
         status_line("loading") as progress,
         gateway_here([played], Path(folder, "gateway.log"), rollouts=DEFAULT_SESSIONS),
     ):
         options = CheckOptions(
-            sample=sample, seed=seed, limit=max_content_free, budget=budget, progress=progress
+            sample=sample,
+            seed=seed,
+            limit=max_content_free,
+            budget=budget,
+            variables=tuple(played.variables),
+            progress=progress,
         )
-        report = asyncio.run(_check(env_id, given, options, model, groups, max_tokens))
+        report = asyncio.run(_check(played, options, model, groups, max_tokens))
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
     else:
@@ -96,8 +103,7 @@ def env_new(
 
 
 async def _check(
-    env_id: str,
-    args: Mapping[str, Any],
+    played: EnvConfig,
     options: CheckOptions,
     model: str | None,
     groups: int,
@@ -106,12 +112,12 @@ async def _check(
     from buckeye.envs.check import check_environment
     from buckeye.run.env_check import check_spread, play_groups, spread_not_run
 
-    report = await check_environment(env_id, args, options)
+    report = await check_environment(played.id, played.args, options)
     spread = spread_not_run()
     if model is not None:
         options.progress(f"playing {groups} groups with {model}")
-        played = await play_groups(
-            env_id, args, model=model, groups=groups, max_tokens=max_tokens, seed=options.seed
+        spread = check_spread(
+            await play_groups(played, model=model, groups=groups, max_tokens=max_tokens, seed=options.seed),
+            model,
         )
-        spread = check_spread(played, model)
     return replace(report, checks=[*report.checks, spread])

@@ -1,12 +1,29 @@
-"""Environment arguments on a command line: `--arg name=value` and `--args '{"name": value}'`."""
+"""What an environment is given on a command line: `--arg name=value`, `--args '{"name": value}'`, and
+`--variables NAME`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from buckeye.errors import UsageError
+
+Variables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variables",
+        metavar="NAME",
+        help="A variable that the environment is given, from the environment or .env; also A,B.",
+    ),
+]
+
+
+def variable_names(given: Sequence[str] | None) -> list[str]:
+    """The names of all `--variables`."""
+    return [name.strip() for names in given or () for name in names.split(",") if name.strip()]
 
 
 def environment_args(pairs: Sequence[str], text: str | None) -> dict[str, Any]:

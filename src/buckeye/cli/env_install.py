@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from buckeye.cli.env_args import Variables, variable_names
 from buckeye.cli.tables import print_table
 from buckeye.cli.waiting import status_line
 
@@ -36,13 +37,17 @@ def env_install(
     locked: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A requirements.lock: install exactly its versions.")
     ] = None,
+    variables: Variables = None,
     force: Annotated[bool, typer.Option(help="Replace what is installed under this name.")] = False,
     smoke: Annotated[bool, typer.Option(help="Load it and play one rollout right after.")] = True,
 ) -> None:
     """Install an environment with its own interpreter and dependencies, and play one rollout in it."""
     from buckeye.envs.installed.install import InstallRequest, install_environment
     from buckeye.envs.installed.smoke import example_id
+    from buckeye.tasks.keys import check_variables
 
+    names = variable_names(variables)
+    check_variables(what, names)
     request = InstallRequest(
         what=what, index=index, python=python, extra=extra or (), locked=locked, force=force
     )
@@ -53,7 +58,7 @@ def env_install(
         f"is in {environment.folder}"
     )
     if smoke:
-        _smoke(environment)
+        _smoke(environment, names)
     typer.echo(f'Use it: [[env]] id = "{example_id(environment)}"')
 
 
@@ -97,12 +102,16 @@ def env_shell(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- COMMAND", help="What to run; nothing is a shell.")
     ] = None,
+    variables: Variables = None,
 ) -> None:
     """Run a command with an environment's interpreter and programs; its exit code is that of the command."""
     from buckeye.envs.installed import get_installed
     from buckeye.envs.installed.shell import become
+    from buckeye.tasks.keys import check_variables, key
 
-    become(get_installed(name), command or [])
+    names = variable_names(variables)
+    check_variables(name, names)
+    become(get_installed(name), command or [], {variable: key(variable) for variable in names})
 
 
 def env_remove(
@@ -123,14 +132,14 @@ def env_remove(
     typer.echo(f"{environment.id} {environment.version} is removed")
 
 
-def _smoke(environment: InstalledEnvironment) -> None:
+def _smoke(environment: InstalledEnvironment, variables: list[str]) -> None:
     import asyncio
 
     from buckeye.envs.installed.smoke import smoke_rollout
 
     typer.echo("Loading it and playing one rollout", err=True)
     with status_line(f"playing one rollout of {environment.id}"):
-        smoke = asyncio.run(smoke_rollout(environment))
+        smoke = asyncio.run(smoke_rollout(environment, variables))
     typer.echo(smoke.text())
 
 

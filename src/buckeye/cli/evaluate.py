@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buckeye.cli.env_args import environment_args
+from buckeye.cli.env_args import Variables, environment_args, variable_names
 from buckeye.cli.waiting import status_line
 from buckeye.errors import UsageError
 
@@ -33,6 +33,7 @@ def evaluate(
         typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument: JSON, a,b,c or text."),
     ] = None,
     args: Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")] = None,
+    variables: Variables = None,
     split: Annotated[str | None, typer.Option(help="Which tasks; eval if there is such a split.")] = None,
     examples: Annotated[
         int | None, typer.Option("--examples", "-n", min=1, help="How many tasks; all by default.")
@@ -71,6 +72,7 @@ def evaluate(
         request = EvalRequest(
             env_id=env_id,
             args=environment_args(arg or [], args),
+            variables=variable_names(variables),
             model=model,
             base_url=base_url,
             api_key_var=api_key_var,

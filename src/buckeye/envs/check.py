@@ -39,7 +39,8 @@ from buckeye.envs.honesty.play_checks import (
 from buckeye.envs.honesty.result import CheckResult, count_of
 from buckeye.envs.honesty.samples import SplitSample, probes_of, sample_splits, split_names
 from buckeye.envs.honesty.task_checks import check_answers_hidden, check_apart, check_ids, check_same_tasks
-from buckeye.envs.registry import load_environment
+from buckeye.envs.registry import open_environment
+from buckeye.envs.workers.settings import with_variables
 from buckeye.errors import RunError
 from buckeye.monitor.verdict import verdict
 
@@ -50,12 +51,14 @@ _PROCESS_SECONDS = 20.0  # a second process has to be started and to import
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckOptions:
     """`sample`: at most so many tasks of each family and split are played. `limit`: how much more than chance
-    a content-free policy may earn. `budget`: seconds for playing."""
+    a content-free policy may earn. `budget`: seconds for playing. `variables`: names of those that the
+    environment is given."""
 
     sample: int = MOST_PLAYED
     limit: float
     budget: float = 60.0
     seed: int = 0
+    variables: tuple[str, ...] = ()
     progress: Callable[[str], None] = field(default=lambda _: None)
 
 
@@ -145,12 +148,13 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     Raises UsageError if it cannot be loaded, or cannot give the tasks of its splits.
     """
     started = time.monotonic()
-    environment, seed = load_environment(env_id, **args), options.seed
+    settings, seed = with_variables(options.variables), options.seed
+    environment = open_environment(env_id, args, settings)
     names = split_names(environment)
     options.progress("reading tasks")
     samples = sample_splits(environment, names, per_family=options.sample, seed=seed)
     here = fingerprint(environment, names, seed)
-    second = load_environment(env_id, **args)
+    second = open_environment(env_id, args, settings)
     again = [fingerprint(environment, names, seed), fingerprint(second, names, seed)]
     elsewhere = asyncio.create_task(_elsewhere(env_id, args, names, options))
     await asyncio.sleep(0)  # it starts now, and goes on while rollouts are played
@@ -176,7 +180,9 @@ async def _elsewhere(
 ) -> Fingerprint | RunError | None:
     seconds = max(options.budget, _PROCESS_SECONDS)
     try:
-        return await asyncio.to_thread(fingerprint_elsewhere, env_id, args, names, options.seed, seconds)
+        return await asyncio.to_thread(
+            fingerprint_elsewhere, env_id, args, names, options.seed, seconds, options.variables
+        )
     except RunError as error:
         return error
 

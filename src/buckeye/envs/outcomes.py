@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from buckeye.envs.base import Boundary, Outcome
-from buckeye.envs.workers.errors import boundary_of
+from buckeye.envs.workers.errors import boundary_of, how_to_pass
 from buckeye.envs.workers.guest.outcomes import OutcomeError, checked_outcome, shortened
 from buckeye.envs.workers.guest.traces import checked_frames, frames_of, place_of
 
@@ -60,7 +60,8 @@ def raised(boundary: Boundary, error: Exception) -> Outcome:
     environment's code."""
     trace = [] if boundary == "model" else frames_of(error, _PACKAGE)
     message = shortened(f"{type(error).__name__}: {_said(error)}")
-    return errored(boundary, f"{message}{place_of(trace)}", trace)
+    hint = how_to_pass(message, ())
+    return errored(boundary, f"{message}{place_of(trace)}{f'. {hint}' if hint else ''}", trace)
 
 
 def errored(boundary: Boundary, error: str, trace: Sequence[str] = ()) -> Outcome:

@@ -29,6 +29,7 @@ from packaging.version import InvalidVersion, Version
 
 from buckeye.envs.base import Environment
 from buckeye.envs.installed import find_installed
+from buckeye.envs.workers.errors import how_to_pass
 from buckeye.envs.workers.settings import WorkerSettings
 from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
 
@@ -173,9 +174,11 @@ def _build(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> 
     except BuckeyeError:
         raise
     except Exception as error:
+        what = f"{type(error).__name__}: {error}."
+        hint = how_to_pass(what, ())
         raise UsageError(
-            f"environment {env_id!r} could not be built with {args or 'no arguments'}: "
-            f"{type(error).__name__}: {error}."
+            f"environment {env_id!r} could not be built with {args or 'no arguments'}: {what}"
+            + (f"\n{hint}" if hint else "")
         ) from error
 
 

@@ -14,7 +14,7 @@ from buckeye.envs.workers.settings import WorkerSettings
 from buckeye.errors import UsageError
 from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.admission import Admission
-from buckeye.tasks.keys import key
+from buckeye.tasks.keys import check_variables
 
 _GIGABYTE = 10**9
 _SAMPLE = 32  # prompts that are counted
@@ -79,17 +79,8 @@ def names_of(settings: Sequence[EnvConfig]) -> list[str]:
     if twice:
         raise UsageError(f"two environments are called {twice[0]}: give each [[env]] a `name` of its own")
     for name, s in zip(names, settings, strict=True):
-        _check_variables(name, s)
+        check_variables(name, s.variables)
     return names
-
-
-def _check_variables(name: str, settings: EnvConfig) -> None:
-    for variable in settings.variables:
-        if not key(variable):
-            raise UsageError(
-                f"environment {name} is to be given the variable {variable}, which is neither in the "
-                f"environment nor in .env. Set it: buckeye auth set {variable}"
-            )
 
 
 def worker_settings(

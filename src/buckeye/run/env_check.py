@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from buckeye.config.environments import EnvConfig
 from buckeye.config.evals import EvalsConfig, MeasuredEnvConfig
 from buckeye.config.shared import EvalSamplingConfig, PolicyModelConfig
 from buckeye.envs.honesty.result import CheckResult
@@ -32,9 +31,7 @@ class Spread:
     errored: int
 
 
-async def play_groups(
-    env_id: str, args: Mapping[str, Any], *, model: str, groups: int, max_tokens: int, seed: int
-) -> Spread:
+async def play_groups(env: EnvConfig, *, model: str, groups: int, max_tokens: int, seed: int) -> Spread:
     """Play the first `groups` train tasks `GROUP_SIZE` times each, with an engine of its own for `model`.
 
     Raises UsageError if there is no such model, and RunError if its engine does not start.
@@ -42,8 +39,7 @@ async def play_groups(
     config = EvalsConfig(
         env=[
             MeasuredEnvConfig(
-                id=env_id,
-                args=dict(args),
+                **env.model_dump(exclude_unset=True),
                 split=TRAIN,
                 num_examples=groups,
                 rollouts_per_example=GROUP_SIZE,

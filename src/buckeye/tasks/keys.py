@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +78,16 @@ def variables(environ: Mapping[str, str] | None = None, folder: Path | None = No
 def key(name: str) -> str:
     """The value of a key, "" where there is none. Raises UsageError for a file that cannot be read."""
     return os.environ.get(name) or variables().get(name, "")
+
+
+def check_variables(env_name: str, names: Iterable[str]) -> None:
+    """Raises UsageError if a variable that an environment is to be given is nowhere."""
+    for name in names:
+        if not key(name):
+            raise UsageError(
+                f"environment {env_name} is to be given the variable {name}, which is neither in the "
+                f"environment nor in .env. Set it: buckeye auth set {name}"
+            )
 
 
 def child_environment(environ: Mapping[str, str], *, plays: bool) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Whether another process, with another hash seed, makes the same tasks.
 
-`python -m buckeye.envs.honesty.fingerprint` reads `{"id", "args", "splits", "seed"}` from standard input and
-prints the fingerprint as JSON.
+`python -m buckeye.envs.honesty.fingerprint` reads `{"id", "args", "splits", "seed", "variables"}` from
+standard input and prints the fingerprint as JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 from buckeye.envs.base import Environment, Task
 from buckeye.envs.honesty.samples import read_tasks, scan_order
 from buckeye.envs.honesty.texts import accepted_answers
-from buckeye.envs.registry import load_environment
+from buckeye.envs.registry import open_environment
+from buckeye.envs.workers.settings import with_variables
 from buckeye.errors import RunError
 from buckeye.storage import utf8
 
@@ -38,10 +39,24 @@ def fingerprint(environment: Environment, splits: Sequence[str], seed: int) -> F
 
 
 def fingerprint_elsewhere(
-    env_id: str, args: Mapping[str, Any], splits: Sequence[str], seed: int, seconds: float
+    env_id: str,
+    args: Mapping[str, Any],
+    splits: Sequence[str],
+    seed: int,
+    seconds: float,
+    variables: Sequence[str],
 ) -> Fingerprint | None:
-    """The same in a new process; None if it takes longer than `seconds`. Raises RunError if it fails."""
-    request = json.dumps({"id": env_id, "args": dict(args), "splits": list(splits), "seed": seed})
+    """The same in a new process, which is given `variables`; None if it takes longer than `seconds`. Raises
+    RunError if it fails."""
+    request = json.dumps(
+        {
+            "id": env_id,
+            "args": dict(args),
+            "splits": list(splits),
+            "seed": seed,
+            "variables": list(variables),
+        }
+    )
     own = os.environ.get("PYTHONHASHSEED")
     try:
         done = subprocess.run(
@@ -85,7 +100,7 @@ def _of(task: Task) -> list[str]:
 
 def _main() -> None:
     request = json.load(sys.stdin)
-    environment = load_environment(request["id"], **request["args"])
+    environment = open_environment(request["id"], request["args"], with_variables(request["variables"]))
     sys.stdout.write(json.dumps(fingerprint(environment, request["splits"], request["seed"])) + "\n")
 
 

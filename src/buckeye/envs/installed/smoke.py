@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from buckeye.envs.base import Environment, Outcome, Task
@@ -47,15 +48,16 @@ class Smoke:
         )
 
 
-async def smoke_rollout(installed: InstalledEnvironment) -> Smoke:
-    """Load the environment in its own interpreter and play its first task with a reply of no content.
+async def smoke_rollout(installed: InstalledEnvironment, variables: Sequence[str]) -> Smoke:
+    """Load the environment in its own interpreter, with these variables, and play its first task with a reply
+    of no content.
 
     Raises BuckeyeError if it cannot be loaded, has no tasks, or the rollout fails.
     """
     from buckeye.envs.registry import open_environment
     from buckeye.envs.workers.settings import WorkerSettings
 
-    settings = WorkerSettings(python=installed.python, isolation="process")
+    settings = WorkerSettings(python=installed.python, isolation="process", variables=tuple(variables))
     try:
         environment = open_environment(example_id(installed), {}, settings)
     except BuckeyeError as error:

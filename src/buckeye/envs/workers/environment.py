@@ -15,7 +15,7 @@ from typing import Any
 from buckeye.envs.base import Outcome, Policy, Task
 from buckeye.envs.mcp.server_process import without_secrets
 from buckeye.envs.wire import Endpoint, Limits, Usage, serve
-from buckeye.envs.workers.errors import Fault, WorkerFault, fault_of
+from buckeye.envs.workers.errors import Fault, WorkerFault, fault_of, how_to_pass
 from buckeye.envs.workers.guest.outcomes import OutcomeError, checked_outcome
 from buckeye.envs.workers.hub import hub
 from buckeye.envs.workers.pool import WorkerPool
@@ -39,9 +39,9 @@ def open_worker_environment(
     except Fault as fault:
         hub().wait(pool.close())
         given = dict(args) or "no arguments"
-        raise _error_of(
-            fault, f"environment {env_id!r} could not be loaded in {python} with {given}: {fault}"
-        ) from None
+        what = f"environment {env_id!r} could not be loaded in {python} with {given}: {fault}"
+        hint = how_to_pass(str(fault), settings.variables)
+        raise _error_of(fault, f"{what}\n{hint}" if hint else what) from None
     except BaseException:
         hub().wait(pool.close())
         raise
@@ -124,7 +124,7 @@ class WorkerEnvironment:
                 if outcome.pending is not None and not in_group:
                     raise Fault("score", "OutcomeError", "there is no reward, and no error")
             except Fault as fault:
-                outcome = _failed(fault, endpoint.api_key)
+                outcome = _failed(fault, settings.variables, endpoint.api_key)
         return _with_usage(outcome, endpoint.usage)
 
 
@@ -174,7 +174,7 @@ class GroupWorkerEnvironment(WorkerEnvironment):
             if any(outcome.pending is not None for outcome in scored):
                 raise Fault("score", "OutcomeError", "the scored group is still without rewards")
         except Fault as fault:
-            return [_failed(fault)] * len(outcomes)
+            return [_failed(fault, self._pool.settings.variables)] * len(outcomes)
         return [
             outcome if before.stop_reason == "done" else replace(outcome, stop_reason=before.stop_reason)
             for before, outcome in zip(outcomes, scored, strict=True)
@@ -233,11 +233,12 @@ def _serial(pending: str) -> int:
     return int(pending.partition("/")[0])
 
 
-def _failed(fault: Fault, *secrets: str) -> Outcome:
+def _failed(fault: Fault, variables: Sequence[str], *secrets: str) -> Outcome:
+    hint = how_to_pass(str(fault), variables)
     return Outcome(
         reward=None,
         stop_reason="timeout" if fault.boundary == "timeout" else "error",
-        error=without_secrets(str(fault), secrets),
+        error=without_secrets(f"{fault}. {hint}" if hint else str(fault), secrets),
         boundary=fault.boundary,
         trace=fault.trace,
     )

@@ -3,7 +3,8 @@ outcome, and what keeps an environment from being loaded becomes a message for a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 from buckeye.envs.base import Boundary
@@ -33,6 +34,22 @@ class WorkerFault(Fault):
     def by_chance(self) -> bool:
         """Whether another worker may well do better with the same."""
         return self.kind in ("killed", "silent")
+
+
+_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET)S?\b")
+_ABSENT = re.compile(r"missing|must be set|not set|credential|KeyError|not found|required", re.I)
+
+
+def how_to_pass(what: str, given: Collection[str]) -> str:
+    """What to do about a failure, where `what` happened says that a key is missing which the environment was
+    not `given`; else nothing."""
+    names = [name for name in dict.fromkeys(_KEY.findall(what)) if name not in given]
+    if not names or not _ABSENT.search(what):
+        return ""
+    return (
+        f"An environment sees the variables that it is given by name: --variables {names[0]}, or "
+        f'variables = ["{names[0]}"] below its [[env]]'
+    )
 
 
 def fault_of(error: Mapping[str, Any]) -> Fault:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -59,3 +59,8 @@ class WorkerSettings:
     """The module of an installed environment, where that does not follow from its id."""
     adapter: Path | None = None
     """A Python file that says how the environment is played, instead of the adapters that come along."""
+
+
+def with_variables(names: Sequence[str]) -> WorkerSettings:
+    """The settings of an environment that is given these variables, as only workers are."""
+    return WorkerSettings(isolation="process" if names else "auto", variables=tuple(names))

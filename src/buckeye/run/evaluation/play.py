@@ -14,10 +14,9 @@ import httpx
 
 from buckeye.config.environments import EnvConfig
 from buckeye.envs.base import Task
-from buckeye.envs.registry import load_environment
 from buckeye.errors import RunError, UsageError
 from buckeye.monitor.verdict import verdict
-from buckeye.orchestrator.environments import NamedEnvironment, short_name, tasks_of
+from buckeye.orchestrator.environments import NamedEnvironment, load_environments, tasks_of
 from buckeye.orchestrator.evaluate import play_tasks
 from buckeye.orchestrator.rollout import Rollout
 from buckeye.run.evaluation.chat_policy import ChatPlayer, ChatSampling, ChatServer
@@ -36,11 +35,13 @@ SETTINGS, FIGURES, GATEWAY_LOG = "settings.json", "figures.json", "gateway.log"
 class EvalRequest:
     """What is evaluated, and how. Without `base_url` the model is served here, with the embedded engine.
 
-    `split` None is `eval` where the environment has one, else `train`. `examples` None is all tasks.
+    `variables` are names of those that the environment is given. `split` None is `eval` where the environment
+    has one, else `train`. `examples` None is all tasks.
     """
 
     env_id: str
     args: Mapping[str, Any]
+    variables: Sequence[str]
     model: str
     base_url: str | None
     api_key_var: str
@@ -57,6 +58,11 @@ class EvalRequest:
     resume: bool
     progress: Callable[[int, int], None] = field(compare=False, default=lambda done, total: None)
     tell: Callable[[str], None] = field(compare=False, default=lambda text: None)
+
+    @property
+    def played(self) -> EnvConfig:
+        """The environment as a configuration names it."""
+        return EnvConfig(id=self.env_id, args=dict(self.args), variables=list(self.variables))
 
     def record(self, split: str) -> dict[str, Any]:
         """What makes two evaluations the same, so that one may go on where the other stopped."""
@@ -97,8 +103,7 @@ def run_eval(request: EvalRequest) -> EvalReport:
     Raises UsageError for a directory with another evaluation, or one that is there already and not resumed,
     and RunError if no rollout could be scored.
     """
-    name = short_name(request.env_id)
-    env = NamedEnvironment(name=name, environment=load_environment(request.env_id, **request.args))
+    (env,) = load_environments([request.played], rollout_timeout=request.timeout)
     split = request.split or _default_split(env)
     tasks = tasks_of(env, split)
     tasks = [tasks[i] for i in range(min(len(tasks), request.examples or len(tasks)))]
@@ -123,7 +128,7 @@ def run_eval(request: EvalRequest) -> EvalReport:
     write_file(request.output_dir / FIGURES, json.dumps(report.to_json(), indent=1, ensure_ascii=False))
     if not figures.scored:
         first = next(iter(figures.errors), "there are no tasks")
-        raise RunError(f"no rollout of {name} could be scored; the commonest error: {first}")
+        raise RunError(f"no rollout of {env.name} could be scored; the commonest error: {first}")
     return report
 
 
@@ -178,9 +183,8 @@ def _claim(request: EvalRequest, settings: Mapping[str, Any]) -> None:
 def _play_missing(
     request: EvalRequest, env: NamedEnvironment, tasks: Sequence[Task], known: Collection[tuple[str, int]]
 ) -> dict[tuple[str, int], Row]:
-    played = EnvConfig(id=request.env_id, args=dict(request.args))
     log_file = request.output_dir / GATEWAY_LOG
-    with gateway_here([played], log_file, rollouts=request.max_concurrent):
+    with gateway_here([request.played], log_file, rollouts=request.max_concurrent):
         return asyncio.run(_play_all(request, env, tasks, known))
 
 

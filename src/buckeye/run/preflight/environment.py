@@ -34,7 +34,7 @@ def check_played(env: TrainEnvConfig, progress: Callable[[str], None]) -> Check:
     """Play an environment that has tasks, as `buckeye env check` does."""
     name, again = f"environment {env.id}", f"buckeye env check {env.id}"
     progress(f"checking {env.id}")
-    options = CheckOptions(sample=_SAMPLE, limit=_LIMIT, progress=progress)
+    options = CheckOptions(sample=_SAMPLE, limit=_LIMIT, variables=tuple(env.variables), progress=progress)
     try:
         report = asyncio.run(check_environment(env.id, env.args, options))
     except BuckeyeError as error:
