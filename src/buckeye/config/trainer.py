@@ -285,6 +285,12 @@ class TrainerDataConfig(BaseConfig):
 class WeightsConfig(BaseConfig):
     """How weights are saved for inference."""
 
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """What they are stored as, however they are trained; auto is what the trainer computes in. An engine that
+    computes in less (`inference.model.dtype`) rounds them again. An adapter is always float32."""
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """How float32 weights are rounded. To nearest, a change of less than half of a last place is lost;
+    stochastic stores bfloat16 and keeps such changes in the mean of many weights."""
     interval: PositiveInt | None = None
     """Keep the weights of every so many steps."""
     save_sharded: bool = False
@@ -293,6 +299,16 @@ class WeightsConfig(BaseConfig):
     """The format of the files."""
     save_async: bool = True
     """Write while training goes on."""
+
+    @model_validator(mode="after")
+    def _stochastic_is_bfloat16(self) -> WeightsConfig:
+        if self.rounding == "stochastic" and self.dtype not in ("auto", "bfloat16"):
+            raise conflict(
+                f'rounding = "stochastic" is to bfloat16, and dtype is {self.dtype}: leave one of them out',
+                "rounding",
+                "dtype",
+            )
+        return self
 
 
 class CheckpointWeightsConfig(BaseConfig):
@@ -364,3 +380,17 @@ class TrainerConfig(BaseConfig):
     """Where to write a memory profile."""
     trace_path: Path | None = None
     """Where to write a trace of a few steps."""
+
+    @model_validator(mode="after")
+    def _an_adapter_is_not_rounded(self) -> TrainerConfig:
+        weights = self.weights
+        if self.model.experimental.lora is not None and (
+            weights.dtype not in ("auto", "float32") or weights.rounding == "stochastic"
+        ):
+            raise conflict(
+                "an adapter is published in float32, and kept apart from rounded weights: leave "
+                "weights.dtype and weights.rounding out",
+                "weights",
+                "model.experimental.lora",
+            )
+        return self

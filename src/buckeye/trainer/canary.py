@@ -12,8 +12,9 @@ _TOKENS = 4
 
 
 @torch.no_grad()
-def greedy_canary(policy: Policy) -> Canary:
-    """The four most likely tokens, one after the other, after eight that are spread over the vocabulary."""
+def greedy_canary(policy: Policy, stored: torch.dtype = torch.float32) -> Canary:
+    """The four most likely tokens, one after the other, after eight that are spread over the vocabulary, as
+    precise as the weights that are `stored`."""
     training = policy.model.training
     policy.model.eval()  # an adapter may have dropout
     vocabulary = policy.model.config.vocab_size
@@ -28,7 +29,7 @@ def greedy_canary(policy: Policy) -> Canary:
         logprobs.append(float(best.values))
     policy.model.train(training)
     return Canary(
-        dtype=str(policy.compute_dtype).removeprefix("torch."),
+        dtype=str(min(policy.compute_dtype, stored, key=lambda dtype: dtype.itemsize)).removeprefix("torch."),
         prompt_ids=prompt,
         token_ids=tokens,
         logprobs=logprobs,

@@ -35,6 +35,7 @@ from buckeye.trainer.adapter import has_adapter, save_weights
 from buckeye.trainer.background import Background
 from buckeye.trainer.canary import greedy_canary
 from buckeye.trainer.learner import Learner
+from buckeye.trainer.rounding import stored_as
 from buckeye.trainer.shards import write_pieces
 from buckeye.trainer.state import Captured, capture_state, write_state
 from buckeye.trainer.together import write_together
@@ -57,6 +58,16 @@ class CheckpointPolicy:
     timeout_seconds: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """What published weights are stored as, None: what the policy computes in, and whether they are rounded
+    to it `stochastic`, from a `seed`."""
+
+    dtype: torch.dtype | None = None
+    stochastic: bool = False
+    seed: int = 0
+
+
 class Output:
     """Writes `weights/` and `checkpoints/` of a run; all ranks must call its methods.
 
@@ -71,6 +82,7 @@ class Output:
         identity: RunIdentity,
         metrics: MetricsLog,
         policy: CheckpointPolicy,
+        stored: Stored,
     ) -> None:
         self._run = output_dir
         self._weights = output_dir / "weights"
@@ -79,6 +91,7 @@ class Output:
         self._identity = identity
         self._metrics = metrics
         self._policy = policy
+        self._stored = stored
         self._saved = learner.progress.step
         self._writing = Background()
         ranks = learner.ranks  # what the first rank says here is the same for all
@@ -96,7 +109,7 @@ class Output:
             reach=config.max_async_level if isinstance(config, TrainerConfig) else 0,
             timeout_seconds=config.dist_timeout_seconds,
         )
-        return cls(config.output_dir, learner, identity, metrics, policy)
+        return cls(config.output_dir, learner, identity, metrics, policy, _stored(config))
 
     def __enter__(self) -> Output:
         return self
@@ -117,9 +130,9 @@ class Output:
         self._writing.check()
         learner, policy, step = self._learner, self._learner.policy, self._learner.progress.step
         adapter = has_adapter(policy.model)
-        dtype = torch.float32 if adapter else policy.compute_dtype
-        canary = greedy_canary(policy)
-        tensors = learner.model_tensors(dtype)
+        dtype = torch.float32 if adapter else self._stored.dtype or policy.compute_dtype
+        canary = greedy_canary(policy, dtype)
+        tensors = self._published_tensors(dtype)
         publish = partial(
             publish_weights,
             self._weights,
@@ -140,6 +153,14 @@ class Output:
             return
         fault_point("weights.published")
         prune_weights(self._weights, self._identity.run_id, keep=lambda v: step - versions < v <= step)
+
+    def _published_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """What is trained, whole, as it is stored, on the first rank; nothing on the others."""
+        stored = self._stored
+        if dtype is torch.float16 or stored.stochastic:
+            exact = self._learner.model_tensors(torch.float32)
+            return stored_as(exact, dtype, stochastic=stored.stochastic, seed=stored.seed)
+        return self._learner.model_tensors(dtype)
 
     def due(self) -> bool:
         """Whether a checkpoint is to be written after the step that was just done."""
@@ -248,3 +269,16 @@ class Output:
             return
         kept = {*protected, best.info.step} if best is not None else protected
         prune_checkpoints(self._checkpoints, self._policy.keep, protected=kept)
+
+
+def _stored(config: TrainerConfig | SFTConfig) -> Stored:
+    if isinstance(config, SFTConfig):
+        return Stored()
+    weights = config.weights
+    stochastic = weights.rounding == "stochastic"
+    named = None if weights.dtype == "auto" else getattr(torch, weights.dtype)
+    return Stored(
+        dtype=torch.bfloat16 if stochastic else named,
+        stochastic=stochastic,
+        seed=config.seed,
+    )

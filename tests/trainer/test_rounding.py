@@ -1,0 +1,115 @@
+"""What float32 weights are stored as: nothing is lost in the mean, nothing overflows in silence."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from buckeye.config.trainer import TrainerConfig
+from buckeye.errors import RunError, UsageError
+from buckeye.trainer.rl import run_trainer
+from buckeye.trainer.rounding import stochastic_bfloat16, stored_as
+from buckeye.transport.weights import read_weights_manifest
+
+from .rl_runs import put
+from .trainer_config import trainer_config
+
+
+def rounded(values, seed=0):
+    return stochastic_bfloat16(torch.tensor(values), torch.Generator().manual_seed(seed))
+
+
+@given(st.floats(width=32), st.integers(0, 2**32))
+def test_a_value_becomes_one_of_its_two_neighbours(value, seed):
+    x = torch.tensor([value])
+    [found] = rounded([value], seed).tolist()
+    if not math.isfinite(value):
+        assert repr(found) == repr(value)
+        return
+    bits = x.view(torch.int32) >> 16 << 16
+    toward_zero = bits.view(torch.float32).item()
+    away = (bits + (1 << 16)).view(torch.float32).item()
+    assert found in {toward_zero, away}
+    assert math.isfinite(found)
+    if toward_zero == x.item():
+        assert found == toward_zero  # and with the sign of a zero
+        assert math.copysign(1, found) == math.copysign(1, value)
+
+
+def test_the_mean_is_the_value_itself():
+    # Between 1 and 1 + 2^-7: the mean of 40,000 draws has a deviation of 2^-7 * sqrt(p (1 - p) / 40000)
+    for part in (0.0, 0.01, 0.3, 0.5, 0.95):
+        for sign in (1.0, -1.0):
+            value = sign * (1.0 + part * 2**-7)
+            mean = rounded([value] * 40_000).double().mean().item()
+            assert abs(mean - value) <= 4.5 * 2**-7 * math.sqrt(part * (1 - part) / 40_000) + 1e-7
+
+
+def test_what_is_drawn_depends_on_the_seed_and_the_name_alone():
+    x = torch.randn(64, 64)
+    tensors = {"a": x, "b": x.clone(), "tied": x}
+    once = stored_as(tensors, torch.bfloat16, stochastic=True, seed=3)
+    again = stored_as({"a": x + 0}, torch.bfloat16, stochastic=True, seed=3)
+    other = stored_as({"a": x + 0}, torch.bfloat16, stochastic=True, seed=4)
+    assert torch.equal(once["a"], again["a"])
+    assert once["tied"] is once["a"]
+    assert not torch.equal(once["a"], once["b"])
+    assert not torch.equal(once["a"], other["a"])
+
+
+def test_a_small_change_is_in_the_stored_weights_and_to_nearest_it_is_not():
+    before = torch.full((200, 200), 1.0)
+    after = before + 0.1 * 2**-7
+    nearest = stored_as({"w": after}, torch.bfloat16, stochastic=False, seed=0)["w"]
+    assert torch.equal(nearest.float(), before)
+    kept = [
+        stored_as({"w": w}, torch.bfloat16, stochastic=True, seed=0)["w"].float() for w in (before, after)
+    ]
+    assert torch.equal(kept[0], before)
+    moved = (kept[1] - kept[0]).mean().item()
+    assert moved == pytest.approx(0.1 * 2**-7, rel=0.1)
+
+
+def test_a_weight_that_float16_cannot_hold_is_no_infinity():
+    with pytest.raises(RunError, match=r"w has a weight of 7e\+04, and float16 ends at 65504"):
+        stored_as({"w": torch.tensor([1.0, -7e4])}, torch.float16, stochastic=False, seed=0)
+    kept = stored_as({"w": torch.tensor([1.0, math.inf])}, torch.float16, stochastic=False, seed=0)
+    assert kept["w"].tolist() == [1.0, math.inf]
+
+
+@pytest.mark.parametrize(
+    ("weights", "lora", "named"),
+    [
+        ({"rounding": "stochastic", "dtype": "float16"}, None, "is to bfloat16, and dtype is float16"),
+        ({"rounding": "stochastic"}, {}, "an adapter is published in float32"),
+        ({"dtype": "bfloat16"}, {}, "an adapter is published in float32"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(weights, lora, named):
+    with pytest.raises((UsageError, ValueError), match=named):
+        TrainerConfig(weights=weights, model={"experimental": {"lora": lora}})
+
+
+@pytest.mark.parametrize(
+    ("weights", "dtype"),
+    [
+        ({}, torch.float32),
+        ({"dtype": "bfloat16"}, torch.bfloat16),
+        ({"dtype": "float16"}, torch.float16),
+        ({"rounding": "stochastic"}, torch.bfloat16),
+    ],
+)
+def test_a_trainer_publishes_as_it_is_told(tmp_path, tiny_model, batches, weights, dtype):
+    put(tmp_path, batches[:1])
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=1, weights=weights))
+    directory = tmp_path / "weights" / "step_1"
+    tensors = load_file(directory / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {dtype}
+    name = str(dtype).removeprefix("torch.")
+    manifest = read_weights_manifest(directory)
+    assert (manifest.dtype, manifest.canary.dtype) == (name, name)
+    assert json.loads((directory / "config.json").read_text())["dtype"] == name
