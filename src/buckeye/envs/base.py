@@ -57,6 +57,9 @@ class Reply:
     """The text of `CallOptions.stop` that ended the reply."""
     tokens: ReplyTokens | None = None
     """The tokens, where the policy knows them."""
+    told_logprobs: Sequence[tuple[str, float]] | None = None
+    """Text and log-prob of each token, from a policy that knows no token ids, where `CallOptions.logprobs`
+    asked for them and they were given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +88,8 @@ class CallOptions:
     """Whether the reply has to be a call of a tool."""
     tool: str | None = None
     """The tool that has to be called; None leaves the choice to the model."""
+    logprobs: bool = False
+    """Whether the caller wants the log-probs of the reply."""
 
 
 NO_OPTIONS = CallOptions()

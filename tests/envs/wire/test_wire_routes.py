@@ -282,3 +282,39 @@ def test_the_model_and_its_context_are_told():
 
     model = asyncio.run(play())
     assert (model.id, model.max_model_len) == ("mine", 77)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected", "dropped"),
+    [
+        (
+            {"content": [{"token": "x", "logprob": -0.25}, {"token": "€", "logprob": -9.5}]},
+            [("x", -0.25, [120]), ("€", -9.5, [226, 130, 172])],
+            {},
+        ),
+        (None, None, {"logprobs": 1}),
+        ({"content": "none"}, None, {"logprobs": 1}),
+    ],
+)
+def test_the_log_probs_of_a_hosted_model_are_told_where_it_tells_them(told, expected, dropped):
+    asked = []
+
+    def answer(request):
+        asked.append(json.loads(request.content))
+        choice = {"message": {"role": "assistant", "content": "x€"}, "finish_reason": "stop"}
+        return httpx.Response(200, json={"choices": [choice | {"logprobs": told}]})
+
+    async def play():
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as hosted:
+            server = ChatServer(base_url="http://hosted/v1", model="big", client=hosted)
+            async with openai(ChatPolicy(server, ChatSampling())) as (client, endpoint):
+                with_them = await client.chat.completions.create(model="policy", messages=ASK, logprobs=True)
+                without = await client.chat.completions.create(model="policy", messages=ASK)
+                return with_them.choices[0], without.choices[0], endpoint.usage.dropped
+
+    with_them, without, counted = asyncio.run(play())
+    content = with_them.logprobs and with_them.logprobs.content
+    assert (content and [(one.token, one.logprob, one.bytes) for one in content]) == expected
+    assert without.logprobs is None
+    assert ["logprobs" in body for body in asked] == [True, False]
+    assert counted == dropped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +35,7 @@ def read(rollout: Rollout, fields: Any) -> Exchange:
             stop_token_ids=tuple(body.stop_token_ids or ()),
             must_call=body.forces_a_call,
             tool=body.forced_tool() if body.forces_a_call else None,
+            logprobs=bool(body.logprobs),
         ),
         n=body.n or 1,
         dropped=dropped,
@@ -138,16 +139,22 @@ class _Answer:
         return {"prompt_token_ids": tokens.prompt_ids} if shown and tokens is not None else {}
 
     def _logprobs(self, reply: Reply) -> dict[str, Any] | None:
-        if not self._body.logprobs or reply.tokens is None:
+        told = self._told(reply) if self._body.logprobs else None
+        if told is None:
             return None
         return {
             "content": [
                 {"token": text, "logprob": least(value), "bytes": list(text.encode()), "top_logprobs": []}
-                for text, value in zip(
-                    map(self._rollout.token_text, reply.tokens.token_ids), reply.tokens.logprobs, strict=True
-                )
+                for text, value in told
             ]
         }
+
+    def _told(self, reply: Reply) -> Iterable[tuple[str, float]] | None:
+        """Text and log-prob of each token, where the policy tells them."""
+        if reply.tokens is None:
+            return reply.told_logprobs
+        texts = map(self._rollout.token_text, reply.tokens.token_ids)
+        return zip(texts, reply.tokens.logprobs, strict=True)
 
 
 def _calls(parts: Said) -> list[dict[str, Any]]:

@@ -172,9 +172,13 @@ class Rollout:
                 raise UsageError("This policy answers chats only: use the routes of chats.")
             return await policy.complete(call.prompt, options=options)
         if isinstance(policy, OptionsPolicy):
-            return await policy.ask(call.messages, tools=call.tools, options=options)
-        self._drop(name for name in ("max_tokens", "must_call") if getattr(call.options, name))
-        return _cut(await policy.chat(call.messages, tools=call.tools), options.stop)
+            reply = await policy.ask(call.messages, tools=call.tools, options=options)
+        else:
+            self._drop(name for name in ("max_tokens", "must_call") if getattr(call.options, name))
+            reply = _cut(await policy.chat(call.messages, tools=call.tools), options.stop)
+        if options.logprobs and reply.tokens is None and reply.told_logprobs is None and not reply.no_room:
+            self._drop(["logprobs"])
+        return reply
 
     def _counted(self, replies: list[Reply]) -> list[Reply]:
         usage = self.usage

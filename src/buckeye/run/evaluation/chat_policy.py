@@ -204,6 +204,8 @@ def _option_fields(options: CallOptions, max_tokens: int | None) -> dict[str, An
     if options.must_call:
         named = {"type": "function", "function": {"name": options.tool}}
         fields["tool_choice"] = "required" if options.tool is None else named
+    if options.logprobs:
+        fields["logprobs"] = True
     return fields
 
 
@@ -220,7 +222,16 @@ def _reply(choice: Mapping[str, Any]) -> Reply:
         text=f"<think>{reasoning}</think>{content}" if reasoning else content,
         finish_reason="length" if choice.get("finish_reason") == "length" else "stop",
         message=kept,
+        told_logprobs=_logprobs(choice),
     )
+
+
+def _logprobs(choice: Mapping[str, Any]) -> list[tuple[str, float]] | None:
+    """The tokens of a choice and their log-probs; None where the server tells none that can be read."""
+    try:
+        return [(str(one["token"]), float(one["logprob"])) for one in choice["logprobs"]["content"]]
+    except (LookupError, TypeError, ValueError):
+        return None
 
 
 def _sent(message: Message) -> dict[str, Any]:
