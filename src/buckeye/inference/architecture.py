@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.model_fields import complete, rope_of, shown
 from buckeye.storage import read_json
-
-SUPPORTED = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
 
 _LAYERS = "num_hidden_layers"
 _NEVER_ZERO = (_LAYERS, "hidden_size", "vocab_size", "num_attention_heads")
@@ -28,7 +27,6 @@ _SIZES = (
 """Keys of a `config.json` that say how much memory a model takes, whoever builds it."""
 _LARGEST = 2**40
 _LARGEST_HEADER = 100_000_000  # bytes; what safetensors itself allows
-_SHOWN = 60
 
 RopeKind = Literal["default", "linear", "llama3"]
 
@@ -89,17 +87,9 @@ def read_spec(directory: Path) -> ModelSpec:
     wrongly."""
     path = directory / "config.json"
     config = _read_config(path)
-    named = config.get("architectures") or ["none named"]
-    architecture = named[0] if isinstance(named, list) else named
-    if architecture not in SUPPORTED:
-        raise InferenceError(
-            f"{path}: the architecture is {architecture}; the embedded engine supports "
-            f"{', '.join(SUPPORTED)} (Qwen3, Qwen2 and 2.5, Llama, SmolLM2)."
-        )
     check_sizes(directory)
-    _refuse_variants(config, path)
     try:
-        return _build_spec(config, architecture, _eos_token_ids(config, directory), path)
+        return _build_spec(complete(config, path), _eos_token_ids(config, directory))
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InferenceError(f"{path}: a key is missing, or of another kind: {error}.") from error
 
@@ -118,7 +108,7 @@ def check_sizes(directory: Path) -> None:
             if size is None:
                 continue
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _LARGEST:
-                raise InferenceError(f"{path}: {key} is {_shown(size)}; expected a whole number.")
+                raise InferenceError(f"{path}: {key} is {shown(size)}; expected a whole number.")
             if size == 0 and key in _NEVER_ZERO:
                 raise InferenceError(f"{path}: {key} is 0.")
             if key == _LAYERS and shapes and size > len(shapes):
@@ -153,11 +143,6 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(side) is int and 0 <= side <= _LARGEST for side in value)
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = read_json(path)
@@ -170,68 +155,44 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _refuse_variants(config: Mapping[str, Any], path: Path) -> None:
-    problems = []
-    if config.get("quantization_config"):
-        problems.append("the weights are quantised")
-    if config.get("hidden_act", "silu") != "silu":
-        problems.append(f"hidden_act is {config['hidden_act']!r}, not 'silu'")
-    layer_types = config.get("layer_types") or []
-    if not isinstance(layer_types, list) or "sliding_attention" in layer_types:
-        problems.append("it uses sliding-window attention")
-    if problems:
-        raise InferenceError(f"{path}: the embedded engine cannot run this model: {'; '.join(problems)}.")
-
-
-def _build_spec(
-    config: Mapping[str, Any], architecture: str, eos_token_ids: tuple[int, ...], path: Path
-) -> ModelSpec:
-    heads = int(config["num_attention_heads"])
-    hidden = int(config["hidden_size"])
-    qwen2 = architecture == "Qwen2ForCausalLM"
-    attention_bias = not qwen2 and bool(config.get("attention_bias", False))
-    positions = int(config.get("max_position_embeddings", 2048))
+def _build_spec(fields: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelSpec:
+    heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
+    attention_bias = fields.get("attention_bias", False)
+    positions = int(fields["max_position_embeddings"])
     return ModelSpec(
-        vocab_size=int(config["vocab_size"]),
+        vocab_size=int(fields["vocab_size"]),
         hidden_size=hidden,
-        mlp_size=int(config["intermediate_size"]),
-        num_layers=int(config["num_hidden_layers"]),
+        mlp_size=int(fields["intermediate_size"]),
+        num_layers=int(fields["num_hidden_layers"]),
         num_heads=heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
-        rms_eps=float(config.get("rms_norm_eps", 1e-6)),
-        qk_norm=architecture == "Qwen3ForCausalLM",
-        qkv_bias=qwen2 or attention_bias,
+        num_kv_heads=int(fields["num_key_value_heads"] or heads),
+        head_dim=int(fields["head_dim"] or hidden // heads),
+        rms_eps=float(fields["rms_norm_eps"]),
+        qk_norm=fields["model_type"] == "qwen3",
+        qkv_bias=fields["model_type"] == "qwen2" or attention_bias,
         out_bias=attention_bias,
-        mlp_bias=architecture == "LlamaForCausalLM" and bool(config.get("mlp_bias", False)),
-        tied_head=bool(config.get("tie_word_embeddings", False)),
+        mlp_bias=fields.get("mlp_bias", False),
+        tied_head=fields["tie_word_embeddings"],
         max_positions=positions,
-        rope=_read_rope(config, positions, path),
+        rope=_build_rope(rope_of(fields), positions),
         eos_token_ids=eos_token_ids,
     )
 
 
-def _read_rope(config: Mapping[str, Any], positions: int, path: Path) -> RopeSpec:
-    """From `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before)."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise InferenceError(f"{path}: partial_rotary_factor is not supported by the embedded engine.")
+def _build_rope(rope: Mapping[str, Any], positions: int) -> RopeSpec:
+    kind, theta = rope["rope_type"], float(rope["rope_theta"])
     if kind == "default":
         return RopeSpec(kind="default", theta=theta)
     if kind == "linear":
         return RopeSpec(kind="linear", theta=theta, factor=float(rope["factor"]))
-    if kind == "llama3":
-        return RopeSpec(
-            kind="llama3",
-            theta=theta,
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_positions=int(rope.get("original_max_position_embeddings") or positions),
-        )
-    raise InferenceError(f"{path}: rope type {kind!r} is not supported; default, linear and llama3 are.")
+    return RopeSpec(
+        kind="llama3",
+        theta=theta,
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope["low_freq_factor"]),
+        high_freq_factor=float(rope["high_freq_factor"]),
+        original_max_positions=int(rope.get("original_max_position_embeddings") or positions),
+    )
 
 
 def _eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:

@@ -1,0 +1,193 @@
+"""What the embedded engine makes of each key of a `config.json`.
+
+A key changes the computation of its family, and is read or refused by name; or it is known to change nothing;
+or it is unknown, and refused unless it is off. Values that a file leaves out are those of the configuration
+classes of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye.errors import InferenceError
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Its `model_type`, and the keys that change its computation with the values where they are left out."""
+
+    model_type: str
+    fields: Mapping[str, Any]
+
+
+_SIZES = dict.fromkeys(
+    ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+)
+_EVERY: Mapping[str, Any] = {
+    **_SIZES,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "is_causal": True,
+    "layer_types": None,
+    "partial_rotary_factor": None,
+    "quantization_config": None,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": None,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+_QWEN: Mapping[str, Any] = {
+    **_EVERY,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_FAMILIES = {
+    "Qwen3ForCausalLM": _Family("qwen3", {**_QWEN, "head_dim": 128, "attention_bias": False}),
+    "Qwen2ForCausalLM": _Family("qwen2", _QWEN),
+    "LlamaForCausalLM": _Family(
+        "llama",
+        {
+            **_EVERY,
+            "num_key_value_heads": None,
+            "max_position_embeddings": 2048,
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
+    ),
+}
+SUPPORTED = tuple(_FAMILIES)
+
+_FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
+_SILU = ("silu", "swish")
+_FULL = "full_attention"
+_SHOWN = 60
+
+_ROPE = frozenset({"rope_type", "type", "rope_theta"})
+_ROPE_KINDS = {
+    "default": _ROPE,
+    "linear": _ROPE | {"factor"},
+    "llama3": _ROPE | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+}
+"""The keys of the rotary position embedding, by its kind."""
+
+_NAMES = """
+architectures model_type transformers_version torch_dtype dtype name_or_path initializer_range use_cache
+attention_dropout attn_implementation pretraining_tp chunk_size_feed_forward keys_to_ignore_at_inference
+output_attentions output_hidden_states return_dict return_dict_in_generate output_scores torchscript
+gradient_checkpointing use_bfloat16 is_decoder tf_legacy_loss neftune_noise_alpha
+bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id
+forced_bos_token_id forced_eos_token_id tokenizer_class tokenizer_model_max_length model_max_length
+max_sequence_length prefix vocab_file task_specific_params problem_type finetuning_task
+id2label label2id num_labels classifier_dropout
+max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups temperature top_k
+top_p typical_p repetition_penalty length_penalty diversity_penalty no_repeat_ngram_size
+encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values
+exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+is_llama_config unsloth_version unsloth_fixed transformers.js_config mergekit_version
+"""
+_NO_EFFECT = frozenset(_NAMES.split())
+"""Keys of the parameters' storage, of training, of tokens, of generation and of other programs."""
+
+
+def complete(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The keys of a `config.json` that change the computation, with those that the file at `path` leaves out,
+    and the family as `model_type`.
+
+    Raises `InferenceError`, with every reason, if the engine would compute another function than the model's.
+    """
+    named = config.get("architectures") or ["none named"]
+    architecture = named[0] if isinstance(named, list) else named
+    family = _FAMILIES.get(architecture) if isinstance(architecture, str) else None
+    if family is None:
+        raise InferenceError(
+            f"{path}: the architecture is {architecture}; the embedded engine supports "
+            f"{', '.join(SUPPORTED)} (Qwen3, Qwen2 and 2.5, Llama, SmolLM2)."
+        )
+    fields = {**family.fields, **{key: config[key] for key in family.fields if key in config}}
+    problems = [*_unknown(config, family), *_not_computed(fields), *_rope_problems(fields)]
+    if problems:
+        raise InferenceError(
+            f"{path}: the embedded engine cannot run this model: {'; '.join(problems)}. Use vLLM "
+            '(inference.backend = "vllm") or another model; a key that changes nothing can be taken out of '
+            "the file."
+        )
+    return {**fields, "model_type": family.model_type}
+
+
+def rope_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary position embedding as one table: `rope_scaling` (before transformers 5) comes before
+    `rope_parameters`, as there."""
+    rope = dict(fields["rope_scaling"] or fields["rope_parameters"] or {})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    outside = {key: fields[key] for key in ("rope_theta", "partial_rotary_factor")}
+    return {**outside, **rope, "rope_type": kind}
+
+
+def shown(value: Any) -> str:
+    """A value from outside, in at most a line."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _unknown(config: Mapping[str, Any], family: _Family) -> Iterator[str]:
+    """A switch that is off, and a list or text that is empty, add nothing to what the family computes."""
+    if config.get("model_type", family.model_type) != family.model_type:
+        yield f"model_type is {shown(config['model_type'])}, not {family.model_type!r}"
+    for key, value in config.items():
+        known = key in family.fields or key in _NO_EFFECT or key.startswith("_")
+        if not known and value:
+            yield f"{key} is {shown(value)}, which it does not know"
+
+
+def _not_computed(fields: Mapping[str, Any]) -> Iterator[str]:
+    if fields["quantization_config"]:
+        yield "the weights are quantised (quantization_config)"
+    if fields["hidden_act"] not in _SILU:
+        yield f"hidden_act is {shown(fields['hidden_act'])}, not 'silu'"
+    if fields["is_causal"] is not True:
+        yield f"is_causal is {shown(fields['is_causal'])}"
+    for key in _FLAGS:
+        if key in fields and not isinstance(fields[key], bool):
+            yield f"{key} is {shown(fields[key])}, neither true nor false"
+    yield from _windows(fields)
+
+
+def _windows(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Layers with another attention than the full one: as `layer_types` says, or, where there is none, those
+    from `max_window_layers` on if `use_sliding_window` is set."""
+    kinds = fields["layer_types"]
+    if kinds is not None:
+        others = kinds if not isinstance(kinds, list) else [kind for kind in kinds if kind != _FULL]
+        if others:
+            sliding = " (sliding-window attention)" if "sliding_attention" in str(others) else ""
+            yield f"layer_types has {shown(others)}{sliding}, not only {_FULL!r}"
+    elif fields.get("use_sliding_window") and fields["sliding_window"] is not None:
+        full, layers = fields["max_window_layers"], fields["num_hidden_layers"]
+        if full < layers:
+            yield (
+                f"use_sliding_window is true, sliding_window {fields['sliding_window']} and "
+                f"max_window_layers {full}: of its {layers} layers the last {layers - max(full, 0)} have "
+                "sliding-window attention"
+            )
+
+
+def _rope_problems(fields: Mapping[str, Any]) -> Iterator[str]:
+    rope = rope_of(fields)
+    kind = rope["rope_type"]
+    keys = _ROPE_KINDS.get(kind)
+    if keys is None:
+        yield f"rope type {shown(kind)} is not supported; {', '.join(_ROPE_KINDS)} are"
+        return
+    for key, value in rope.items():
+        whole = key == "partial_rotary_factor" and value == 1.0
+        if key not in keys and value is not None and not whole:
+            yield f"{key} is {shown(value)}, which it does not compute for rope type {kind!r}"
+    if kind == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
+        yield f"high_freq_factor is {shown(rope['high_freq_factor'])}, not larger than low_freq_factor"
