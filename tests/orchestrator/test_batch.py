@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -9,13 +11,20 @@ import pytest
 
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.monitor.rollouts import read_rollouts, rollouts_file
-from buckeye.orchestrator.batch import batch_metrics, make_batch, prune_rollouts, write_rollouts
+from buckeye.orchestrator.batch import (
+    advantages_of,
+    batch_metrics,
+    make_batch,
+    prune_rollouts,
+    write_rollouts,
+)
 
 from .played import group, rollout
 
 
 def advantages(*groups, **settings):
-    batch = make_batch(2, groups, OrchestratorConfig(**settings), state={})
+    config = OrchestratorConfig(**settings)
+    batch = make_batch(2, groups, advantages_of(groups, config), config, state={})
     return [sample.advantages.tolist() for sample in batch.samples]
 
 
@@ -44,7 +53,7 @@ def test_an_errored_rollout_is_no_sample_and_not_in_the_mean():
 def test_masked_truncated_rollouts_are_not_trained_on_but_are_compared_with():
     played = group(rollout(1.0), rollout(0.0, truncated=True))
     config = OrchestratorConfig(mask_truncated_completions=True)
-    whole, cut = make_batch(2, [played], config, state={}).samples
+    whole, cut = make_batch(2, [played], advantages_of([played], config), config, state={}).samples
     assert whole.loss_mask.tolist() == [False, True, True, True]
     assert whole.advantages.tolist() == [0.0, 0.5, 0.5, 0.5]
     assert not cut.loss_mask.any()
@@ -52,7 +61,8 @@ def test_masked_truncated_rollouts_are_not_trained_on_but_are_compared_with():
     assert not cut.advantages.any()
     assert not cut.logprobs.any()
     assert cut.versions.tolist() == [-1] * 4
-    kept = make_batch(2, [played], OrchestratorConfig(), state={}).samples[1]
+    config = OrchestratorConfig()
+    kept = make_batch(2, [played], advantages_of([played], config), config, state={}).samples[1]
     assert kept.loss_mask.sum() == 3
     assert kept.advantages.dtype == np.float32
 
@@ -102,6 +112,24 @@ def test_what_is_written_can_be_read(tmp_path):
     assert unreadable == 0
     line = json.loads(path.read_text().splitlines()[0])
     assert msgspec.to_builtins(good) == {**line, "number": 0}
+
+
+def test_the_record_has_the_advantages_that_are_trained_with_and_the_messages(tmp_path):
+    messages = ({"role": "user", "content": "say a"}, {"role": "assistant", "content": "a", "at": Path("/a")})
+    good = replace(rollout(1.0, turns=(1, 2)), messages=messages)
+    groups = [group(good, rollout(None), rollout(0.0)), group(rollout(0.5), rollout(0.5), index=1)]
+    config, path = OrchestratorConfig(), tmp_path / "rollouts" / rollouts_file(2)
+    advantages = advantages_of(groups, config)
+    asyncio.run(write_rollouts(path, [(None, one) for one in groups], lambda ids: "text", advantages))
+    dropped = tmp_path / "rollouts" / rollouts_file(2, dropped=True)
+    asyncio.run(write_rollouts(dropped, [("stale", group(rollout(1.0), index=2))], lambda ids: "text"))
+    played, unreadable = read_rollouts(tmp_path, 2)
+    assert unreadable == 0
+    assert [one.advantages for one in played] == [[0.5, 0.5], None, [-0.5], [0.0], [0.0], None]
+    assert played[0].messages == [messages[0], {**messages[1], "at": "/a"}]
+    batch = make_batch(2, groups, advantages, config, state={})
+    sampled = [sample.advantages[sample.loss_mask].tolist() for sample in batch.samples]
+    assert sampled == [[0.5] * 3, [-0.5] * 3, [0.0] * 3, [0.0] * 3]
 
 
 def test_only_the_newest_rollouts_are_kept(tmp_path):

@@ -295,6 +295,28 @@ def test_what_is_left_of_an_errored_group_solves_no_task():
     assert c._sampler.metrics()["tasks/solved_for_good"] == 1
 
 
+def test_the_deadline_begins_when_an_evaluation_with_the_weights_before_is_over():
+    engine, measuring, waits = FakeEngine(), [0], []
+
+    async def play():
+        c = collector(
+            engine, LetterEnvironment(), weights_timeout=0.1, measuring=lambda: next(iter(measuring), None)
+        )
+        collecting = asyncio.create_task(c.collect(2, waits.append))  # which needs version 1
+        await asyncio.sleep(0.5)
+        assert not collecting.done()
+        assert not waits
+        measuring.pop()
+        try:
+            await collecting
+        finally:
+            await c.close()
+
+    with pytest.raises(RunError, match="is the trainer running"):
+        asyncio.run(play())
+    assert waits == [1]
+
+
 def test_waiting_for_weights_has_a_deadline():
     engine, env = FakeEngine(), LetterEnvironment()
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import SamplingParams
-from buckeye.orchestrator.batch import batch_metrics, make_batch, write_rollouts
+from buckeye.orchestrator.batch import advantages_of, batch_metrics, make_batch, write_rollouts
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.rollout import Group, RolloutPlayer
 from buckeye.orchestrator.task_sampler import GroupTask
@@ -162,7 +162,8 @@ def test_whatever_comes_the_step_goes_on_and_counts_it(tmp_path, given_outcomes,
     assert len(path.read_text().splitlines()) == len(group.rollouts)
     metrics = batch_metrics(0, [group], config)
     assert all(type(json.loads(json.dumps(value))) in (int, float) for value in metrics.values())
-    make_batch(0, [Group(index=0, rollouts=tuple(group.scored))], config, state={})
+    scored = [Group(index=0, rollouts=tuple(group.scored))]
+    make_batch(0, scored, advantages_of(scored, config), config, state={})
 
 
 class Careless(Given):

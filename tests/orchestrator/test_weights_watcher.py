@@ -9,6 +9,7 @@ from buckeye.errors import InferenceError, RunError
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 from buckeye.process import RunIdentity
 from buckeye.transport.weights import publish_weights
+from tests.waiting import HANG
 
 ME = RunIdentity(run_id="mine", attempt=2)
 
@@ -19,13 +20,19 @@ def publish(root, step, identity=ME):
     )
 
 
-def watcher(root, updates, possible=lambda: 5, check=lambda: None):
+def watcher(root, updates, possible=lambda: 5, check=lambda: None, due=lambda: None):
     async def update_weights(path, version, checksum, canary, adapter):
         updates.append((version, path.name))
 
     client = SimpleNamespace(update_weights=update_weights, check=check)
     return WeightsWatcher(
-        root, client, ME, first_version=3, newest_possible=possible, on_update=lambda version: None
+        root,
+        client,
+        ME,
+        first_version=3,
+        newest_possible=possible,
+        due=due,
+        on_update=lambda version: None,
     )
 
 
@@ -67,3 +74,61 @@ def test_engines_beyond_recovery_end_the_watch(tmp_path):
 
     with pytest.raises(InferenceError, match="all are out"):
         asyncio.run(run_until(watcher(tmp_path, [], check=check), 3))
+
+
+async def measured(w, due, root, updates):
+    """Versions 3 to 7 are there at once; 4 and 6 are to be measured, which takes a while."""
+    running = asyncio.create_task(w.run())
+    for version in (4, 6):
+        await w.reach(version, HANG)
+        await asyncio.sleep(0.1)  # there are newer ones all the time
+        assert w.version == version
+        due.pop(0)
+    await w.reach(7, HANG)
+    running.cancel()
+
+
+def test_no_version_is_passed_over_or_left_that_is_to_be_measured(tmp_path):
+    for version in range(3, 8):
+        publish(tmp_path, version)
+    updates, due = [], [4, 6]
+    w = watcher(tmp_path, updates, possible=lambda: 9, due=lambda: due[0] if due else None)
+    asyncio.run(measured(w, due, tmp_path, updates))
+    assert updates == [(4, "step_4"), (6, "step_6"), (7, "step_7")]
+
+
+def test_what_an_earlier_attempt_was_measuring_comes_before_the_new_weights(tmp_path):
+    publish(tmp_path, 2, RunIdentity(run_id="mine", attempt=1))
+    publish(tmp_path, 3)
+    updates, due = [], [2]
+    w = watcher(tmp_path, updates, due=lambda: due[0] if due else None)
+
+    async def run():
+        running = asyncio.create_task(w.run())
+        await w.reach(2, HANG)
+        assert w.version == 2
+        due.pop()
+        await w.reach(3, HANG)
+        running.cancel()
+
+    asyncio.run(run())
+    assert updates == [(2, "step_2"), (3, "step_3")]
+
+
+def test_a_measurement_takes_no_time_from_who_waits_for_the_next_version(tmp_path):
+    publish(tmp_path, 3)
+    due = [3]
+    w = watcher(tmp_path, [], due=lambda: due[0] if due else None)
+
+    async def run():
+        running = asyncio.create_task(w.run())
+        await w.reach(3, HANG)
+        waiting = asyncio.create_task(w.reach(4, 0.1))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        due.pop()
+        with pytest.raises(RunError, match="is the trainer running"):
+            await waiting
+        running.cancel()
+
+    asyncio.run(run())

@@ -97,7 +97,7 @@ def test_an_optimizer_takes_what_it_remembers(tmp_path, tiny_model):
 
 def test_text_is_bounded_by_tokens_and_by_what_is_kept(tmp_path):
     settings = {"batch_size": 10, "rollouts_per_example": 5, "seq_len": 100, "max_steps": 50}
-    each = 100 * 6 + 400
+    each = 100 * 12 + 400
     assert estimate_disk(_config(tmp_path, **settings), None).of("rollouts").size == 50 * 10 * each
     kept = _config(tmp_path, **settings, rollouts=RolloutsConfig(keep=4))
     assert estimate_disk(kept, None).of("rollouts").size == 5 * 10 * each  # four, and one being written
@@ -112,8 +112,8 @@ def test_evaluations_are_counted_at_the_start_in_between_and_at_the_end(tmp_path
         rollouts_per_example=2,
         env=[EvalEnvConfig(id="x"), EvalEnvConfig(id="y", num_examples=5, rollouts_per_example=1)],
     )
-    estimate = estimate_disk(_config(tmp_path, max_steps=35, eval=evaluation), None)
-    assert estimate.of("evaluations").size == (2 + 3) * (20 * 2 + 5) * 1000
+    estimate = estimate_disk(_config(tmp_path, max_steps=35, seq_len=200, eval=evaluation), None)
+    assert estimate.of("evaluations").size == (2 + 3) * (20 * 2 + 5) * (1000 + 200 * 6)
 
 
 @pytest.fixture

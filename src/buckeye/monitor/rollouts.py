@@ -21,7 +21,8 @@ _FILE = re.compile(r"^step_(\d+)(?:\.dropped)?\.jsonl$")
 class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
     """A line of such a file. `group` counts the tasks that were played, and `number` the rollouts of this
     one; `dropped` is why the group was not trained on, None where it was. `text` is what the policy saw and
-    wrote, a text for each training sample."""
+    wrote, a text for each training sample, and `messages` the conversation after the last reply.
+    `advantages` are what each turn was trained with, None for a rollout that was not trained on."""
 
     group: int
     task_id: str
@@ -32,6 +33,7 @@ class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
     shaped_reward: float | None = None
     shaping: dict[str, float] = {}
     turn_rewards: list[float] = []
+    advantages: list[float] | None = None
     components: dict[str, float] = {}
     stop_reason: str | None = None
     error: str | None = None
@@ -43,6 +45,7 @@ class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     oldest_version: int | None = None
     text: list[str] = []
+    messages: list[dict[str, Any]] = []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

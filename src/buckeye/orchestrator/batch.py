@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,24 @@ from buckeye.space import write_when_room_async
 from buckeye.storage import utf8, write_file
 from buckeye.transport.batches import Batch, Sample
 
+Advantages = Sequence[Sequence[Sequence[float]]]
+"""Of every turn of every rollout that has a reward, of every group."""
+
+
+def advantages_of(groups: Sequence[Group], config: OrchestratorConfig) -> Advantages:
+    """What each turn is trained with. Raises as `batch_advantages`."""
+    return batch_advantages([[r.as_scored() for r in g.scored] for g in groups], config.advantage)
+
 
 def make_batch(
-    step: int, groups: Sequence[Group], config: OrchestratorConfig, *, state: Mapping[str, Any]
+    step: int,
+    groups: Sequence[Group],
+    advantages: Advantages,
+    config: OrchestratorConfig,
+    *,
+    state: Mapping[str, Any],
 ) -> Batch:
     """Turn groups into training samples: every sampled token carries the advantage of its turn."""
-    advantages = batch_advantages([[r.as_scored() for r in g.scored] for g in groups], config.advantage)
     samples = [
         sample
         for group, group_advantages in zip(groups, advantages, strict=True)
@@ -127,9 +139,19 @@ def _share(groups: Sequence[Group], holds: Any) -> float:
     return sum(bool(holds(g)) for g in groups) / len(groups)
 
 
-async def write_rollouts(path: Path, groups: Iterable[tuple[str | None, Group]], decode: Any) -> None:
-    """Write one JSON line per rollout, errored ones included: task, reward, components, text, counts, and why
-    its group was dropped if it was; as soon as there is room on the disk."""
+async def write_rollouts(
+    path: Path,
+    groups: Sequence[tuple[str | None, Group]],
+    decode: Any,
+    advantages: Advantages | None = None,
+) -> None:
+    """Write one JSON line per rollout, errored ones included: task, reward, advantages, components, text,
+    messages, counts, and why its group was dropped if it was; as soon as there is room on the disk.
+
+    `advantages` are of the same groups; None if they are not trained on. What a message holds that JSON
+    cannot is written as text.
+    """
+    of_groups = advantages if advantages is not None else [None] * len(groups)
     lines = [
         json.dumps(
             {
@@ -141,6 +163,7 @@ async def write_rollouts(path: Path, groups: Iterable[tuple[str | None, Group]],
                 "shaped_reward": rollout.shaped_reward,
                 "shaping": dict(rollout.shaping),
                 "turn_rewards": list(rollout.outcome.turn_rewards or []),
+                "advantages": by_turn,
                 "components": dict(rollout.outcome.components),
                 "stop_reason": rollout.outcome.stop_reason,
                 "error": rollout.outcome.error,
@@ -152,11 +175,13 @@ async def write_rollouts(path: Path, groups: Iterable[tuple[str | None, Group]],
                 "completion_tokens": rollout.completion_tokens,
                 "oldest_version": rollout.oldest_version,
                 "text": [decode(segment.token_ids) for segment in rollout.segments],
+                "messages": list(rollout.messages),
             },
             ensure_ascii=False,
+            default=str,
         )
-        for dropped, group in groups
-        for rollout in group.rollouts
+        for (dropped, group), of_group in zip(groups, of_groups, strict=True)
+        for rollout, by_turn in _with_advantages(group, of_group)
     ]
     text = utf8("\n".join(lines) + "\n")
 
@@ -165,6 +190,16 @@ async def write_rollouts(path: Path, groups: Iterable[tuple[str | None, Group]],
         write_file(path, text)
 
     await write_when_room_async(path, write, what=f"the rollouts of {path.stem}", needed=len(text))
+
+
+def _with_advantages(
+    group: Group, advantages: Sequence[Sequence[float]] | None
+) -> Iterator[tuple[Rollout, list[float] | None]]:
+    """All rollouts of a group; those without a reward have no advantage."""
+    given = iter(advantages or ())
+    for rollout in group.rollouts:
+        trained = advantages is not None and rollout.reward is not None
+        yield rollout, list(next(given)) if trained else None
 
 
 def prune_rollouts(folder: Path, step: int, *, keep: int) -> None:

@@ -48,7 +48,8 @@ class CollectorSettings:
     first token was sampled.
     `max_steps`: no group is started for a batch that will not be trained.
     `weights_timeout`: seconds to wait for a new policy version when nothing else is going on. They do not
-    pass while a process of the run in `output_dir` waits for disk space.
+    pass while a process of the run in `output_dir` waits for disk space, or while there is a version that
+    is `measuring()`: an evaluation, for which the engines keep it.
     `filter_group` says why a scored group is not worth training on.
     """
 
@@ -63,6 +64,7 @@ class CollectorSettings:
     max_steps: int | None
     weights_timeout: float
     filter_group: GroupFilter
+    measuring: Callable[[], int | None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -188,11 +190,19 @@ class GroupCollector:
                 beat.report(f"the end of the pause of {', '.join(sorted(held))}")
                 await self._wait_a_moment(self._pauses.seconds_left())
             else:
-                on_wait(step - settings.max_async_level)
-                beat.report(f"weights {max(0, step - settings.max_async_level)}", on="trainer")
                 since = time.monotonic()
-                await self._wait_for_news(settings.weights_timeout)
+                await self._wait_for_weights(step - settings.max_async_level, on_wait)
                 collected.waited_seconds += time.monotonic() - since
+
+    async def _wait_for_weights(self, version: int, on_wait: Callable[[int], None]) -> None:
+        measured = self._settings.measuring()
+        if measured is not None:  # the engines keep it, however long that takes
+            beat.report(f"rollouts of the evaluation of step {measured}", on="inference")
+            await self._wait_a_moment(_LOOK_SECONDS)
+            return
+        on_wait(version)
+        beat.report(f"weights {max(0, version)}", on="trainer")
+        await self._wait_for_news(self._settings.weights_timeout)
 
     def _start_groups(self, step: int, accepted: int) -> Set[str]:
         """Start what there is room for; if only environments that are held back could fill it: those."""

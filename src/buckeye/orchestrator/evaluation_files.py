@@ -79,7 +79,7 @@ def write_evaluation(directory: Path, result: EvalResult, measured: Mapping[str,
 def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> dict[Path, bytes]:
     """The content of both files, the rollouts last: they say that the evaluation is complete.
 
-    What a task's data holds that JSON cannot is written as text.
+    What a task's data or a message holds that JSON cannot is written as text.
     """
     figures = {**measured, **_figures(result)}
     lines = [
@@ -94,6 +94,10 @@ def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> 
                 "truncated": rollout.truncated,
                 "error": rollout.outcome.error,
                 "trace": list(rollout.outcome.trace),
+                "turns": rollout.turns,
+                "completion_tokens": rollout.completion_tokens,
+                "oldest_version": rollout.oldest_version,
+                "messages": list(rollout.messages),
             },
             ensure_ascii=False,
             default=str,

@@ -7,13 +7,12 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from buckeye import beat
 from buckeye.checkpoint import read_orchestrator_state, resolve_checkpoint
 from buckeye.config.environments import EnvConfig
-from buckeye.config.orchestrator import EvalConfig, OrchestratorConfig
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
@@ -23,6 +22,8 @@ from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_file
 from buckeye.monitor.verdict import rollouts_level
 from buckeye.orchestrator.advantages import check_advantage
 from buckeye.orchestrator.batch import (
+    Advantages,
+    advantages_of,
     batch_metrics,
     make_batch,
     prune_rollouts,
@@ -30,8 +31,8 @@ from buckeye.orchestrator.batch import (
 )
 from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector
 from buckeye.orchestrator.environments import NamedEnvironment, load_environments, prompt_lengths, tasks_of
-from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
-from buckeye.orchestrator.evaluation_files import evaluate_and_write, sampling_record
+from buckeye.orchestrator.evaluate import EvalResult, evaluate
+from buckeye.orchestrator.evaluations import Evaluations, sampling_params
 from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.loop_watch import LoopWatch, tell_of_a_held_up_loop
@@ -47,7 +48,6 @@ from buckeye.orchestrator.timing import LoopTimes, Throughput
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 from buckeye.orchestrator.wrong_servers import WrongServers
 from buckeye.process import die_with_parent, run_identity
-from buckeye.storage import step_directory
 from buckeye.tasks.keys import key
 from buckeye.transport.batches import end_batches
 
@@ -85,7 +85,6 @@ class Orchestrator:
         )
         self.state = self._initial_state()
         self.start_step = int(self.state["step"])
-        self.last_step = config.max_steps
         self.seed = config.seed if config.sampling.seed is None else config.sampling.seed
         self.lockstep = Lockstep(self.client) if config.max_async_level == 0 else None
         self.throughput = Throughput()
@@ -96,8 +95,14 @@ class Orchestrator:
         check_advantage(config.advantage)
         self.environments = self._load(config.env)
         self.sampler = task_sampler(config, self.environments, self.state)
-        self.eval_environments = self._load(config.eval.env) if config.eval is not None else []
-        self.evaluated = evaluated_versions(config.output_dir / "metrics.jsonl", self.start_step)
+        self.evaluations = Evaluations(
+            config,
+            self._load(config.eval.env) if config.eval is not None else [],
+            self.metrics,
+            self.identity,
+            start_step=self.start_step,
+            make_player=self._measuring_player,
+        )
 
     async def run(self) -> None:
         """Start up, collect a batch per step, finish with an evaluation."""
@@ -118,12 +123,14 @@ class Orchestrator:
                 self.identity,
                 first_version=self.start_step,
                 newest_possible=lambda: int(self.state["step"]),
+                due=lambda: self.evaluations.due,
                 on_update=collector.set_version,
             )
             self.loop_watch.start()
             try:
                 background = (watcher.run(), self.outbox.run(), self.wrong_servers.run())
-                await first_to_end(self._steps(collector, watcher), *background)
+                evaluations = self.evaluations.run(watcher)
+                await first_to_end(self._steps(collector, watcher), evaluations, *background)
             finally:
                 self.loop_watch.stop()
                 await collector.close()
@@ -155,7 +162,7 @@ class Orchestrator:
     def _check_splits(self) -> None:
         """Find out now, not at the first evaluation, if tasks are missing, or cannot be played at all."""
         measured = self.environments if self.config.val is not None else []
-        for env in [*measured, *self.eval_environments]:
+        for env in [*measured, *self.evaluations.environments]:
             tasks_of(env, "eval")
         for env in self.environments:
             lengths = prompt_lengths(tasks_of(env, "train"), self.renderer)
@@ -180,20 +187,11 @@ class Orchestrator:
             max_steps=config.max_steps,
             weights_timeout=config.weights_timeout,
             filter_group=group_filter(config),
+            measuring=lambda: self.evaluations.measuring,
         )
-        player = self._player(derive_seed(self.seed, "rollouts"), self._params(), self.shaping)
+        player = self._player(derive_seed(self.seed, "rollouts"), sampling_params(config), self.shaping)
         pauses = EnvironmentPauses([env.name for env in self.environments], config.env_pause)
         return GroupCollector(self.sampler, player, settings, pauses, state=self.state)
-
-    def _params(self) -> SamplingParams:
-        sampling = self.config.sampling
-        return SamplingParams(
-            max_tokens=sampling.max_tokens or self.config.seq_len,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_tokens=sampling.min_tokens,
-        )
 
     def _player(
         self, seed: int, params: SamplingParams, shaping: RewardShaping | None = None
@@ -211,15 +209,21 @@ class Orchestrator:
             shaping=shaping,
         )
 
+    def _measuring_player(self, purpose: str, version: int, params: SamplingParams) -> RolloutPlayer:
+        self._begin_waves(purpose, version)
+        return self._player(derive_seed(self.seed, purpose, version), params)
+
     async def _steps(self, collector: GroupCollector, watcher: WeightsWatcher) -> None:
         config = self.config
         step = self.start_step
+        await self.evaluations.caught_up(step - 1, watcher)
         log.info("Waiting for weight checkpoint %d", step)
         await watcher.reach(step, config.weights_timeout)
         while config.max_steps is None or step < config.max_steps:
             log.info("Starting orchestrator step %d", step)
             with self.times.stopwatch.of("evaluate"):
-                await self._evaluate_if_due(step, watcher)
+                if self.lockstep is not None:  # which has one kind of rollouts at a time
+                    await self.evaluations.caught_up(step, watcher)
                 val_reward = await self._validate_if_due(step, watcher)
             started = time.monotonic()
             self._begin_waves("step", step)
@@ -239,7 +243,7 @@ class Orchestrator:
             }
             await self._report(step, collected, collector, measured | times, val_reward)
             step += 1
-        await self._final_evaluation(step, watcher)
+        await self.evaluations.caught_up(step, watcher)
 
     async def _collect(self, step: int, collector: GroupCollector) -> Collected:
         """The batch of a step. If there will be none, what was played is written all the same."""
@@ -254,11 +258,11 @@ class Orchestrator:
 
     async def _write_untrained(self, step: int, collected: Collected) -> None:
         left_over = [("left_over", group) for group in collected.groups]
-        await self._write_rollouts(step, [], [*collected.dropped_groups, *left_over])
+        await self._write_rollouts(step, [], [], [*collected.dropped_groups, *left_over])
 
     def _end_early(self, step: int, collected: Collected) -> None:
         """Say that there are no more batches, to the trainer and to the user."""
-        self.last_step = step
+        self.evaluations.last = step
         end_batches(self.config.output_dir / "batches", step, identity=self.identity)
         why = "All training tasks are solved for good (orchestrator.no_positive_resampling)"
         log.log(SUCCESS, "%s: the run ends after %d steps", why, step)
@@ -279,20 +283,25 @@ class Orchestrator:
             "samples": self.state["samples"] + sum(len(g.scored) for g in groups),
             "problems": self.state["problems"] + len(groups),
         }
-        await self._write_rollouts(step, groups, collected.dropped_groups)
-        await self.outbox.write(make_batch(step, groups, self.config, state=self.state))
+        advantages = advantages_of(groups, self.config)
+        await self._write_rollouts(step, groups, advantages, collected.dropped_groups)
+        await self.outbox.write(make_batch(step, groups, advantages, self.config, state=self.state))
 
     async def _write_rollouts(
-        self, step: int, trained: Sequence[Group], dropped: Sequence[tuple[str, Group]]
+        self,
+        step: int,
+        trained: Sequence[Group],
+        advantages: Advantages,
+        dropped: Sequence[tuple[str, Group]],
     ) -> None:
         folder = self.config.output_dir / ROLLOUTS_FOLDER
-        kinds = {
-            rollouts_file(step): [(None, g) for g in trained],
-            rollouts_file(step, dropped=True): dropped,
+        kinds: dict[str, tuple[Sequence[tuple[str | None, Group]], Advantages | None]] = {
+            rollouts_file(step): ([(None, g) for g in trained], advantages),
+            rollouts_file(step, dropped=True): (dropped, None),
         }
-        for name, groups in kinds.items():
+        for name, (groups, of_groups) in kinds.items():
             if groups:
-                await write_rollouts(folder / name, groups, self.renderer.decode)
+                await write_rollouts(folder / name, groups, self.renderer.decode, of_groups)
             else:
                 (folder / name).unlink(missing_ok=True)  # of an attempt before this one
         if self.config.rollouts.keep is not None:
@@ -353,67 +362,15 @@ class Orchestrator:
             )
         self.run_watch.look()
 
-    async def _evaluate_if_due(self, step: int, watcher: WeightsWatcher) -> None:
-        settings = self.config.eval
-        if settings is None or step % settings.interval or (step == 0 and not settings.eval_base_model):
-            return
-        await self._evaluate(settings, step, watcher)
-
-    async def _final_evaluation(self, step: int, watcher: WeightsWatcher) -> None:
-        if self.config.eval is not None:
-            await self._evaluate(self.config.eval, step, watcher)
-
-    async def _evaluate(self, settings: EvalConfig, step: int, watcher: WeightsWatcher) -> None:
-        async with self._measuring(watcher, step) as version:
-            if version in self.evaluated:
-                return
-            self.evaluated.add(version)
-            self._begin_waves("eval", version)
-            log.info("Running evals for checkpoint step %d", version)
-            beat.report(f"rollouts of the evaluation of step {version}", on="inference")
-            params = self._eval_params(settings)
-            metrics = await evaluate_and_write(
-                step_directory(self.config.output_dir / "evals", version),
-                self.eval_environments,
-                settings,
-                self._player(derive_seed(self.seed, "eval", version), params),
-                measured={
-                    "model": self.config.model.name,
-                    "step": version,
-                    "attempt": self.identity.attempt,
-                    **sampling_record(params, self.config.seq_len),
-                },
-            )
-            await self.metrics.write_async(
-                "eval", version, metrics
-            )  # once for all: half an evaluation is repeated
-
-    def _measuring(self, watcher: WeightsWatcher, step: int) -> AbstractAsyncContextManager[int]:
-        """Hold the policy version that an evaluation at `step` measures: the final one at the end, else one
-        that is no older than the rollouts of that step may be."""
-        final = step == self.last_step
-        oldest = step if final else max(self.start_step, step - self.config.max_async_level)
-        return watcher.fixed(oldest, self.config.weights_timeout)
-
-    def _eval_params(self, settings: EvalConfig) -> SamplingParams:
-        base, sampling = self._params(), settings.sampling
-        return SamplingParams(
-            max_tokens=_first(sampling.max_tokens, base.max_tokens),
-            temperature=_first(sampling.temperature, base.temperature),
-            top_p=_first(sampling.top_p, 1.0),
-            top_k=_first(sampling.top_k, -1),
-            min_tokens=_first(sampling.min_tokens, base.min_tokens),
-        )
-
     async def _validate_if_due(self, step: int, watcher: WeightsWatcher) -> float | None:
         settings = self.config.val
         if settings is None or step % settings.interval:
             return None
         log.info("Running validation for step %d", step)
-        async with self._measuring(watcher, step) as version:
-            self._begin_waves("val", version)
+        oldest = max(self.start_step, step - self.config.max_async_level)
+        async with watcher.fixed(oldest, self.config.weights_timeout) as version:
             beat.report(f"rollouts of the validation of step {version}", on="inference")
-            player = self._player(derive_seed(self.seed, "val", version), self._params())
+            player = self._measuring_player("val", version, sampling_params(self.config))
             results: list[EvalResult] = [
                 await evaluate(
                     env,
@@ -450,8 +407,3 @@ def _log_once_per_step() -> Callable[[int], None]:
         said = True
 
     return on_wait
-
-
-def _first(*values: Any) -> Any:
-    """The first value that is set."""
-    return next((v for v in values if v is not None), None)

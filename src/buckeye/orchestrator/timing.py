@@ -15,8 +15,8 @@ from buckeye.orchestrator.weights_watcher import WeightsWatcher
 
 
 class LoopTimes:
-    """Gathers the times of a step. `stopwatch` has the causes `collect`, `write_batch`, and `evaluate` (with
-    validation, and with waiting for the weights that are to be measured)."""
+    """Gathers the times of a step. `stopwatch` has the causes `collect`, `write_batch`, and `evaluate`
+    (validation, in lockstep evaluation too, and waiting for the weights that are to be measured)."""
 
     def __init__(self, client: InferenceClient) -> None:
         self.stopwatch = Stopwatch("collect", "write_batch", "evaluate")

@@ -14,6 +14,7 @@ from buckeye.errors import FinalRunError, RunError
 from buckeye.inference.client import InferenceClient
 from buckeye.process import RunIdentity
 from buckeye.space import Patience
+from buckeye.storage import step_directory
 from buckeye.transport.weights import newest_weights, read_weights_manifest
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,8 @@ _POLL_SECONDS = 0.02
 class WeightsWatcher:
     """Watches `weights/` and updates every engine to the newest version, in flight.
 
-    `newest_possible()` is the number of batches handed over so far. `held` keeps the engines at their version
-    while something must be measured with one policy.
+    `newest_possible()` is the number of batches handed over so far. The engines pass over no version that is
+    `due()` to be measured, and keep it as long as it is; `held` keeps them at whatever they have.
     """
 
     def __init__(
@@ -36,14 +37,18 @@ class WeightsWatcher:
         *,
         first_version: int,
         newest_possible: Callable[[], int],
+        due: Callable[[], int | None],
         on_update: Callable[[int], None],
     ) -> None:
         self._root = root
         self._client = client
         self._identity = identity
         self._newest_possible = newest_possible
+        self._due = due
         self._on_update = on_update
-        self.version = first_version - 1  # nothing of this attempt is loaded yet
+        first = due()
+        self.version = (first_version if first is None else min(first, first_version)) - 1
+        """What the engines have; before they have anything, one less than what they get first."""
         self.update_seconds = 0.0
         """How long all updates took."""
         self.held = asyncio.Lock()
@@ -53,19 +58,29 @@ class WeightsWatcher:
         beyond recovery."""
         while True:
             self._client.check()
-            found = newest_weights(self._root, identity=self._identity)
+            found = self._next()
             if found is not None and found[0] > self.version:
                 async with self.held:
                     await self._update(*found)
             await asyncio.sleep(_POLL_SECONDS)
 
+    def _next(self) -> tuple[int, Path] | None:
+        """The newest version, or the one before it that is to be measured. (The trainer runs no further ahead
+        than it keeps versions.)"""
+        newest, due = newest_weights(self._root, identity=self._identity), self._due()
+        if newest is None or due is None or newest[0] <= due:
+            return newest
+        return due, step_directory(self._root, due)
+
     async def reach(self, version: int, timeout: float) -> None:
         """Until the engines have `version` or a newer one. Raises RunError after `timeout` seconds, in which
-        nobody waited for disk space."""
+        nobody waited for disk space, and nothing was to be measured with the version before."""
         patience = Patience(timeout, self._root.parent)
         beat.report(f"weights {version}", on="trainer")
         while self.version < version:
-            if patience.is_over():
+            if self.version == self._due():
+                patience = Patience(timeout, self._root.parent)
+            elif patience.is_over():
                 raise RunError(
                     f"weights of version {version} did not appear in {self._root} within {timeout:g} s "
                     "(orchestrator.weights_timeout): is the trainer running?"

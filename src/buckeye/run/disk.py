@@ -19,9 +19,10 @@ from buckeye.space import RESERVE_VARIABLE, TIMEOUT_VARIABLE, free_bytes, human_
 
 _STEPS_WITHOUT_END = 1000  # what a run without max_steps is estimated for
 _BYTES_PER_ROLLOUT = 400  # measured on rollouts/*.jsonl: what is around the text
-_BYTES_PER_ROLLOUT_TOKEN = 6  # and the text, as JSON
+_BYTES_PER_ROLLOUT_TOKEN = 12  # and the text, as JSON: of samples, and again of messages
 _BYTES_PER_BATCH_TOKEN = 17  # the arrays of a batch
-_BYTES_PER_EVALUATED_ROLLOUT = 1_000  # of evals/*/*.jsonl, which hold no text
+_BYTES_PER_EVALUATED_ROLLOUT = 1_000  # of evals/*/*.jsonl, beside the messages
+_BYTES_PER_EVALUATED_TOKEN = 6
 _BYTES_PER_STEP_OF_LOGS = 6_000  # measured: metrics.jsonl, run.log, what the processes print
 _TASKS_OF_A_SPLIT = 2_000  # taken for "all of them": how many there are, only the environment knows
 _SMALL_FILES = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer, which every copy has
@@ -246,6 +247,7 @@ def _evaluations(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
     """At the start, every `interval` steps, and at the end."""
     settings = orchestrator.eval
     once, times = 0, 0
+    each = orchestrator.seq_len * _BYTES_PER_EVALUATED_TOKEN + _BYTES_PER_EVALUATED_ROLLOUT
     if settings is not None:
         times = 2 + steps // settings.interval
         for env in settings.env:
@@ -254,8 +256,8 @@ def _evaluations(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
             once += tasks * (env.rollouts_per_example or settings.rollouts_per_example)
     return DiskNeed(
         kind="evaluations",
-        size=times * once * _BYTES_PER_EVALUATED_ROLLOUT,
-        why=f"{times} x {once} rollouts" if times else "none",
+        size=times * once * each,
+        why=f"{times} x {once} rollouts x {human_bytes(each)}" if times else "none",
         setting="orchestrator.eval.interval",
         at_most=True,
         paths=("evals",),

@@ -136,6 +136,11 @@ def newest_weights(root: Path, *, identity: RunIdentity) -> tuple[int, Path] | N
     return None
 
 
+def has_weights(root: Path, step: int, *, run_id: str) -> bool:
+    """Whether some attempt of a run has published this version, and it is still there."""
+    return _owner(storage.step_directory(root, step)) == run_id
+
+
 def prune_weights(root: Path, run_id: str, *, keep: Callable[[int], bool]) -> None:
     """Delete every version of this run for which `keep(step)` is false. Directories of others stay."""
     for step, directory in storage.step_directories(root).items():

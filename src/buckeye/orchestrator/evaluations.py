@@ -1,0 +1,156 @@
+"""The evaluations of a run: each of exactly the version that is due, while training goes on beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from buckeye import beat
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.inference.client import SamplingParams
+from buckeye.monitor.metrics import MetricsLog
+from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.evaluate import evaluated_versions
+from buckeye.orchestrator.evaluation_files import evaluate_and_write, sampling_record
+from buckeye.orchestrator.rollout import TaskPlayer
+from buckeye.orchestrator.weights_watcher import WeightsWatcher
+from buckeye.process import RunIdentity
+from buckeye.storage import step_directory
+from buckeye.transport.weights import has_weights
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.02
+
+MakePlayer = Callable[[str, int, SamplingParams], TaskPlayer]
+"""Makes what plays, for this purpose, with this version and these parameters."""
+
+
+class Evaluations:
+    """Evaluates every `interval`-th version, and `last`, the one at the end of the run.
+
+    The engines may not go beyond the version that is `due` until it is measured: a watcher of weights asks
+    for it. Meanwhile groups to train on are played with it, as far as `max_async_level` lets them run ahead.
+    """
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        environments: Sequence[NamedEnvironment],
+        metrics: MetricsLog,
+        identity: RunIdentity,
+        *,
+        start_step: int,
+        make_player: MakePlayer,
+    ) -> None:
+        self._config = config
+        self.environments = environments
+        self._metrics = metrics
+        self._identity = identity
+        self._make_player = make_player
+        self.last = None if config.max_steps is None else max(config.max_steps, start_step)
+        """The version at the end; None if it is not known."""
+        self.measuring: int | None = None
+        """What is being evaluated."""
+        self._done = evaluated_versions(config.output_dir / "metrics.jsonl", start_step)
+        self._from = self._left_out(start_step) if config.eval is not None else start_step
+
+    @property
+    def due(self) -> int | None:
+        """The version that is to be measured next; None if there is none."""
+        settings, version = self._config.eval, self._from
+        if settings is None:
+            return None
+        while version in self._done or not self._is_due(version):
+            if self.last is not None and version >= self.last:
+                return None
+            version += 1
+        return version
+
+    async def run(self, watcher: WeightsWatcher) -> None:
+        """Evaluate what is due whenever the engines have it, until cancelled."""
+        while True:
+            due = self.due
+            if due is None or due != watcher.version:
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+            self.measuring = due
+            await self._evaluate(due)
+            self.measuring = None
+            self._from = due + 1
+
+    async def caught_up(self, version: int, watcher: WeightsWatcher) -> None:
+        """Until all is measured that is due up to a version. Raises RunError as `WeightsWatcher.reach`."""
+        while (due := self.due) is not None and due <= version:
+            await watcher.reach(due, self._config.weights_timeout)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _is_due(self, version: int) -> bool:
+        settings = self._config.eval
+        assert settings is not None
+        if version == self.last:
+            return True
+        return version % settings.interval == 0 and (version > 0 or settings.eval_base_model)
+
+    def _left_out(self, start_step: int) -> int:
+        """Where to begin: at the version before `start_step` that an earlier attempt was evaluating when it
+        ended, while training was ahead. It is no more than `max_async_level` + 1 steps back."""
+        for version in range(max(0, start_step - self._config.max_async_level - 1), start_step):
+            if version in self._done or not self._is_due(version):
+                continue
+            if has_weights(self._config.output_dir / "weights", version, run_id=self._identity.run_id):
+                return version
+            if self._done:
+                log.warning("Step %d was not evaluated in time, and its weights are gone", version)
+        return start_step
+
+    async def _evaluate(self, version: int) -> None:
+        settings = self._config.eval
+        assert settings is not None
+        log.info("Running evals for checkpoint step %d", version)
+        beat.report(f"rollouts of the evaluation of step {version}", on="inference")
+        params = self._params()
+        metrics = await evaluate_and_write(
+            step_directory(self._config.output_dir / "evals", version),
+            self.environments,
+            settings,
+            self._make_player("eval", version, params),
+            measured={
+                "model": self._config.model.name,
+                "step": version,
+                "attempt": self._identity.attempt,
+                **sampling_record(params, self._config.seq_len),
+            },
+        )
+        # once for all environments: half an evaluation is repeated
+        await self._metrics.write_async("eval", version, metrics)
+
+    def _params(self) -> SamplingParams:
+        assert self._config.eval is not None
+        base, sampling = sampling_params(self._config), self._config.eval.sampling
+        return SamplingParams(
+            max_tokens=_first(sampling.max_tokens, base.max_tokens),
+            temperature=_first(sampling.temperature, base.temperature),
+            top_p=_first(sampling.top_p, 1.0),
+            top_k=_first(sampling.top_k, -1),
+            min_tokens=_first(sampling.min_tokens, base.min_tokens),
+        )
+
+
+def sampling_params(config: OrchestratorConfig) -> SamplingParams:
+    """How the policy samples in training."""
+    sampling = config.sampling
+    return SamplingParams(
+        max_tokens=sampling.max_tokens or config.seq_len,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_tokens=sampling.min_tokens,
+    )
+
+
+def _first(*values: Any) -> Any:
+    """The first value that is set."""
+    return next((v for v in values if v is not None), None)

@@ -1,0 +1,129 @@
+"""Which versions are evaluated, in what order, also after an interruption."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buckeye.config.orchestrator import EvalConfig, EvalEnvConfig, OrchestratorConfig
+from buckeye.monitor.metrics import MetricsLog
+from buckeye.orchestrator import evaluations as module
+from buckeye.orchestrator.evaluations import Evaluations
+from buckeye.process import RunIdentity
+from buckeye.transport.weights import publish_weights
+
+ME = RunIdentity(run_id="mine", attempt=2)
+
+
+def made(tmp_path, *, start=0, last=12, interval=3, base=True, level=1, done=()):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for version in done:
+        log.write("eval", version, {})
+    config = OrchestratorConfig(
+        eval=EvalConfig(env=[EvalEnvConfig(id="letters")], interval=interval, eval_base_model=base),
+        max_steps=last,
+        max_async_level=level,
+        output_dir=tmp_path,
+    )
+    return Evaluations(config, [], log, ME, start_step=start, make_player=None)
+
+
+def measured(evaluations, monkeypatch, *, to):
+    """What is measured while the engines get one version after the other, as far as they may."""
+    found = []
+
+    async def evaluate(directory, environments, settings, player, *, measured):
+        found.append(measured["step"])
+        return {}
+
+    monkeypatch.setattr(module, "evaluate_and_write", evaluate)
+    evaluations._make_player = lambda purpose, version, params: None
+    watcher = SimpleNamespace(version=0)
+
+    async def reach(version, timeout):
+        while watcher.version < version:
+            await asyncio.sleep(0.001)
+
+    async def run():
+        watcher.reach = reach
+        running = asyncio.create_task(evaluations.run(watcher))
+        for version in range(to + 1):
+            watcher.version = version
+            await evaluations.caught_up(version, watcher)
+        running.cancel()
+
+    asyncio.run(run())
+    return found
+
+
+def test_every_third_version_and_the_last_are_measured(tmp_path, monkeypatch):
+    assert measured(made(tmp_path), monkeypatch, to=12) == [0, 3, 6, 9, 12]
+
+
+def test_without_the_base_model_and_with_an_end_between(tmp_path, monkeypatch):
+    assert measured(made(tmp_path, base=False, last=10), monkeypatch, to=10) == [3, 6, 9, 10]
+
+
+def test_nothing_is_due_without_evaluations(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    nothing = Evaluations(OrchestratorConfig(), [], log, ME, start_step=0, make_player=None)
+    assert nothing.due is None
+    asyncio.run(nothing.caught_up(9, None))
+
+
+@given(
+    interval=st.integers(1, 7),
+    last=st.none() | st.integers(0, 20),
+    start=st.integers(0, 20),
+    done=st.sets(st.integers(0, 20)),
+)
+def test_what_is_due_is_the_first_that_is_neither_done_nor_in_between(
+    tmp_path_factory, interval, last, start, done
+):
+    evaluations = made(
+        tmp_path_factory.mktemp("run"), start=start, last=last or None, interval=interval, done=done
+    )
+    end = max(last, start) if last else None
+    expected = [v for v in range(start, (end or 50) + 1) if v % interval == 0 or v == end]
+    left = [version for version in expected if version not in {d for d in done if d <= start}]
+    assert evaluations.due == (left[0] if left else None)
+
+
+def publish(root, step, run_id="mine"):
+    identity = RunIdentity(run_id=run_id, attempt=1)
+    publish_weights(
+        root / "weights",
+        step,
+        lambda d: (d / "model.safetensors").write_bytes(b"x"),
+        identity=identity,
+        dtype="float32",
+    )
+
+
+def test_an_evaluation_that_was_interrupted_is_made_up_for_with_its_own_weights(tmp_path):
+    """Training was at 7 while 6 was measured, and the run goes on from 7."""
+    publish(tmp_path, 6)
+    assert made(tmp_path, start=7, done=(0, 3)).due == 6
+    assert made(tmp_path, start=7, done=(0, 3, 6)).due == 9
+
+
+@pytest.mark.parametrize("whose", [None, "other"])
+def test_one_whose_weights_are_gone_is_told(tmp_path, caplog, whose):
+    if whose is not None:
+        publish(tmp_path, 6, run_id=whose)
+    assert made(tmp_path, start=7, done=(0, 3)).due == 9
+    assert "Step 6 was not evaluated in time" in caplog.text
+
+
+def test_a_run_that_begins_to_evaluate_later_makes_up_for_nothing(tmp_path, caplog):
+    assert made(tmp_path, start=7).due == 9
+    assert not caplog.text
+
+
+def test_the_end_may_come_earlier(tmp_path):
+    evaluations = made(tmp_path, start=4, last=None)
+    assert evaluations.due == 6
+    evaluations.last = 5
+    assert evaluations.due == 5
