@@ -1,8 +1,8 @@
-"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685) in peft's format, merged into the model that is served.
+"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685) in peft's format, in the model that is served.
 
-An adapter is applied to the base weights on disk, which are mapped and never changed, so that adapters follow
-one another without adding up rounding: W + scale * B @ A in float32, then converted to what the engine
-computes in. A token costs what it costs without an adapter.
+Where weights are float32 an adapter is merged: W + scale * B @ A, and a token costs what it costs without.
+Weights of 16 bits would round most of it away, so there it stays apart, in float32. It always belongs to the
+base weights on disk, which are mapped and never changed: adapters follow one another without a trace.
 """
 
 from __future__ import annotations
@@ -95,11 +95,28 @@ class AdaptedCheckpoint(Checkpoint):
         """A tensor with the adapter's part in it: float32 where it has one."""
         if name in self._replaced:
             return self._replaced[name]
-        weight = super().tensor(name)
+        weight, pair = super().tensor(name), self.low_rank(name)
+        return weight if pair is None else torch.addmm(weight.float(), pair[1], pair[0])
+
+    def replaces(self, name: str) -> bool:
+        """Whether the adapter has the whole tensor."""
+        return name in self._replaced
+
+    def without_low_rank(self, name: str) -> torch.Tensor:
+        """The adapter's tensor where it has a whole one, else that of the base."""
+        return self._replaced[name] if name in self._replaced else super().tensor(name)
+
+    def low_rank(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The two matrices, the scale in the second."""
         if name not in self._pairs:
-            return weight
+            return None
         a, b = self._pairs[name]["A"], self._pairs[name]["B"]
-        return torch.addmm(weight.float(), b, a, alpha=self._scale.of(name.removesuffix(".weight"), len(a)))
+        return a, b * self._scale.of(name.removesuffix(".weight"), len(a))
+
+    @property
+    def has_low_rank(self) -> bool:
+        """Whether it has any matrices to be added."""
+        return bool(self._pairs)
 
     def _check(self, *, tied: bool) -> None:
         """Raise `InferenceError` unless each tensor of the adapter has its place in the model."""

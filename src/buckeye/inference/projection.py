@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.nn.functional as F
 
@@ -18,10 +20,12 @@ class Projection:
     """x -> x W^T + b for x [N, in] in the dtype of W [out, in]; b is [out] or None.
 
     On a CPU W is copied into oneDNN's blocked layout, in which products take down to half the time.
+    `with_adapter` adds a product of small matrices, which is kept in float32.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._bias = bias
+        self._adapter: tuple[torch.Tensor, torch.Tensor] | None = None
         self._packed: torch.Tensor | None = None
         self._plain: torch.Tensor | None = weight
         if _packs(weight):
@@ -29,15 +33,37 @@ class Projection:
             if weight.dtype is not torch.float32 or weight.numel() >= _LARGE:
                 self._plain = None
 
+    def with_adapter(self, a: torch.Tensor, b: torch.Tensor) -> Projection:
+        """x -> x W^T + bias + (x A^T) B^T, for A [rank, in] and B [out, rank], both float32. W is shared."""
+        adapted = copy.copy(self)
+        adapted._adapter = (a, b)
+        return adapted
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out], in the dtype of x."""
+        added = None
+        if self._adapter is not None:
+            a, b = self._adapter
+            added = F.linear(F.linear(x.float(), a), b).to(x.dtype)
         if self._plain is not None and (self._packed is None or x.shape[0] == 1):
-            return F.linear(x, self._plain, self._bias)
+            return self._plainly(x, self._plain, added)
         rows = x.shape[0]
-        padding = padded_rows(rows) - rows
-        if padding:
-            x = F.pad(x, (0, 0, 0, padding))
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")[:rows]
+        padding = (0, 0, 0, padded_rows(rows) - rows)
+        if padding[-1]:
+            x = F.pad(x, padding)
+            added = None if added is None else F.pad(added, padding)
+        if added is None:
+            found = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        else:
+            found = torch.ops.mkldnn._linear_pointwise.binary(x, added, self._packed, self._bias, "add")
+        return found[:rows]
+
+    def _plainly(self, x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
+        if added is None:
+            return F.linear(x, weight, self._bias)
+        # The sum is rounded once: what is less than a last place of the product would be lost beside it.
+        found = torch.addmm(added, x, weight.T)
+        return found if self._bias is None else found + self._bias
 
 
 def padded_rows(rows: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,11 @@ class LayerWeights:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelWeights:
     """All weights of a model, ready to compute with. `embed` is [vocab, hidden], `final_norm` [hidden], and
-    `head` projects to the vocabulary."""
+    `head` projects to the vocabulary. `directory` is what they were read from; with an adapter that is kept
+    apart they share all else with `base`, which is without."""
 
+    directory: Path
+    base: ModelWeights | None = None
     embed: torch.Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
@@ -86,6 +90,23 @@ class Checkpoint:
         """A tensor, on the CPU, as it is stored."""
         return self._files[name].get_tensor(name)
 
+    def replaces(self, name: str) -> bool:
+        """Whether a tensor is another than the one in the directory."""
+        return False
+
+    def without_low_rank(self, name: str) -> torch.Tensor:
+        """A tensor as it is before anything is added to it."""
+        return self.tensor(name)
+
+    def low_rank(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """A [rank, in] and B [out, rank], float32: B A is to be added to a matrix. None if nothing is."""
+        return None
+
+    @property
+    def has_low_rank(self) -> bool:
+        """Whether there is something to be added to any."""
+        return False
+
 
 def auto_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
     """What to compute a checkpoint in where nothing is asked for."""
@@ -99,6 +120,7 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     head: Projection
+    _loaded: ModelWeights | None = None
 
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         self._spec = spec
@@ -136,53 +158,110 @@ class Weights:
     def prepare(self, checkpoint: Checkpoint) -> ModelWeights:
         """Read a checkpoint that has passed `check`, convert the dtype and lay it out for `load`: nearly all
         the work of an update, which may be done while the old weights are in use. Until then there are two
-        models in memory."""
+        models in memory.
+
+        Where weights have 16 bits an adapter is kept apart: added to them, most of it would be rounded away.
+        Then one model is in memory all the time, and nothing but the adapter is read.
+        """
         # In a thread that ends: PyTorch keeps a pool of compute threads for every thread that has computed,
         # and beside a second pool the engine's own no longer waits for work awake.
         with ThreadPoolExecutor(1, "weights") as worker:
-            return worker.submit(_Reader(self._spec, checkpoint, self._dtype, self._device).model).result()
+            return worker.submit(self._read, checkpoint).result()
+
+    def _read(self, checkpoint: Checkpoint) -> ModelWeights:
+        if not checkpoint.has_low_rank or self._dtype.itemsize >= 4:
+            return _Reader(self._spec, checkpoint, self._dtype, self._device).model()
+        base = self._loaded.base or self._loaded if self._loaded is not None else None
+        if base is None or base.directory != checkpoint.directory:
+            base = self._read(Checkpoint(checkpoint.directory))
+        return _Reader(self._spec, checkpoint, self._dtype, self._device, base).model()
 
     def load(self, new: ModelWeights | Checkpoint) -> None:
         """Compute with other weights from now on: prepared ones, or a checkpoint that has passed `check`."""
         model = self.prepare(new) if isinstance(new, Checkpoint) else new
         self.embed, self.layers = model.embed, model.layers
         self.final_norm, self.head = model.final_norm, model.head
+        self._loaded = model
 
 
 class _Reader:
-    """Builds a model's weights from a checkpoint."""
+    """Builds a model's weights from a checkpoint; on a `base`, of what that does not have."""
 
     def __init__(
-        self, spec: ModelSpec, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+        self,
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        base: ModelWeights | None = None,
     ) -> None:
         self._spec = spec
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device = device
+        self._base = base
 
     def model(self) -> ModelWeights:
         """All of them. A tied head is the embedding in another layout."""
-        embed = self._tensor(_EMBED)
+        base = self._base
+        embed = self._known(base and base.embed, _EMBED)
         return ModelWeights(
+            directory=self._checkpoint.directory,
+            base=base,
             embed=embed,
-            layers=tuple(self._layer(f"model.layers.{index}.") for index in range(self._spec.num_layers)),
-            final_norm=self._tensor(_FINAL_NORM),
-            head=Projection(embed if self._spec.tied_head else self._tensor(_HEAD)),
+            layers=tuple(self._layer(index) for index in range(self._spec.num_layers)),
+            final_norm=self._known(base and base.final_norm, _FINAL_NORM),
+            head=self._head(embed),
         )
 
-    def _layer(self, prefix: str) -> LayerWeights:
-        matrices = _matrices(self._spec)
+    def _head(self, embed: torch.Tensor) -> Projection:
+        name = _EMBED if self._spec.tied_head else _HEAD
+        if self._base is not None and not self._checkpoint.replaces(name):
+            return self._with_adapter(self._base.head, {name: self._spec.vocab_size})
+        return Projection(embed if self._spec.tied_head else self._tensor(_HEAD))
+
+    def _layer(self, index: int) -> LayerWeights:
+        prefix = f"model.layers.{index}."
+        known = self._base.layers[index] if self._base is not None else None
+        projections = {
+            name: self._projection(prefix, matrix, getattr(known, name, None))
+            for name, matrix in _matrices(self._spec).items()
+        }
         return LayerWeights(
-            input_norm=self._tensor(f"{prefix}{_INPUT_NORM}"),
+            input_norm=self._known(known and known.input_norm, f"{prefix}{_INPUT_NORM}"),
             qk_norm=self._qk_norm(prefix) if self._spec.qk_norm else None,
-            mlp_norm=self._tensor(f"{prefix}{_MLP_NORM}"),
-            **{name: self._projection(prefix, matrix) for name, matrix in matrices.items()},
+            mlp_norm=self._known(known and known.mlp_norm, f"{prefix}{_MLP_NORM}"),
+            **projections,
         )
 
-    def _projection(self, prefix: str, matrix: _Matrix) -> Projection:
-        weight = torch.cat([self._tensor(f"{prefix}{module}.weight") for module in matrix.modules])
-        biases = [self._tensor(f"{prefix}{module}.bias") for module in matrix.modules if matrix.bias]
-        return Projection(weight, torch.cat(biases) if biases else None)
+    def _projection(self, prefix: str, matrix: _Matrix, known: Projection | None) -> Projection:
+        weights = {f"{prefix}{module}.weight": rows for module, rows in matrix.modules.items()}
+        biases = [f"{prefix}{module}.bias" for module in matrix.modules if matrix.bias]
+        if known is None or any(map(self._checkpoint.replaces, (*weights, *biases))):
+            bias = torch.cat(list(map(self._tensor, biases))) if biases else None
+            known = Projection(torch.cat(list(map(self._tensor, weights))), bias)
+        return self._with_adapter(known, weights)
+
+    def _with_adapter(self, projection: Projection, weights: Mapping[str, int]) -> Projection:
+        """With what is to be added to the matrices of a projection, its blocks of so many rows: their A one
+        above the other, and their B along a diagonal."""
+        pairs = {name: self._checkpoint.low_rank(name) for name in weights} if self._base is not None else {}
+        found = [pair for pair in pairs.values() if pair is not None]
+        if not found:
+            return projection
+        b = torch.zeros(sum(weights.values()), sum(len(a) for a, _ in found))
+        row = column = 0
+        for name, pair in pairs.items():
+            if pair is not None:
+                b[row : row + weights[name], column : column + len(pair[0])] = pair[1]
+                column += len(pair[0])
+            row += weights[name]
+        return projection.with_adapter(torch.cat([a for a, _ in found]).to(self._device), b.to(self._device))
+
+    def _known(self, of_base: torch.Tensor | None, name: str) -> torch.Tensor:
+        if of_base is None or self._checkpoint.replaces(name):
+            return self._tensor(name)
+        return of_base
 
     def _qk_norm(self, prefix: str) -> torch.Tensor:
         query, key = (self._tensor(f"{prefix}{name}") for name in _QK_NORMS)
@@ -190,7 +269,8 @@ class _Reader:
 
     def _tensor(self, name: str) -> torch.Tensor:
         # a copy: the file, which is mapped, may change or go away
-        return self._checkpoint.tensor(name).to(self._device, self._dtype, copy=True)
+        read = self._checkpoint.tensor if self._base is None else self._checkpoint.without_low_rank
+        return read(name).to(self._device, self._dtype, copy=True)
 
 
 def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
