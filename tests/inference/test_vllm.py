@@ -105,6 +105,13 @@ def test_on_a_cpu_a_prompt_is_computed_in_one_go(fake_vllm):
     assert "--no-enable-chunked-prefill" not in command(fake_vllm, cpu=False)
 
 
+def test_on_a_cpu_a_prompt_is_as_long_as_a_model_of_any_kind_says(fake_vllm, tmp_path):
+    described = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    words = server_command(InferenceConfig(), fake_vllm, tmp_path, cpu=True)
+    assert value_of(words, "--max-num-batched-tokens") == "8192"
+
+
 def test_memory_for_keys_and_values_is_what_was_asked_for(fake_vllm):
     flag = "--kv-cache-memory-bytes"
     for cpu in (True, False):

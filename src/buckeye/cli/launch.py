@@ -242,6 +242,9 @@ def _refuse_misfit(config: SFTConfig) -> None:
     """Before torch is imported and anything is written."""
     from buckeye.checkpoint import resolve_checkpoint
     from buckeye.run.resume_checks import refuse_misfit
+    from buckeye.trainer.trainable import refuse_untrainable
+
+    refuse_untrainable(config.model.name)
 
     step = config.ckpt.resume_step if config.ckpt is not None else None
     if step is not None:

@@ -86,7 +86,7 @@ def read_spec(directory: Path) -> ModelSpec:
     """The spec of the model in `directory`. Raises `InferenceError` for anything this engine would compute
     wrongly."""
     path = directory / "config.json"
-    config = _read_config(path)
+    config = read_config(path)
     check_sizes(directory)
     try:
         return _build_spec(complete(config, path), _eos_token_ids(config, directory))
@@ -98,7 +98,7 @@ def check_sizes(directory: Path) -> None:
     """Look at the sizes in a `config.json` before anything is built of them: each is a whole number, and none
     is larger than what the weights beside it are of. Raises `InferenceError`."""
     path = directory / "config.json"
-    config = _read_config(path)
+    config = read_config(path)
     shapes = tensor_shapes(directory)
     widest = max((side for shape in shapes.values() for side in shape), default=_LARGEST)
     text = config.get("text_config")
@@ -143,7 +143,8 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(side) is int and 0 <= side <= _LARGEST for side in value)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in a `config.json`. Raises `InferenceError` if there is none."""
     try:
         config = read_json(path)
     except FileNotFoundError:
@@ -198,7 +199,7 @@ def _build_rope(rope: Mapping[str, Any], positions: int) -> RopeSpec:
 def _eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:
     """The ids that end a generation: those of generation_config.json, else those of config.json."""
     path = directory / "generation_config.json"
-    generation = _read_config(path) if path.is_file() else {}
+    generation = read_config(path) if path.is_file() else {}
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
     if eos is None:
         return ()

@@ -5,23 +5,30 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from buckeye.config.base import OwnFunctionConfig
 from buckeye.config.losses import LossConfig
 from buckeye.config.rl import RLConfig
-from buckeye.inference.architecture import tensor_shapes
+from buckeye.errors import InferenceError
+from buckeye.inference.architecture import read_config, tensor_shapes
 from buckeye.own_function import missing_function
 from buckeye.run.model_files import find_model
+from buckeye.trainer.trainable import untrainable
 
 _OUTER = ("embed_tokens", "lm_head")  # which are no hidden layers
 
 
 def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool) -> list[str]:
-    """One line for each setting that the trainer of a run will refuse, or a function of the user's that is
-    not there; names of the model's parameters are
-    those in its files, so nothing is said of a model that is not here."""
+    """One line for each setting that the trainer of a run will refuse, a model that it cannot train, or a
+    function of the user's that is not there; names of the model's parameters are those in its files, so
+    nothing is said of a model that is not here."""
     found = [*_own_functions(config), *_sharding_warnings(config, on_gpu=on_gpu)]
+    if model_path is not None:
+        with suppress(InferenceError):  # no configuration at all: the check of the model says so
+            refused = untrainable(read_config(model_path / "config.json"))
+            found += [f"model.name: {model_path}/config.json: {reason}" for reason in refused]
     shapes = tensor_shapes(model_path) if model_path is not None else {}
     if shapes:
         lora = config.trainer.model.experimental.lora

@@ -16,7 +16,7 @@ from buckeye.checkpoint.merge import MODEL_DIRECTORY
 from buckeye.checkpoint.shards import MODEL_PREFIX, Region, StoredTensor, has_shards, read_shards
 from buckeye.errors import UsageError
 from buckeye.trainer.attention import PACKED_ATTENTION
-from buckeye.trainer.model import ComputeDtype, Policy, check_folder, make_policy
+from buckeye.trainer.model import ComputeDtype, Policy, make_policy, read_trainable
 from buckeye.trainer.shards import read_like
 
 _FILE = "model.safetensors"
@@ -30,9 +30,8 @@ def empty_policy(
 
     Raises `UsageError` as `load_policy` does.
     """
-    check_folder(name)
+    config = read_trainable(name)
     try:
-        config = AutoConfig.from_pretrained(name)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION

@@ -1,4 +1,4 @@
-"""The policy: any Hugging Face causal language model, run on packed rows of samples."""
+"""The policy: a causal language model of transformers, run on packed rows of samples."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from buckeye.errors import InferenceError, UsageError
+from buckeye.errors import UsageError
 from buckeye.inference.architecture import check_sizes
 from buckeye.inference.dtype import auto_compute_dtype
 from buckeye.trainer.attention import PACKED_ATTENTION, flash_available
 from buckeye.trainer.head import token_logprobs
 from buckeye.trainer.norm import replace_norms
 from buckeye.trainer.rows import Row, make_row
+from buckeye.trainer.trainable import refuse_untrainable
 
 logger = logging.getLogger(__name__)
 
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
-
-_SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 class PolicyModule(nn.Module):
@@ -188,13 +187,17 @@ def load_policy(
     """Load a model directory or hub name in float32. One that is to be `sharded` stays in main memory until
     it is.
 
-    Raises `UsageError` if there is no such model, or if it changes its logits after the output projection.
+    Raises `UsageError` if there is no such model, or if it cannot be trained.
     """
     transformers_logging.disable_progress_bar()
-    check_folder(name)
+    config = read_trainable(name)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
-            name, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, output_loading_info=True
+            name,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=PACKED_ATTENTION,
+            output_loading_info=True,
         )
     except Exception as error:  # transformers raises any class for a folder that is no whole model
         raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
@@ -207,14 +210,17 @@ def load_policy(
     )
 
 
-def check_folder(name: str) -> None:
-    """Refuse a folder whose `config.json` would have a model built that its weights are not of. Raises
-    `UsageError`."""
-    if (Path(name) / "config.json").is_file():
-        try:
+def read_trainable(name: str) -> PreTrainedConfig:
+    """The configuration of a model directory or hub name, of which a model can be built and trained. Raises
+    `UsageError`, also for a `config.json` that the weights beside it are not of."""
+    try:
+        if (Path(name) / "config.json").is_file():
             check_sizes(Path(name))
-        except InferenceError as error:
-            raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
+        config = AutoConfig.from_pretrained(name)
+    except Exception as error:  # transformers raises any class for a folder that is no whole model
+        raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
+    refuse_untrainable(name, config.to_dict())
+    return config
 
 
 def make_policy(
@@ -223,12 +229,11 @@ def make_policy(
     """A policy of a model; `name` is for messages. `flash` asks for CUDA's variable-length attention, where
     it is available.
 
-    Raises `UsageError` if the model changes its logits after the output projection.
+    Raises `UsageError` if the model adds something to its logits after the output projection.
     """
     head = model.get_output_embeddings()
-    scaled = [key for key in _SCALED_LOGITS if getattr(model.config, key, None) not in (None, 1.0)]
-    if scaled or head is None or head.bias is not None:
-        raise UsageError(f"The model {name!r} is not supported: its output layer has {scaled or 'a bias'}.")
+    if head is None or head.bias is not None:
+        raise UsageError(f"The model {name!r} is not supported: its output layer has a bias.")
     replace_norms(model)
     if compute_dtype == "auto":
         dtype = auto_compute_dtype(sum(p.numel() for p in model.parameters()), device)

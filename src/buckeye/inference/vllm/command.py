@@ -12,7 +12,7 @@ from typing import Any
 
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import UsageError
-from buckeye.inference.architecture import read_spec
+from buckeye.inference.architecture import read_config
 from buckeye.inference.vllm.interpreter import Vllm
 
 PLUGIN = Path(__file__).with_name("plugin")
@@ -116,7 +116,8 @@ def _adapters(rank: int | None) -> dict[str, Any]:
 def _whole_prompts(config: InferenceConfig, directory: Path) -> dict[str, Any]:
     """On a CPU a prompt is computed in one go: having computed a part of one, vLLM rewinds the generator of a
     request with a seed, and generators for CPUs cannot be rewound (the engine dies)."""
-    longest = config.model.max_model_len or read_spec(directory).max_positions
+    described = read_config(directory / "config.json") if config.model.max_model_len is None else {}
+    longest = config.model.max_model_len or described.get("max_position_embeddings", 0)
     return {
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(longest, _CPU_BATCHED_TOKENS),

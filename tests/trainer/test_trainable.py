@@ -1,0 +1,238 @@
+"""What may be trained is computed in packed rows as transformers computes it alone; the rest is refused by
+name, before anything is loaded."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
+from buckeye.run.preflight.model import check_model
+from buckeye.run.trainer_checks import trainer_warnings
+from buckeye.trainer.attention import PACKED_ATTENTION
+from buckeye.trainer.meta import empty_policy
+from buckeye.trainer.model import load_policy, make_policy
+from buckeye.trainer.trainable import FAMILIES, untrainable
+from tests.command import run_here
+from tests.rounding import logprob_error
+
+CPU = torch.device("cpu")
+LAYERS = 4
+WINDOW = 4
+LENGTHS = [23, 9, 1, 9]
+QUICK = ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "gpt2")
+SMALL = {
+    "num_hidden_layers": LAYERS,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 96,
+    "max_position_embeddings": 512,
+    "n_layer": LAYERS,
+    "n_embd": 32,
+    "n_head": 4,
+    "n_positions": 512,  # of gpt2
+    "ffn_dim": 48,
+    "word_embed_proj_dim": 32,  # of opt
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "sliding_window": WINDOW,
+    "use_sliding_window": True,
+    "max_window_layers": 2,
+}
+FIELDS = {
+    "attention_bias": st.booleans(),
+    "mlp_bias": st.booleans(),
+    "use_qk_norm": st.booleans(),
+    "tie_word_embeddings": st.booleans(),
+    "rms_norm_eps": st.sampled_from([1e-6, 1e-2]),
+    "hidden_act": st.sampled_from(["silu", "gelu", "relu"]),
+    "use_sliding_window": st.booleans(),
+    "max_window_layers": st.integers(0, LAYERS),
+    "sliding_window": st.sampled_from([None, 2, WINDOW]),
+    "layer_types": st.lists(
+        st.sampled_from(["full_attention", "sliding_attention"]), min_size=LAYERS, max_size=LAYERS
+    ),
+    "num_key_value_heads": st.sampled_from([1, 2, 4]),
+    "head_dim": st.sampled_from([8, 16]),
+    "no_rope_layers": st.lists(st.integers(0, 1), min_size=LAYERS, max_size=LAYERS),
+    "attention_multiplier": st.sampled_from([0.1, 1.0]),
+    "residual_multiplier": st.sampled_from([0.2, 1.0]),
+    "embedding_multiplier": st.sampled_from([2.0, 12.0]),
+    "logits_scaling": st.sampled_from([1.0, 8.0]),
+    "final_logit_softcapping": st.sampled_from([None, 2.0]),
+    "attn_logit_softcapping": st.sampled_from([None, 2.0]),
+    "query_pre_attn_scalar": st.sampled_from([8, 256]),
+    "use_bidirectional_attention": st.booleans(),
+    "is_causal": st.booleans(),
+    "rope_scaling": st.sampled_from(
+        [
+            None,
+            {"rope_type": "linear", "factor": 2.0},
+            {"rope_type": "dynamic", "factor": 2.0},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+            {
+                "rope_type": "llama3",
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            {
+                "rope_type": "longrope",
+                "short_factor": [1.0] * 4,
+                "long_factor": [9.0] * 4,
+                "original_max_position_embeddings": 16,
+            },
+        ]
+    ),
+}
+
+
+def small_config(family, **changes):
+    """A configuration of four layers, with `changes` where its class has such a key."""
+    kind = CONFIG_MAPPING[family]
+    known = kind().to_dict().keys() | kind.attribute_map.keys() | {"is_causal"}
+    known |= {"rope_scaling"} if "rope_parameters" in known else set()
+    return kind(**{key: value for key, value in (SMALL | changes).items() if key in known})
+
+
+def compare(config) -> None:
+    """Samples of several lengths in a row, and each alone, longer than every window."""
+    torch.manual_seed(0)
+    plain = AutoModelForCausalLM.from_config(
+        copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            noise = torch.randn_like(parameter) * 0.2
+            parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
+    packed = AutoModelForCausalLM.from_config(
+        copy.deepcopy(config), dtype=torch.float32, attn_implementation=PACKED_ATTENTION
+    )
+    packed.load_state_dict(plain.state_dict())
+    policy = make_policy(packed, "of a test", CPU, flash=False, compute_dtype="float32")
+    policy.model.eval()  # some families drop values at random
+    samples = [torch.randint(0, SMALL["vocab_size"], (length,)) for length in LENGTHS]
+    with torch.no_grad():
+        hidden = policy.hidden_states(torch.cat(samples), LENGTHS)
+        alone = torch.cat([plain(input_ids=ids[None], use_cache=False).logits[0] for ids in samples])
+    found, expected = ((logits).log_softmax(-1) for logits in (hidden @ policy.head_weight.t(), alone))
+    torch.testing.assert_close(found, expected, rtol=0, atol=2 * logprob_error(layers=LAYERS, width=128))
+
+
+@pytest.mark.parametrize(
+    "family", [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
+)
+def test_a_family_is_packed_as_it_is_computed_alone(family):
+    config = small_config(family)
+    assert untrainable(config.to_dict()) == []
+    compare(config)
+
+
+def packed_or_refused(family):
+    known = small_config(family).to_dict().keys() | {"rope_scaling", "is_causal"}
+    strategies = {key: strategy for key, strategy in FIELDS.items() if key in known}
+
+    @given(st.fixed_dictionaries({}, optional=strategies))
+    def check(changes):
+        try:
+            config = small_config(family, **changes)
+            AutoModelForCausalLM.from_config(config, attn_implementation="eager")(torch.ones(1, 2).long())
+        except Exception:  # no model of transformers, which raises any class
+            return
+        refused = "; ".join(untrainable(config.to_dict()))
+        if refused:
+            assert any(key in refused for key in (*changes, "rope type")), refused
+        else:
+            compare(config)
+
+    return check
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text"])
+def test_a_configuration_is_packed_as_it_is_computed_alone_or_refused(family):
+    settings(max_examples=8)(packed_or_refused(family))()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_configurations_are_packed_as_they_are_computed_alone_or_refused(family):
+    settings(max_examples=40)(packed_or_refused(family))()
+
+
+@pytest.fixture
+def folder(tiny_model, tmp_path):
+    """A model directory that says other things than it is."""
+
+    def made(**changes):
+        config = json.loads((tiny_model / "config.json").read_text()) | changes
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes())
+        return tmp_path
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "qwen3_moe", "num_experts": 8}, "experts is 8, and mixtures of experts"),
+        ({"text_config": {"n_routed_experts": 4}}, "n_routed_experts is 4, and mixtures of experts"),
+        ({"model_type": "bloom"}, "model_type is 'bloom', whose packed rows were not compared"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' depends on how long"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_it_is_loaded(folder, changes, said):
+    directory = folder(**changes)
+    for build in (load_policy, lambda *words: empty_policy(*words, flash=False)):
+        with pytest.raises(UsageError, match=said):
+            build(str(directory), CPU)
+    config = load_config(RLConfig, ["--trainer", "--orchestrator", "--inference"], environ={})
+    (line,) = trainer_warnings(config, directory, on_gpu=False)  # of doctor and dry run
+    assert line.startswith(f"model.name: {directory}/config.json: ")
+    assert said in line
+
+
+@pytest.mark.slow
+def test_every_mixture_of_experts_that_transformers_knows_is_refused_as_one():
+    mixtures = []
+    for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        fields = CONFIG_MAPPING[family].__dataclass_fields__
+        if any(re.fullmatch(r"n(um)?_(\w+_)?experts", key) and fields[key].default for key in fields):
+            mixtures.append(family)
+    assert len(mixtures) > 40
+    for family in mixtures:
+        config = CONFIG_MAPPING[family]().to_dict()
+        assert any("mixtures of experts" in reason for reason in untrainable(config)), family
+
+
+def test_vllm_may_serve_a_mixture_of_experts(folder):
+    directory = folder(model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], num_experts=8)
+    words = ["--trainer", "--orchestrator", "--inference", "--model.name", str(directory)]
+    config = load_config(RLConfig, words, environ={})
+    assert check_model(config, vllm=True).state == "ok"
+    assert check_model(config, vllm=False).state == "failed"
+
+
+def test_sft_refuses_a_mixture_of_experts_and_writes_nothing(folder, tmp_path):
+    directory = folder(model_type="qwen3_moe", num_experts=8)
+    words = ["--model.name", directory, "--data.path", tmp_path / "chats.jsonl"]
+    done = run_here("sft", *words, "--output-dir", tmp_path / "out", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "num_experts is 8, and mixtures of experts are not supported in training" in done.stderr
+    assert not (tmp_path / "out").exists()
