@@ -78,7 +78,7 @@ def test_a_limit_for_all_is_ignored_in_lockstep_and_that_is_said():
 
 
 def test_variables_are_given_by_name_and_a_value_is_not_repeated(load, refused):
-    env = given(load, '--env.0.variables ["SEARCH_API_KEY","B2"]').env[0]
+    env = given(load, '--env.0.id e --env.0.variables ["SEARCH_API_KEY","B2"]').env[0]
     settings = worker_settings(env, "e", 600.0, None)
     assert (settings.isolation, settings.variables) == ("process", ("SEARCH_API_KEY", "B2"))
     with pytest.raises(UsageError, match="e is to be given the variable SEARCH_API_KEY, which is neither"):
@@ -86,6 +86,23 @@ def test_variables_are_given_by_name_and_a_value_is_not_repeated(load, refused):
     said = refused(OrchestratorConfig, '--env.0.variables ["A","SEARCH_API_KEY=sesame"]')
     assert "1 of its entries are none" in said
     assert "sesame" not in said
+
+
+def test_an_evaluation_that_names_no_environment_is_on_those_of_the_run(load):
+    words = "--env.0.id a --env.0.args.level 3 --env.0.ratio 2 --env.0.rollouts-per-example 4 --env.1.id b"
+    words += " --env.1.sampling.temperature 0.5 --env.1.sampling.max-tokens 9 --batch-size 8"
+    assert given(load, words).evaluated_env == []
+    first, second = given(load, f"{words} --eval.interval 2").evaluated_env
+    assert (first.id, first.args, first.split, first.rollouts_per_example) == ("a", {"level": 3}, None, None)
+    assert second.sampling.model_dump() == {"temperature": None, "max_tokens": 9}  # eval.sampling decides
+    (other,) = given(load, f"{words} --eval.env.0.id c --eval.env.0.split test").evaluated_env
+    assert (other.id, other.split) == ("c", "test")
+
+
+@pytest.mark.parametrize("words", ["", "--env.0.ratio 2", "--env.0.id a --env.1.ratio 2"])
+def test_nothing_is_played_that_nobody_named(load, words):
+    with pytest.raises(UsageError, match="no environment is named"):
+        load_environments(given(load, words).env)
 
 
 def test_limits_are_kept_by_workers(load):

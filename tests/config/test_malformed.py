@@ -184,11 +184,6 @@ ON_THE_COMMAND_LINE = {
         "--max-steps.x 3",
         "--max-steps.x: max_steps is a whole number > 0, or None, so it has no x.",
     ),
-    "required sections": (
-        RLConfig,
-        "--orchestrator",
-        "trainer: required: give it a file (--trainer @ FILE.toml), or settings of its own.",
-    ),
     "required settings": (
         SFTConfig,
         "--max-steps 3",

@@ -267,6 +267,23 @@ def test_all_processes_are_one_wandb_run(load_run):
     assert config.trainer.wandb.log_extras is None
 
 
+def test_processes_that_nobody_mentions_have_what_the_run_says(load):
+    config = load(RLConfig, "--model.name m --seq-len 64 --max-steps 3 --orchestrator.env.0.id e")
+    names = {part.model.name for part in (config.trainer, config.orchestrator, config.inference)}
+    assert names == {"m"}
+    assert (config.trainer.seq_len, config.inference.model.max_model_len) == (64, 64)
+    assert config.trainer.max_steps == config.orchestrator.max_steps == 3
+    assert (config.inference_gpu_ids, config.trainer_gpu_ids) == ([0], [1])
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--trainer", "--inference None", "--orchestrator.client.base-url http://h/v1", "--trainer.seed 3"],
+)
+def test_servers_are_started_only_for_who_names_neither_them_nor_the_trainer(load, words):
+    assert load(RLConfig, words).inference is None
+
+
 def test_without_inference(load):
     config = load(
         RLConfig, "--trainer --orchestrator --model.name m --max-model-len 3 --inference-gpu-ids 0,1"

@@ -25,8 +25,8 @@ class EnvSamplingConfig(BaseConfig):
 class EnvConfig(BaseConfig):
     """An environment."""
 
-    id: str = "reverse-text"
-    """NAME, OWNER/NAME, OWNER/NAME@VERSION, or a path."""
+    id: str = ""
+    """NAME, OWNER/NAME, OWNER/NAME@VERSION, or a path; nothing is played without one."""
     args: dict[str, Any] = {}
     """Arguments for its `load_environment`."""
     name: str | None = None
@@ -101,6 +101,8 @@ class TrainEnvConfig(EnvConfig):
 class EvalEnvConfig(EnvConfig):
     """An environment to evaluate on during training."""
 
+    split: str | None = None
+    """Which of its tasks; None is eval, or train where it has no eval tasks."""
     num_examples: AllOrCount | None = None
     """How many tasks; None is the value of `eval`."""
     rollouts_per_example: PositiveInt | None = None

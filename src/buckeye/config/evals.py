@@ -15,8 +15,8 @@ from buckeye.config.shared import ClientConfig, EvalSamplingConfig, LogConfig, P
 class MeasuredEnvConfig(EnvConfig):
     """An environment to measure a model on."""
 
-    split: str = "eval"
-    """Which of its tasks."""
+    split: str | None = None
+    """Which of its tasks; None is eval, or train where it has no eval tasks."""
     num_examples: AllOrCount = -1
     """How many of them; -1 is all."""
     rollouts_per_example: PositiveInt = 1

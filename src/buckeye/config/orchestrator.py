@@ -13,8 +13,10 @@ from buckeye.config.base import BaseConfig, conflict
 from buckeye.config.buffer import BufferConfig, Share, SimpleBufferConfig
 from buckeye.config.environments import (
     AllOrCount,
+    EnvConfig,
     EnvMixConfig,
     EnvPauseConfig,
+    EnvSamplingConfig,
     EvalEnvConfig,
     TrainEnvConfig,
 )
@@ -102,10 +104,10 @@ class EvalSaveConfig(BaseConfig):
 
 
 class EvalConfig(BaseConfig):
-    """Evaluation during training, on the eval split."""
+    """Evaluation during training, on held-out tasks."""
 
-    env: Annotated[list[EvalEnvConfig], Field(min_length=1)] = [EvalEnvConfig()]
-    """The environments."""
+    env: list[EvalEnvConfig] = []
+    """The environments; none are those of the run."""
     sampling: EvalSamplingConfig = EvalSamplingConfig()
     """How it samples."""
     save: EvalSaveConfig = EvalSaveConfig()
@@ -242,6 +244,20 @@ class OrchestratorConfig(BaseConfig):
         """Most rollouts that are played at a time."""
         played = math.ceil(self.batch_size * self.oversampling_factor) * (1 + self.max_async_level)
         return min(played, self.max_concurrent or played)
+
+    @property
+    def evaluated_env(self) -> list[EvalEnvConfig]:
+        """The environments of `eval`: where it names none, those of the run, sampled as `eval` says."""
+        if self.eval is None:
+            return []
+        told = EnvConfig.model_fields.keys() - {"sampling"}
+        return self.eval.env or [
+            EvalEnvConfig(
+                **{name: getattr(env, name) for name in told},
+                sampling=EnvSamplingConfig(max_tokens=env.sampling.max_tokens),
+            )
+            for env in self.env
+        ]
 
     @property
     def group_sizes(self) -> list[int]:

@@ -31,6 +31,7 @@ _MAY_DIFFER = ("seq_len",)
 _OWN_FIRST = ("log",)
 """The run's are for processes that say nothing, in whatever layer."""
 _IN_PYTHON = Place("given", Layer.FLAG)
+_BY_DEFAULT = Place("by default", Layer.VARIABLE)
 
 
 @dataclass(slots=True)
@@ -98,6 +99,7 @@ def in_python(values: dict[str, Any]) -> Settings:
 
 def propagate(model: type[BaseConfig], settings: Settings) -> list[Problem]:
     """Complete the settings of an `rl` run in place, and return where they disagree."""
+    _begin_processes(settings)
     problems = list(_share_resume(settings))
     for shared in shared_settings(model):
         if shared.section:
@@ -109,6 +111,16 @@ def propagate(model: type[BaseConfig], settings: Settings) -> list[Problem]:
     _bound_sequences(settings)
     _make_room_for_adapters(settings)
     return problems + share_devices(settings)
+
+
+def _begin_processes(settings: Settings) -> None:
+    """Trainer and orchestrator are there with their defaults if nobody mentions them; so is inference, where
+    nobody mentions the trainer either, nor the servers to use instead."""
+    spoken_of = [("trainer",), ("inference",), ("orchestrator", "client")]
+    alone = all(settings.get(path) is MISSING for path in spoken_of)
+    for role in _ROLES if alone else _LEARNING_ROLES:
+        if settings.get((role,)) is MISSING:
+            settings.put((role,), {}, _BY_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +260,7 @@ def _bound_sequences(settings: Settings) -> None:
     """Engines need room for the longest rollout and no more."""
     path = ("orchestrator", "seq_len")
     default = OrchestratorConfig.model_fields["seq_len"].default
-    longest = _entry(settings, path) or _Entry(path, default, Place("by default", Layer.VARIABLE))
+    longest = _entry(settings, path) or _Entry(path, default, _BY_DEFAULT)
     _fill(settings, longest, [("inference", "model", "max_model_len")])
 
 

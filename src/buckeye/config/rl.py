@@ -45,12 +45,13 @@ class RLConfig(BaseConfig):
 
     aliases: ClassVar[Mapping[str, str]] = {"async_level": "max_async_level"}
 
-    trainer: TrainerConfig
+    trainer: TrainerConfig = TrainerConfig()
     """The trainer."""
-    orchestrator: OrchestratorConfig
+    orchestrator: OrchestratorConfig = OrchestratorConfig()
     """The orchestrator."""
     inference: InferenceConfig | None = None
-    """The inference servers; None uses those of orchestrator.client."""
+    """The inference servers; None uses those of orchestrator.client. A run that mentions neither trainer nor
+    servers starts its own."""
     inference_gpu_ids: DeviceIds = INFERENCE_DEVICES
     """Devices of inference on each of its nodes: GPUs, or CPU slots where there is none."""
     trainer_gpu_ids: DeviceIds = TRAINER_DEVICES

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.envs.base import Environment, Task
+from buckeye.envs.honesty.samples import TRAIN, split_names
 from buckeye.envs.registry import open_environment
 from buckeye.envs.workers.settings import WorkerSettings
 from buckeye.errors import UsageError
@@ -16,6 +17,8 @@ from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.admission import Admission
 from buckeye.tasks.keys import check_variables
 
+HELD_OUT = "eval"
+"""The split of the tasks that are not trained on."""
 _GIGABYTE = 10**9
 _SAMPLE = 32  # prompts that are counted
 
@@ -72,8 +75,14 @@ def load_environments(
 
 
 def names_of(settings: Sequence[EnvConfig]) -> list[str]:
-    """What the environments are called. Raises UsageError if two would have the same name, or a variable that
-    one is to be given is nowhere."""
+    """What the environments are called. Raises UsageError if one has no id, two would have the same name, or
+    a variable that one is to be given is nowhere."""
+    if not all(s.id for s in settings):
+        raise UsageError(
+            'no environment is named: write [[env]] with id = "NAME" into the file of the orchestrator or of '
+            "the evaluation, [[orchestrator.env]] into that of a run, or --orchestrator.env.0.id NAME. "
+            "What is installed: buckeye env list"
+        )
     names = [s.name or short_name(s.id) for s in settings]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -117,12 +126,32 @@ def prompt_lengths(tasks: Sequence[Task], renderer: ChatRenderer) -> list[int]:
     return lengths
 
 
+def evaluated_split(env: NamedEnvironment, asked: str | None) -> str:
+    """The split to evaluate on: the one that is asked for, else the held-out tasks, or the train tasks where
+    there are no others, as `verifiers` does."""
+    if asked is not None:
+        return asked
+    try:
+        env.environment.tasks(HELD_OUT)
+    except KeyError:
+        return TRAIN
+    return HELD_OUT
+
+
+def fallback_note(env: NamedEnvironment, asked: str | None) -> str | None:
+    """What has to be said of an evaluation on train tasks that nobody asked for."""
+    if asked is not None or evaluated_split(env, None) == HELD_OUT:
+        return None
+    return f"{env.name} has no split {HELD_OUT!r}: it is evaluated on its train tasks; `split` names others"
+
+
 def tasks_of(env: NamedEnvironment, split: str) -> Sequence[Task]:
     """The tasks of a split. Raises UsageError if the environment has no such split, or nothing in it."""
     try:
         tasks = env.environment.tasks(split)
     except KeyError:
-        raise UsageError(f"environment {env.name} has no split {split!r}") from None
+        there = ", ".join(split_names(env.environment))
+        raise UsageError(f"environment {env.name} has no split {split!r}; it has: {there}") from None
     if not len(tasks):
         raise UsageError(f"environment {env.name} has no tasks in its split {split!r}")
     return tasks

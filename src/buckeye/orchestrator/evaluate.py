@@ -15,7 +15,7 @@ from buckeye.envs.base import GroupEnvironment, Task
 from buckeye.monitor.intervals import pass_at_k
 from buckeye.monitor.metrics import read_run
 from buckeye.monitor.verdict import rollouts_level
-from buckeye.orchestrator.environments import NamedEnvironment, tasks_of
+from buckeye.orchestrator.environments import HELD_OUT, NamedEnvironment, evaluated_split, tasks_of
 from buckeye.orchestrator.rollout import Group, Rollout, TaskPlayer
 from buckeye.orchestrator.task_sampler import GroupTask
 
@@ -28,6 +28,7 @@ class EvalResult:
     played: Sequence[Rollout]
     rollouts_per_example: int
     seconds: float
+    split: str = HELD_OUT
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -113,11 +114,13 @@ async def evaluate(
     env: NamedEnvironment,
     player: TaskPlayer,
     *,
-    split: str,
+    split: str | None,
     num_examples: int,
     rollouts_per_example: int,
 ) -> EvalResult:
-    """Play the first `num_examples` tasks of a split (-1: all of them), each `rollouts_per_example` times."""
+    """Play the first `num_examples` tasks (-1: all) of a split (None: that of `evaluated_split`), each
+    `rollouts_per_example` times."""
+    split = evaluated_split(env, split)
     tasks = tasks_of(env, split)
     count = len(tasks) if num_examples < 0 else min(num_examples, len(tasks))
     started = time.monotonic()
@@ -127,6 +130,7 @@ async def evaluate(
         played=played,
         rollouts_per_example=rollouts_per_example,
         seconds=time.monotonic() - started,
+        split=split,
     )
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from buckeye.config.environments import EnvConfig
+from buckeye.config.environments import EnvConfig, EvalEnvConfig
 from buckeye.config.orchestrator import EvalConfig
 from buckeye.inference.client import SamplingParams
 from buckeye.monitor.intervals import cluster_of, share
@@ -23,33 +23,31 @@ from buckeye.storage import utf8, write_file
 
 log = logging.getLogger(__name__)
 
-_SPLIT = "eval"
-
 
 async def evaluate_and_write(
     directory: Path,
-    environments: Sequence[NamedEnvironment],
+    environments: Sequence[tuple[EvalEnvConfig, NamedEnvironment]],
     settings: EvalConfig,
     player: TaskPlayer,
     *,
     measured: Mapping[str, Any],
 ) -> dict[str, float]:
-    """Evaluate on all environments of `settings`, write their files, and return their metrics.
+    """Evaluate on all environments as `settings` says, write their files, and return their metrics.
 
     `measured` goes into the files; it says what is evaluated and how it samples.
     """
     metrics: dict[str, float] = {}
-    for env_config, env in zip(settings.env, environments, strict=True):
+    for env_config, env in environments:
         examples, each = env_config.num_examples, env_config.rollouts_per_example
         result = await evaluate(
             env,
             player,
-            split=_SPLIT,
+            split=env_config.split,
             num_examples=settings.num_examples if examples is None else examples,
             rollouts_per_example=settings.rollouts_per_example if each is None else each,
         )
         log.log(result.level, result.summary())
-        record = {**measured, **environment_record(env_config, _SPLIT)}
+        record = {**measured, **environment_record(env_config, result.split)}
         for path, text in (await asyncio.to_thread(_files, directory, result, record)).items():
             what = f"the evaluation {path.name}"
             write = partial(write_file, path, text)

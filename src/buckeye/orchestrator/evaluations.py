@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from buckeye import beat
+from buckeye.config.environments import EvalEnvConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.inference.client import SamplingParams
 from buckeye.monitor.metrics import MetricsLog
@@ -38,7 +39,7 @@ class Evaluations:
     def __init__(
         self,
         config: OrchestratorConfig,
-        environments: Sequence[NamedEnvironment],
+        environments: Sequence[tuple[EvalEnvConfig, NamedEnvironment]],
         metrics: MetricsLog,
         identity: RunIdentity,
         *,

@@ -7,11 +7,12 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from buckeye import beat
 from buckeye.checkpoint import read_orchestrator_state, resolve_checkpoint
-from buckeye.config.environments import EnvConfig
+from buckeye.config.environments import EnvConfig, EvalEnvConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.inference.client import InferenceClient, SamplingParams
@@ -30,7 +31,14 @@ from buckeye.orchestrator.batch import (
     write_rollouts,
 )
 from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector
-from buckeye.orchestrator.environments import NamedEnvironment, load_environments, prompt_lengths, tasks_of
+from buckeye.orchestrator.environments import (
+    NamedEnvironment,
+    evaluated_split,
+    fallback_note,
+    load_environments,
+    prompt_lengths,
+    tasks_of,
+)
 from buckeye.orchestrator.evaluate import EvalResult, evaluate
 from buckeye.orchestrator.evaluations import Evaluations, sampling_params
 from buckeye.orchestrator.filters import group_filter
@@ -97,7 +105,7 @@ class Orchestrator:
         self.sampler = task_sampler(config, self.environments, self.state)
         self.evaluations = Evaluations(
             config,
-            self._load(config.eval.env) if config.eval is not None else [],
+            self._evaluated(),
             self.metrics,
             self.identity,
             start_step=self.start_step,
@@ -152,6 +160,15 @@ class Orchestrator:
         logs = config.output_dir / "logs" / f"attempt_{self.identity.attempt}"
         return load_environments(settings, rollout_timeout=config.rollout_timeout, log_dir=logs)
 
+    def _evaluated(self) -> list[tuple[EvalEnvConfig, NamedEnvironment]]:
+        """The environments to evaluate on; those of the run are not loaded twice."""
+        settings = self.config.eval
+        evaluated = self.config.evaluated_env
+        if settings is None or settings.env:
+            return list(zip(evaluated, self._load(evaluated), strict=True))
+        own = [replace(env, play=replace(env.play, temperature=None)) for env in self.environments]
+        return list(zip(evaluated, own, strict=True))
+
     def _log_start(self) -> None:
         if self.start_step:
             log.info("Resuming training from checkpoint step `%d`", self.start_step)
@@ -162,8 +179,11 @@ class Orchestrator:
     def _check_splits(self) -> None:
         """Find out now, not at the first evaluation, if tasks are missing, or cannot be played at all."""
         measured = self.environments if self.config.val is not None else []
-        for env in [*measured, *self.evaluations.environments]:
-            tasks_of(env, "eval")
+        evaluated = [(settings.split, env) for settings, env in self.evaluations.environments]
+        for asked, env in [*((None, env) for env in measured), *evaluated]:
+            tasks_of(env, evaluated_split(env, asked))
+            if note := fallback_note(env, asked):
+                log.warning("%s", note)
         for env in self.environments:
             lengths = prompt_lengths(tasks_of(env, "train"), self.renderer)
             if lengths and min(lengths) >= self.config.seq_len:
@@ -375,7 +395,7 @@ class Orchestrator:
                 await evaluate(
                     env,
                     player,
-                    split="eval",
+                    split=None,
                     num_examples=settings.num_examples,
                     rollouts_per_example=settings.rollouts_per_example,
                 )

@@ -250,7 +250,7 @@ def _evaluations(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
     each = orchestrator.seq_len * _BYTES_PER_EVALUATED_TOKEN + _BYTES_PER_EVALUATED_ROLLOUT
     if settings is not None:
         times = 2 + steps // settings.interval
-        for env in settings.env:
+        for env in orchestrator.evaluated_env:
             examples = settings.num_examples if env.num_examples is None else env.num_examples
             tasks = _TASKS_OF_A_SPLIT if examples < 0 else examples
             once += tasks * (env.rollouts_per_example or settings.rollouts_per_example)

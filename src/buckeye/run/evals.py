@@ -15,7 +15,7 @@ from buckeye.errors import RunError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import setup_logging
-from buckeye.orchestrator.environments import load_environments
+from buckeye.orchestrator.environments import fallback_note, load_environments
 from buckeye.orchestrator.evaluate import EvalResult, evaluate
 from buckeye.orchestrator.evaluation_files import environment_record, sampling_record, write_evaluation
 from buckeye.orchestrator.rollout import RolloutPlayer
@@ -40,7 +40,7 @@ def run_evals(config: EvalsConfig) -> int:
     measured = {"model": config.model.name, **sampling_record(_sampling_params(config), config.seq_len)}
     for result, env in zip(results, config.env, strict=True):
         log.log(result.level, result.summary())
-        record = {**measured, **environment_record(env, env.split)}
+        record = {**measured, **environment_record(env, result.split)}
         write_evaluation(folder, result, record)
     for result in results:
         if not result.rewards:
@@ -78,6 +78,10 @@ async def _evaluate(
             retries=1,
             max_concurrent=config.max_concurrent,
         )
+        environments = load_environments(config.env)
+        for env, settings in zip(environments, config.env, strict=True):
+            if note := fallback_note(env, settings.split):
+                log.warning("%s", note)
         return [
             await evaluate(
                 env,
@@ -86,7 +90,7 @@ async def _evaluate(
                 num_examples=settings.num_examples,
                 rollouts_per_example=settings.rollouts_per_example,
             )
-            for env, settings in zip(load_environments(config.env), config.env, strict=True)
+            for env, settings in zip(environments, config.env, strict=True)
         ]
 
 

@@ -121,7 +121,16 @@ def test_the_table(environment, tmp_path):
     assert "(train) with m" in lines[0]
     assert lines[2].split()[:2] == ["reward", "1.0000"]
     assert any(line.startswith("3 rollouts of 3 tasks scored, 0 errored") for line in lines)
+    assert any(
+        line.startswith("note: numbers has no split 'eval': it is evaluated on its train") for line in lines
+    )
     assert "ended by: answered 3" in lines
+
+
+def test_a_split_that_is_not_there_is_answered_with_those_that_are(environment, tmp_path):
+    words = ("--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--split", "test")
+    done = evaluate(environment, tmp_path, *words, code=2)
+    assert "environment numbers has no split 'test'; it has: train" in done.stderr
 
 
 def test_rewards_of_a_group_are_those_of_the_whole_group(environment, tmp_path):

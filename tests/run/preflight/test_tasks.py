@@ -9,9 +9,13 @@ import pytest
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.run.preflight.tasks import check_tasks, check_tasks_at_once
+from tests.ports import free_port
 from tests.run.conftest import ENVIRONMENT
 
 EMPTY = ENVIRONMENT.replace("range(40)", "range(40 if split == 'train' else 0)")
+HALVES = ENVIRONMENT.replace(
+    "        prompts", "        if split != 'train':\n            raise KeyError(split)\n        prompts"
+)
 LOSS = ("--trainer.loss.type", "custom", "--trainer.loss.import-path")
 EVAL = ("--orchestrator.eval.env.0.id", "empty.py")
 KNOWN = {
@@ -24,6 +28,11 @@ KNOWN = {
     "a result that is none": (("--orchestrator.env.0.id", "number.py"), "is no Buckeye environment"),
     "an argument": (("--orchestrator.env.0.args.levle", 3), "takes no argument 'levle'"),
     "an evaluation without tasks": (EVAL, "no tasks in its split 'eval'"),
+    "an entry without environment": (("--orchestrator.env.1.ratio", "2"), "no environment is named"),
+    "a split that is not there": (
+        ("--orchestrator.eval.env.0.id", "halves.py", "--orchestrator.eval.env.0.split", "test"),
+        "environment halves has no split 'test'; it has: train",
+    ),
     "no curriculum": (("--orchestrator.curriculum",), "no environment has a curriculum"),
     "a file of a loss": ((*LOSS, "gone.py:f"), "there is no file gone.py"),
     "the loss in it": ((*LOSS, "notes.py:f"), "notes.py has no function 'f'"),
@@ -35,6 +44,7 @@ def project(runner):
     (runner.root / "notes.py").write_text("import math\n")
     (runner.root / "number.py").write_text("def load_environment():\n    return 3\n")
     (runner.root / "empty.py").write_text(EMPTY)
+    (runner.root / "halves.py").write_text(HALVES)
     return runner
 
 
@@ -46,6 +56,43 @@ def test_what_is_known_is_said_before_a_start_and_leaves_no_folder(project, word
     shown = project.here(project.rl("out", *words, "--dry-run"))
     assert (shown.returncode, said in shown.stderr) == (0, True), shown.stderr
     assert [path for path in sorted(project.root.rglob("*")) if "__pycache__" not in str(path)] == before
+
+
+def test_a_server_that_does_not_answer_is_refused_before_a_start(project):
+    nobody = f"http://127.0.0.1:{free_port()}/v1"
+    words = ("--trainer", "--orchestrator.client.base-url", nobody)
+    argv = [word for word in project.rl("out", *words) if word not in ("--inference", "{}")]
+    started = project.here(argv)
+    assert started.returncode == 2
+    assert f"{nobody} does not answer, and the run starts no server -> add --inference" in started.stderr
+    assert not (project.root / "out").exists()
+
+
+def test_one_file_without_sections_for_processes_is_a_run(project):
+    (project.root / "run.toml").write_text(
+        f'''output_dir = "out"\nmax_steps = 2\nmodel = {{ name = "{project.model}" }}\n'''
+        """[[orchestrator.env]]\nid = "letters.py"\n"""
+    )
+    shown = project.here(project.argv("rl", "@", "run.toml", "--dry-run"))
+    assert shown.returncode == 0, shown.stderr
+    rows = shown.stdout.partition("\n\n")[0].splitlines()
+    assert {row.split()[0] for row in rows} == {"process", "inference", "orchestrator", "trainer"}
+    assert "does not answer" not in shown.stderr
+
+
+def test_an_evaluation_takes_the_environments_of_the_run_and_their_train_tasks_if_there_are_no_others(
+    project, monkeypatch
+):
+    monkeypatch.chdir(project.root)
+    words = ["--trainer", "--orchestrator.env.0.id", "halves.py", "--orchestrator.eval.interval", "2"]
+    words += ["--orchestrator.env.1.id", "letters.py"]
+    checks = check_tasks(load_config(RLConfig, words, environ={}), None)
+    assert [(check.name, check.state, check.seen) for check in checks] == [
+        ("tasks of halves", "ok", "40 in train"),
+        ("tasks of letters", "ok", "40 in train"),
+        ("tasks of halves to evaluate", "ok", "40 in train"),
+        ("tasks of letters to evaluate", "ok", "40 in eval"),
+    ]
 
 
 def test_prompts_that_leave_no_room_are_told_by_the_dry_run_and_the_doctor(project):

@@ -16,7 +16,13 @@ from buckeye.config.environments import EnvConfig
 from buckeye.envs.base import Task
 from buckeye.errors import RunError, UsageError
 from buckeye.monitor.verdict import verdict
-from buckeye.orchestrator.environments import NamedEnvironment, load_environments, tasks_of
+from buckeye.orchestrator.environments import (
+    NamedEnvironment,
+    evaluated_split,
+    fallback_note,
+    load_environments,
+    tasks_of,
+)
 from buckeye.orchestrator.evaluate import play_tasks
 from buckeye.orchestrator.rollout import Rollout
 from buckeye.run.evaluation.chat_policy import ChatPlayer, ChatSampling, ChatServer
@@ -104,7 +110,7 @@ def run_eval(request: EvalRequest) -> EvalReport:
     and RunError if no rollout could be scored.
     """
     (env,) = load_environments([request.played], rollout_timeout=request.timeout)
-    split = request.split or _default_split(env)
+    split = evaluated_split(env, request.split)
     tasks = tasks_of(env, split)
     tasks = [tasks[i] for i in range(min(len(tasks), request.examples or len(tasks)))]
     settings = request.record(split)
@@ -123,7 +129,10 @@ def run_eval(request: EvalRequest) -> EvalReport:
         figures=figures,
         output_dir=request.output_dir,
         resumed=len(kept),
-        notes=_came_to_nothing([rows[task.id, number] for task, number in wanted]),
+        notes=(
+            *([note] if (note := fallback_note(env, request.split)) else []),
+            *_came_to_nothing([rows[task.id, number] for task, number in wanted]),
+        ),
     )
     write_file(request.output_dir / FIGURES, json.dumps(report.to_json(), indent=1, ensure_ascii=False))
     if not figures.scored:
@@ -142,14 +151,6 @@ def _came_to_nothing(rows: Sequence[Row]) -> tuple[str, ...]:
     if verdict(len(scored), truncated) == "failed":
         found.append(f"{truncated} of {len(scored)} answers were cut off (--max-tokens)")
     return tuple(found)
-
-
-def _default_split(env: NamedEnvironment) -> str:
-    try:
-        env.environment.tasks("eval")
-    except KeyError:
-        return "train"
-    return "eval"
 
 
 def _claim(request: EvalRequest, settings: Mapping[str, Any]) -> None:

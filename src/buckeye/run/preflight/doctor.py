@@ -26,6 +26,7 @@ from buckeye.run.preflight.places import (
     check_disk,
     check_open_files,
     check_ports,
+    check_servers,
     check_shared_memory,
 )
 from buckeye.run.preflight.software import (
@@ -81,6 +82,7 @@ def _of_run(config: RLConfig, present: list[Gpu], *, sample: int, progress: Prog
     yield check_directory(config.output_dir)
     yield check_disk(config, estimate_disk(config, model_path))
     yield check_ports(_chosen_ports(config))
+    yield check_servers(config)
     yield _keys(config)
     progress("loading the environments")
     tasks = list(check_tasks(config, model_path if tokenizer.state == "ok" else None))

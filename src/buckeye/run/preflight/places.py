@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import psutil  # type: ignore[import-untyped]
 
 from buckeye.config.rl import RLConfig
@@ -18,7 +19,8 @@ from buckeye.run.ports import is_free
 from buckeye.run.preflight.check import Check, failed, ok, skipped, warning
 from buckeye.space import free_bytes, human_bytes
 
-OPEN_FILES, DISK, PORTS = "open files", "disk", "ports"
+OPEN_FILES, DISK, PORTS, SERVERS = "open files", "disk", "ports", "inference servers"
+_SERVER_SECONDS = 5.0
 _FEW_FILES = 4096
 _FILES_OF_A_ROLLOUT = 2
 _SMALL_SHM = 1_000_000_000
@@ -45,6 +47,30 @@ def check_open_files(config: RLConfig | None) -> Check:
         f"rollouts that are played at a time may need {needed}: raise the hard limit (ulimit -Hn, "
         "/etc/security/limits.conf), or set orchestrator.max_concurrent",
     )
+
+
+def check_servers(config: RLConfig) -> Check:
+    """Whether the servers answer that the run does not start itself: with whatever, as long as they do."""
+    if config.inference is not None:
+        return skipped(SERVERS, "the run starts its own")
+    urls = config.orchestrator.client.base_url
+    silent = [url for url in urls if not _answers(url)]
+    if not silent:
+        return ok(SERVERS, ", ".join(urls))
+    return failed(
+        SERVERS,
+        f"{', '.join(silent)} does not answer, and the run starts no server",
+        "add --inference ([inference] in a file) to start one, or start that one first "
+        "(orchestrator.client.base_url is where it is)",
+    )
+
+
+def _answers(url: str) -> bool:
+    try:
+        httpx.get(f"{url.rstrip('/')}/models", timeout=_SERVER_SECONDS, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+    return True
 
 
 def check_directory(output_dir: Path) -> Check:

@@ -13,7 +13,7 @@ from buckeye.run.preflight.devices import Gpu, gpus, main_memory, slots_instead
 from buckeye.run.preflight.fitting import MEMORY, check_memory
 from buckeye.run.preflight.memory import Hardware, processor_has_bfloat16
 from buckeye.run.preflight.model import check_model
-from buckeye.run.preflight.places import check_directory, check_open_files, check_shared_memory
+from buckeye.run.preflight.places import check_directory, check_open_files, check_servers, check_shared_memory
 from buckeye.run.preflight.shape import read_shape
 from buckeye.run.preflight.software import check_libraries, check_torch_build, extras_of
 from buckeye.run.preflight.tasks import check_tasks_at_once
@@ -21,8 +21,9 @@ from buckeye.run.trainer_checks import reference_warnings, trainer_warnings
 
 
 def before_start(config: RLConfig) -> list[Check]:
-    """Look at libraries, model, memory, open files, directory and shared memory; at what the trainer would
-    refuse, at chosen GPUs where there are none, and at the tasks as far as they load at once."""
+    """Look at libraries, model, memory, open files, directory and shared memory; at servers that are not
+    started here, at what the trainer would refuse, at chosen GPUs where there are none, and at the tasks as
+    far as they load at once."""
     present = gpus() if config.trainer.model.device != "cpu" else []
     vllm = _takes_vllm(config, on_gpu=bool(present))
     return [
@@ -32,6 +33,7 @@ def before_start(config: RLConfig) -> list[Check]:
         memory_of(config, present, vllm=vllm),
         check_open_files(config),
         check_directory(config.output_dir),
+        check_servers(config),
         check_shared_memory(needed=shares_memory(config, present)),
         *check_settings(config, on_gpu=bool(present)),
         *check_slots(config, present),

@@ -23,6 +23,7 @@ from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.curriculum import load_curricula
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
+    evaluated_split,
     names_of,
     prompt_lengths,
     short_name,
@@ -50,7 +51,7 @@ def check_tasks(
     except BuckeyeError as error:
         yield failed("tokenizer", str(error), "")
         renderer = None
-    trained = ["train", *(["eval"] if orchestrator.val is not None else [])]
+    trained: list[str | None] = ["train", *([None] if orchestrator.val is not None else [])]
     try:
         named = list(_named(config, trained))
     except BuckeyeError as error:
@@ -122,21 +123,25 @@ def _read(reading: int, deadline: float) -> bytes:
     return data
 
 
-def _named(config: RLConfig, trained: list[str]) -> Iterator[tuple[str, EnvConfig, str, list[str]]]:
-    """Title of the check, settings, name, and splits that will be played. Raises as `names_of`."""
-    evaluated = config.orchestrator.eval.env if config.orchestrator.eval is not None else []
+def _named(
+    config: RLConfig, trained: Sequence[str | None]
+) -> Iterator[tuple[str, EnvConfig, str, Sequence[str | None]]]:
+    """Title of the check, settings, name, and splits that will be played: None as `evaluated_split`. Raises
+    as `names_of`."""
+    evaluated = config.orchestrator.evaluated_env
     for name, one in zip(names_of(config.orchestrator.env), config.orchestrator.env, strict=True):
         yield title_of(one), one, name, trained
     for name, measured in zip(names_of(evaluated), evaluated, strict=True):
-        yield f"{title_of(measured)} to evaluate", measured, name, ["eval"]
+        yield f"{title_of(measured)} to evaluate", measured, name, [measured.split]
 
 
-def _find(one: EnvConfig, name: str, splits: Sequence[str], open_one: Open) -> _Found | None:
+def _find(one: EnvConfig, name: str, splits: Sequence[str | None], open_one: Open) -> _Found | None:
     opened = open_one(one.id, one.args, worker_settings(one, name, one.rollout_timeout or 600.0, None))
     if opened is None:
         return None
     environment = NamedEnvironment(name=name, environment=opened)
-    return environment, {split: tasks_of(environment, split) for split in splits}
+    played = [evaluated_split(environment, split) for split in splits]
+    return environment, {split: tasks_of(environment, split) for split in played}
 
 
 def _check_prompts(
