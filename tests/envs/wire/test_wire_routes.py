@@ -318,3 +318,46 @@ def test_the_log_probs_of_a_hosted_model_are_told_where_it_tells_them(told, expe
     assert without.logprobs is None
     assert ["logprobs" in body for body in asked] == [True, False]
     assert counted == dropped
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"word": "dog', "[1]", "", '"dog"', "\ud83d not JSON".encode("utf-8", "replace").decode()]
+)
+def test_a_call_with_a_name_is_told_whatever_its_arguments_are(arguments):
+    """OpenAI's dialects tell arguments as they were written; Anthropic's has no place for what is no object."""
+    call = {**CALL, "function": {"name": "find", "arguments": arguments}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    async def play():
+        async with openai(Saying(said)) as (client, _):
+            chat = await client.chat.completions.create(model="policy", messages=ASK, tools=[TOOL])
+            flat = {"type": "function", **TOOL["function"]}
+            response = await client.responses.create(model="policy", input="a", tools=[flat])
+        tool = {"name": "find", "input_schema": SCHEMA}
+        async with anthropic(Saying(said)) as (client, _):
+            message = await client.messages.create(model="policy", max_tokens=9, messages=ASK, tools=[tool])
+        return chat.choices[0], response.output, message
+
+    choice, items, message = asyncio.run(play())
+    (told,) = choice.message.tool_calls
+    assert (told.id, told.function.name, told.function.arguments) == ("c1", "find", arguments)
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert [(item.type, item.name, item.arguments) for item in items] == [
+        ("function_call", "find", arguments)
+    ]
+    assert [block.type for block in message.content] == ["text"]
+    assert arguments in message.content[0].text
+    assert message.stop_reason == "end_turn"
+
+
+def test_a_call_without_a_name_is_told_as_text():
+    call = {**CALL, "function": {"name": "", "arguments": "{'name': find}"}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    async def play():
+        async with openai(Saying(said)) as (client, _):
+            return await client.chat.completions.create(model="policy", messages=ASK, tools=[TOOL])
+
+    choice = asyncio.run(play()).choices[0]
+    assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
+    assert choice.message.content == "<tool_call>\n{'name': find}\n</tool_call>"

@@ -39,7 +39,8 @@ def read(rollout: Rollout, fields: Any) -> Exchange:
 
     def whole(replies: Sequence[Reply]) -> dict[str, Any]:
         (reply,) = replies
-        return _message(rollout.model, reply, said(reply, first_call_only=first_call_only))
+        parts = said(reply, first_call_only=first_call_only, objects_only=True)
+        return _message(rollout.model, reply, parts)
 
     def stream(replies: Sequence[Reply]) -> list[bytes]:
         return events(_told(whole(replies)))

@@ -30,13 +30,15 @@ class Said:
     ending: Literal["stop", "length", "calls"]
 
 
-def said(reply: Reply, *, first_call_only: bool = False) -> Said:
-    """The parts of a reply. Calls that nobody can read are told as the text they were written as: agents of
-    others take a call without a name for their own mistake."""
+def said(reply: Reply, *, first_call_only: bool = False, objects_only: bool = False) -> Said:
+    """The parts of a reply. Arguments are told as they were written, JSON or not: what to make of them is the
+    agent's own rule. `objects_only` is for a dialect that has no place for others. Calls that it cannot tell,
+    and those without a name, which agents take for their own mistake, are told as the text they were written
+    as."""
     message = reply.message
     reasoning, content = message.get("reasoning_content") or "", message.get("content") or ""
     calls = [_call(call) for call in message.get("tool_calls") or ()]
-    if not all(call.name and _is_object(call.arguments) for call in calls):
+    if not all(call.name and (not objects_only or _is_object(call.arguments)) for call in calls):
         content = "\n".join([*([content] if content else []), *(_as_text(call) for call in calls)])
         calls = []
     calls = calls[:1] if first_call_only else calls
