@@ -90,6 +90,9 @@ class CallOptions:
     """The tool that has to be called; None leaves the choice to the model."""
     logprobs: bool = False
     """Whether the caller wants the log-probs of the reply."""
+    trained: bool = True
+    """Whether the reply is recorded as one of the rollout. One that is not, an opponent's for example, is
+    neither trained nor counted."""
 
 
 NO_OPTIONS = CallOptions()

@@ -124,7 +124,8 @@ class RecordingPolicy:
             assert prompt.conversation is not None
             opening = call_opening(self._renderer, prompt.conversation, options.tool)
         reply = await self._answer(prompt, opening, options)
-        self.messages = messages if reply.no_room else (*messages, reply.message)
+        if options.trained:
+            self.messages = messages if reply.no_room else (*messages, reply.message)
         return reply
 
     async def complete(self, prompt: str | Sequence[int], *, options: CallOptions = NO_OPTIONS) -> Reply:
@@ -141,16 +142,18 @@ class RecordingPolicy:
         ids = [*prompt.ids, *opening.ids]
         room = self.seq_len - len(ids)
         if room <= 0:
-            return self._out_of_room(len(ids))
+            return self._out_of_room(len(ids), options)
         params = self._params_of(options, ids, room)
         with self._samples.open(prompt), self._timed():
             generation = await self._sampler.generate(ids, params)
         if generation.finish_reason == "abort":
             raise InferenceError("the engine aborted the reply")
         generation, cut = self._until_stop(generation, options.stop)
-        self._samples.record(prompt, generation, self.turns, opening=opening.ids)
-        self.turns += 1
-        return self._reply(prompt, opening, generation, cut)
+        reply = self._reply(prompt, opening, generation, cut)
+        if options.trained:
+            self._samples.record(prompt, generation, self.turns, opening=opening.ids)
+            self._count(reply)
+        return reply
 
     def _params_of(self, options: CallOptions, ids: Sequence[int], room: int) -> SamplingParams:
         most = min(self._params.max_tokens, room, options.max_tokens or room)
@@ -205,14 +208,15 @@ class RecordingPolicy:
         stop = next((stop for stop in stops if stop and rest.startswith(stop)), stops[0])
         return kept, _Cut(text=growing.text, stop=stop)
 
-    def _out_of_room(self, prompt_tokens: int) -> Reply:
+    def _out_of_room(self, prompt_tokens: int, options: CallOptions) -> Reply:
         if self.turns == 0:
             raise PromptTooLongError(
                 f"the prompt has {prompt_tokens} tokens and seq_len is {self.seq_len}: "
                 "raise orchestrator.seq_len"
             )
-        self.finish_reason = "length"
-        self.turns_without_room += 1
+        if options.trained:
+            self.finish_reason = "length"
+            self.turns_without_room += 1
         message = {"role": "assistant", "content": ""}
         return Reply(
             text="", finish_reason="length", message=message, prompt_tokens=prompt_tokens, no_room=True
@@ -220,12 +224,8 @@ class RecordingPolicy:
 
     def _reply(self, prompt: Prompt, opening: Opening, generation: Generation, cut: _Cut | None) -> Reply:
         """The reply to a prompt; `cut` says where a stop text has ended it."""
-        self.finish_reason = "length" if generation.finish_reason == "length" else "stop"
         text = self._renderer.decode(self._without_stop(generation.token_ids)) if cut is None else cut.text
         text = opening.text + text
-        self.replies.append(text)
-        self.prompt_tokens += len(prompt.ids) + len(opening.ids)
-        self.completion_tokens += len(generation.token_ids)
         if prompt.conversation is None:
             message = {"role": "assistant", "content": text}
         elif cut is None:
@@ -235,7 +235,7 @@ class RecordingPolicy:
             message = self._renderer.parse_text(prompt.conversation, text)
         return Reply(
             text=text,
-            finish_reason=self.finish_reason,
+            finish_reason="length" if generation.finish_reason == "length" else "stop",
             message=message,
             prompt_tokens=len(prompt.ids) + len(opening.ids),
             completion_tokens=len(generation.token_ids),
@@ -246,6 +246,13 @@ class RecordingPolicy:
                 logprobs=generation.logprobs,
             ),
         )
+
+    def _count(self, reply: Reply) -> None:
+        self.turns += 1
+        self.finish_reason = reply.finish_reason
+        self.replies.append(reply.text)
+        self.prompt_tokens += reply.prompt_tokens
+        self.completion_tokens += reply.completion_tokens
 
     def _without_stop(self, ids: list[int]) -> list[int]:
         return ids[:-1] if ids and ids[-1] in self._renderer.stop_token_ids else ids

@@ -5,6 +5,7 @@ import asyncio
 import json
 import re
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
@@ -242,13 +243,46 @@ def test_textarena(game):
         played, own_scores(python, "textarena_scores.py", game, job=job), strict=True
     ):
         assert outcome.error is None, outcome.error
-        assert outcome.components["game_reward"] == own["reward"]
-        assert outcome.reward == min(1.0, max(0.0, own["reward"]))
+        assert [outcome.components["game_reward"]] == own["rewards"]
+        assert outcome.reward == min(1.0, max(0.0, own["rewards"][0]))
         for heard, said in zip(speaker.heard[1:], own["said"], strict=False):
             assert heard[-1]["content"] == "\n\n".join(said)
             assert heard[: len(heard) - 2] == speaker.heard[0] + heard[len(speaker.heard[0]) : -2]
     if game == "GuessTheNumber-v0":
         assert all(outcome.reward == 1.0 for _, _, outcome in played)
+
+
+@pytest.mark.parametrize("seat", [0, 1])
+@pytest.mark.parametrize(
+    ("game", "moves"), [("KuhnPoker-v0", ["check", "bet", "call"]), ("TicTacToe-v0", [*"012345678"])]
+)
+def test_a_seat_of_textarena_is_paid_what_the_game_pays_it(game, moves, seat):
+    """Both seats say moves that are not always allowed; the library alone makes the same of all of them."""
+    python = python_of("textarena")
+
+    def move(messages, tools, turn):
+        return f"[{moves[zlib.crc32(str(messages).encode()) % len(moves)]}]"
+
+    played = play(opened(f"textarena/{game}", python, {"seat": seat, "opponent": "self"}), move, tasks=6)
+    job = [
+        {"seed": task.data["seed"], "moves": [message["content"] for message in speaker.said], "players": 2}
+        for task, speaker, _ in played
+    ]
+    own = own_scores(python, "textarena_scores.py", game, job=job)
+    assert [outcome.components["game_reward"] for _, _, outcome in played] == [
+        one["rewards"][seat] for one in own
+    ]
+    assert len({one["rewards"][0] for one in own}) > 1
+
+
+@pytest.mark.parametrize("game", ["KuhnPoker-v0", "TicTacToe-v0", "ConnectFour-v0"])
+def test_an_opponent_at_random_never_loses_by_an_illegal_move(game):
+    settings = {"seat": 0, "opponent": "random"}
+    played = play(
+        opened(f"textarena/{game}", python_of("textarena"), settings), lambda *_: "[check]", tasks=6
+    )
+    assert [outcome.error for _, _, outcome in played] == [None] * 6
+    assert {outcome.components["opponent_illegal_move"] for _, _, outcome in played} == {0.0}
 
 
 def test_the_openai_agents_sdk_knows_nothing_of_it(tmp_path):

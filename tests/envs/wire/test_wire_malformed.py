@@ -67,6 +67,7 @@ def post(route, body, *, headers=()):
         (CHAT, {"messages": ASK, "response_format": {"type": "json_object"}}, "response_format"),
         (CHAT, {"messages": ASK, "tool_choice": "required"}, "tool_choice"),
         (CHAT, {"messages": ASK, "n": "two"}, "$.n"),
+        (CHAT, {"messages": ASK, "trained": "no"}, "trained"),
         (CHAT, [], "object"),
         (TEXT, {}, "prompt"),
         (TEXT, {"prompt": ["a", "b"]}, "prompt"),

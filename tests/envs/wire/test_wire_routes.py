@@ -324,7 +324,7 @@ def test_the_log_probs_of_a_hosted_model_are_told_where_it_tells_them(told, expe
     "arguments", ['{"word": "dog', "[1]", "", '"dog"', "\ud83d not JSON".encode("utf-8", "replace").decode()]
 )
 def test_a_call_with_a_name_is_told_whatever_its_arguments_are(arguments):
-    """OpenAI's dialects tell arguments as they were written; Anthropic's has no place for what is no object."""
+    """As it was written in OpenAI's dialects; Anthropic's has no place for what is no object."""
     call = {**CALL, "function": {"name": "find", "arguments": arguments}}
     said = {"role": "assistant", "content": "", "tool_calls": [call]}
 
@@ -361,3 +361,34 @@ def test_a_call_without_a_name_is_told_as_text():
     choice = asyncio.run(play()).choices[0]
     assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
     assert choice.message.content == "<tool_call>\n{'name': find}\n</tool_call>"
+
+
+def test_a_hosted_models_reply_that_is_not_trained_is_no_turn_of_the_rollout():
+    def answer(request):
+        said = json.loads(request.content)["messages"][-1]["content"].upper()
+        choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 7, "completion_tokens": 1}
+        return httpx.Response(200, json={"choices": [choice], "usage": usage})
+
+    async def play():
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as hosted:
+            policy = ChatPolicy(
+                ChatServer(base_url="http://hosted/v1", model="big", client=hosted), ChatSampling()
+            )
+            async with openai(policy) as (client, endpoint):
+                asks = [("a", True), ("b", False)]
+                replies = [
+                    await client.chat.completions.create(
+                        model="policy",
+                        messages=[{"role": "user", "content": text}],
+                        extra_body={"trained": trained},
+                    )
+                    for text, trained in asks
+                ]
+                return [reply.choices[0].message.content for reply in replies], policy, endpoint.usage
+
+    texts, policy, usage = asyncio.run(play())
+    assert texts == ["A", "B"]
+    assert (policy.turns, policy.replies, policy.completion_tokens) == (1, ["A"], 1)
+    assert [message["content"] for message in policy.messages] == ["a", "A"]
+    assert (usage.calls, usage.turns, usage.completion_tokens, usage.dropped) == (2, 1, 1, {})

@@ -99,7 +99,8 @@ class Rollout:
         if stop is not None:
             return self._ended_by(stop, call)
         options = self._within_limits(call)
-        self._open_turns += call.n
+        turns = call.n if call.options.trained else 0
+        self._open_turns += turns
         deadline = asyncio.timeout_at(self._loop_deadline())
         try:
             async with deadline:
@@ -118,8 +119,8 @@ class Rollout:
                 log.error("A policy failed", exc_info=error)
             raise WireError(503, self.usage.failure) from error
         finally:
-            self._open_turns -= call.n
-        return self._counted(replies)
+            self._open_turns -= turns
+        return self._counted(replies) if turns else replies
 
     def _check_open(self) -> None:
         if self.usage.failure is not None:
@@ -129,7 +130,7 @@ class Rollout:
             raise WireError(400, f"The rollout has come to its limit: {reason}.", code="rollout_limit")
 
     def _limit_reached(self, call: Call) -> StopReason | None:
-        usage, limits = self.usage, self._limits
+        usage, limits = self.usage, self._limits if call.options.trained else Limits()
         if limits.max_turns is not None and usage.turns + self._open_turns + call.n > limits.max_turns:
             return "max_turns"
         if limits.max_tokens is not None and usage.completion_tokens >= limits.max_tokens:
@@ -145,7 +146,7 @@ class Rollout:
         return [Reply(text="", finish_reason="length", message=message)] * call.n
 
     def _within_limits(self, call: Call) -> CallOptions:
-        if self._limits.max_tokens is None:
+        if self._limits.max_tokens is None or not call.options.trained:
             return call.options
         left = max(1, (self._limits.max_tokens - self.usage.completion_tokens) // call.n)
         return replace(call.options, max_tokens=min(left, call.options.max_tokens or left))

@@ -144,28 +144,30 @@ class ChatPolicy:
         answer = await self.server.complete(body)
         self.sampling_seconds += time.monotonic() - started
         if answer is None:
-            return self._no_room(messages)
+            return self._no_room(messages, options)
         choice = answer["choices"][0]
         usage = answer.get("usage") or {}
-        self.turns += 1
-        self.prompt_tokens += usage.get("prompt_tokens") or 0
-        self.completion_tokens += usage.get("completion_tokens") or 0
         reply = replace(
             _reply(choice),
             prompt_tokens=usage.get("prompt_tokens") or 0,
             completion_tokens=usage.get("completion_tokens") or 0,
         )
-        self.finish_reason = reply.finish_reason
-        self.replies.append(reply.text)
-        self.messages = [*messages, reply.message]
+        if options.trained:
+            self.turns += 1
+            self.prompt_tokens += reply.prompt_tokens
+            self.completion_tokens += reply.completion_tokens
+            self.finish_reason = reply.finish_reason
+            self.replies.append(reply.text)
+            self.messages = [*messages, reply.message]
         return reply
 
-    def _no_room(self, messages: Sequence[Message]) -> Reply:
+    def _no_room(self, messages: Sequence[Message], options: CallOptions) -> Reply:
         if self.turns == 0:
             raise PromptTooLongError("the prompt is longer than the model's context")
-        self.finish_reason = "length"
-        self.turns_without_room += 1
-        self.messages = list(messages)
+        if options.trained:
+            self.finish_reason = "length"
+            self.turns_without_room += 1
+            self.messages = list(messages)
         message = {"role": "assistant", "content": ""}
         return Reply(text="", finish_reason="length", message=message, no_room=True)
 

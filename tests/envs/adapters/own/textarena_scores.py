@@ -1,5 +1,5 @@
-"""What textarena makes of moves: `python textarena_scores.py GAME < JOB`, a JSON list of `{"seed", "moves"}`;
-prints the reward and what the game said after each move."""
+"""What textarena makes of moves: `python textarena_scores.py GAME < JOB`, a JSON list of `{"seed", "moves"}`
+and perhaps `players`; prints the rewards and what the game said after each move."""
 
 import json
 import random
@@ -8,10 +8,10 @@ import sys
 import textarena as ta
 
 
-def play(seed, moves):
+def play(seed, moves, players=1):
     random.seed(seed)
     game = ta.make(sys.argv[1])
-    game.reset(num_players=1, seed=seed)
+    game.reset(num_players=players, seed=seed)
     game.state.get_current_player_observation()
     said = []
     for move in moves:
@@ -19,7 +19,7 @@ def play(seed, moves):
         seen = game.state.get_current_player_observation()
         said.append([text for _, text, kind in seen if kind != ta.ObservationType.PLAYER_ACTION])
     rewards, _ = game.close()
-    return {"reward": rewards[0] if rewards else None, "said": said}
+    return {"rewards": rewards and [rewards[player] for player in range(players)], "said": said}
 
 
 print(json.dumps([play(**game) for game in json.load(sys.stdin)]))

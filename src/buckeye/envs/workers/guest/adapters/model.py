@@ -32,11 +32,16 @@ class ModelReply:
         return self.truncated and not any(self.message.get(part) for part in said)
 
 
-async def chat(endpoint: Json, messages: Sequence[Json], *, tools: Sequence[Json] = ()) -> ModelReply:
-    """The next assistant message of a conversation. Raises ModelError."""
+async def chat(
+    endpoint: Json, messages: Sequence[Json], *, tools: Sequence[Json] = (), trained: bool = True
+) -> ModelReply:
+    """The next assistant message of a conversation; one that is not `trained` is not recorded. Raises
+    ModelError."""
     body: Json = {"model": endpoint["model"], "messages": list(messages), **endpoint.get("sampling", {})}
     if tools:
         body["tools"] = list(tools)
+    if not trained:
+        body["trained"] = False
     answer = await post(f"{endpoint['base_url']}/chat/completions", body, key=endpoint["api_key"])
     try:
         choice = answer["choices"][0]

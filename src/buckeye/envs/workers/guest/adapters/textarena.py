@@ -1,31 +1,31 @@
-"""Single-player games of the library `textarena`.
+"""Games of the library `textarena`: those of one player, and one seat of those of several.
 
 The first message is the game's prompt and every later one what the game has said since, so a conversation
 only ever grows. A task is a seed. The game itself judges moves that are not allowed and ends the play. Its
 reward is paid, cut to [0, 1]; `game_reward` is as the game gave it. A game that is not over when
 the rollout comes to a limit is lost.
+
+Of a game of several players `seat` is trained. `opponent` plays all others: "random" moves at random among
+what the game allows, "self" asks the same model in conversations of their own, which are not recorded.
 """
 
 from __future__ import annotations
 
 import importlib
-import math
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
-from typing import Any, TypeVar
 
 from .base import AdapterError, Json, check_arguments, failed, likely, raised, scored, single_group_only
 from .model import ModelError, chat
+from .textarena_play import Play, fewest_players
 
 PREFIX = "textarena/"
-OWN_ARGUMENTS = ("num_tasks", "num_eval", "seed", "system_prompt")
+OWN_ARGUMENTS = ("num_tasks", "num_eval", "seed", "seat", "opponent", "system_prompt")
+OPPONENTS = ("random", "self")
 SYSTEM_PROMPT = (
     "You play a game. Read its rules carefully. End every reply with your move, in square brackets and "
     "exactly in the form that the rules ask for, and use square brackets for nothing else."
 )
-
-Result = TypeVar("Result")
 
 
 class TextArena:
@@ -51,12 +51,20 @@ class TextArena:
             "eval": range(first + train, first + train + held_out),
         }
         self._system = str(args.get("system_prompt", SYSTEM_PROMPT))
-        try:
-            _Play(self._library, self._game, self._settings, first)
-        except Exception as error:
-            raise AdapterError(
-                f"{env_id} cannot be played by one player: {type(error).__name__}: {error}"
-            ) from error
+        self._players = fewest_players(self._library, self._game, self._settings, first)
+        play = self._begin(first)
+        self._seat = _seat(env_id, play.seats, args)
+        self._opponent = args.get("opponent")
+        if self._opponent == "random":
+            play.said()
+            if play.random_move() is None:
+                raise AdapterError(
+                    f'opponent = "random" finds no move in {env_id}: it takes those that the texts of a game '
+                    'show in square brackets. Say opponent = "self".'
+                )
+
+    def _begin(self, seed: int) -> Play:
+        return Play(self._library, self._game, self._settings, seed, self._players)
 
     def info(self) -> Json:
         return {
@@ -72,35 +80,49 @@ class TextArena:
 
     def _task(self, seed: int) -> Json:
         """A game with this seed; what it begins with is said in the messages."""
-        opening = _Play(self._library, self._game, self._settings, seed).said()
-        messages = [{"role": "system", "content": self._system}] if self._system else []
-        messages.append({"role": "user", "content": opening})
-        return {"id": f"seed-{seed}", "messages": messages, "data": {"seed": seed, "start": f"seed {seed}"}}
+        opening = {"role": "user", "content": self._begin(seed).opening(self._seat)}
+        return {
+            "id": f"seed-{seed}",
+            "messages": [*self._instructions(), opening],
+            "data": {"seed": seed, "start": f"seed {seed}"},
+        }
+
+    def _instructions(self) -> list[Json]:
+        return [{"role": "system", "content": self._system}] if self._system else []
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
         try:
-            play = _Play(self._library, self._game, self._settings, task["data"]["seed"])
+            play = self._begin(task["data"]["seed"])
         except Exception as error:
             return raised("reset", error)
-        play.said()
-        messages: list[Json] = list(task["messages"])
+        talks = [self._instructions() for _ in play.seats]
         turns = 0
-        while True:
+        over = False
+        while not over:
+            player, trained = play.player, play.player == self._seat
+            talks[player].append({"role": "user", "content": play.said()})
             try:
-                reply = await chat(endpoint, messages)
+                if trained or self._opponent == "self":
+                    reply = await chat(endpoint, talks[player], trained=trained)
+                    if reply.no_room and trained:
+                        return scored(0.0, components={"turns": turns}, stop_reason="truncated")
+                    if reply.no_room:
+                        return failed(
+                            "model", "NoRoom", f"there was no room for a reply of {play.seats[player]}"
+                        )
+                    talks[player].append(reply.message)
+                    move = reply.text
+                else:
+                    move = _random_move(play)
+                over = play.step(move)
             except ModelError as error:
                 return raised("model", error)
-            if reply.no_room:
-                break
-            turns += 1
-            try:
-                over = play.step(reply.text)
             except Exception as error:
                 return raised("step", error)
-            if over:
-                return play.outcome(turns)
-            messages += [reply.message, {"role": "user", "content": play.said()}]
-        return scored(0.0, components={"turns": turns}, stop_reason="truncated")
+            turns += trained
+        if not turns:
+            return failed("step", "NoTurn", f"the game was over before {play.seats[self._seat]} had a turn")
+        return play.outcome(self._seat, turns)
 
     async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
         raise single_group_only("textarena")
@@ -109,48 +131,31 @@ class TextArena:
         return None
 
 
-class _Play:
-    """One game being played. Games draw from Python's shared random numbers, so each keeps its own state."""
+def _random_move(play: Play) -> str:
+    """Raises RuntimeError where the game shows no move that it allows."""
+    move = play.random_move()
+    if move is None:
+        raise RuntimeError(f"no move for {play.seats[play.player]} was found among those that the game shows")
+    return move
 
-    def __init__(self, library: Any, game: str, settings: Json, seed: int) -> None:
-        self._random = random.Random(seed).getstate()
-        self._env = self._with_own_numbers(lambda: library.make(env_id=game, **settings))
-        self._action_type = library.ObservationType.PLAYER_ACTION
-        self._with_own_numbers(lambda: self._env.reset(num_players=1, seed=seed))
 
-    def _with_own_numbers(self, call: Callable[[], Result]) -> Result:
-        outside = random.getstate()
-        random.setstate(self._random)
-        try:
-            return call()
-        finally:
-            self._random = random.getstate()
-            random.setstate(outside)
-
-    def said(self) -> str:
-        """What the game has said since it was last asked."""
-        seen = self._env.state.get_current_player_observation()
-        return "\n\n".join(str(text) for _, text, kind in seen if kind != self._action_type)
-
-    def step(self, move: str) -> bool:
-        """Make a move; whether the game is over."""
-        done, _ = self._with_own_numbers(lambda: self._env.step(action=move))
-        return bool(done)
-
-    def outcome(self, turns: int) -> Json:
-        """What the finished game paid."""
-        rewards, infos = self._env.close()
-        if not rewards or 0 not in rewards:
-            return failed("score", "NoReward", "the game is over and gave no reward")
-        try:
-            paid = float(rewards[0])
-        except (TypeError, ValueError):
-            return failed("score", "NoNumber", f"the game gave {rewards[0]!r} as its reward")
-        if not math.isfinite(paid):
-            return failed("score", "NotFinite", f"the game gave {paid} as its reward")
-        illegal = bool(infos.get(0, {}).get("invalid_move"))
-        return scored(
-            min(1.0, max(0.0, paid)),
-            components={"game_reward": paid, "turns": turns, "illegal_move": float(illegal)},
-            stop_reason="illegal_move" if illegal else "game_over",
+def _seat(env_id: str, seats: Sequence[str], args: Json) -> int:
+    """Which player is trained. Raises AdapterError where that, or who plays the others, is not said."""
+    seat, opponent = args.get("seat"), args.get("opponent")
+    if len(seats) == 1:
+        if seat not in (None, 0) or opponent is not None:
+            raise AdapterError(f"{env_id} is a game of one player: leave out seat and opponent.")
+        return 0
+    known = ", ".join(f"{number} ({name})" for number, name in enumerate(seats))
+    if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat < len(seats) or opponent is None:
+        said = "" if seat is None else f" It has no seat {seat!r}." if seat not in range(len(seats)) else ""
+        raise AdapterError(
+            f"{env_id} is a game of {len(seats)} players, of whom one is trained.{said} Set seat, one of "
+            f'{known}, and opponent = "random" or "self" for the others.'
         )
+    if opponent not in OPPONENTS:
+        raise AdapterError(
+            f"{env_id} knows no opponent {opponent!r}.{likely(str(opponent), OPPONENTS)} There are: "
+            f"{', '.join(OPPONENTS)}."
+        )
+    return seat
