@@ -152,6 +152,13 @@ def _played(steps: Sequence[Step]) -> list[Step]:
     return [step for step in steps if step.value("orchestrator/reward/mean") is not None]
 
 
+_ENDLESS = Reason(
+    name="endless",
+    cause="the policy, which ended its replies at first, ends hardly any now",
+    advice="lower trainer.optim.lr",
+)
+
+
 def _no_spread(played: Sequence[Step], run: Path) -> Finding | None:
     """The last batches have nothing to compare. Not so where there is nothing left to learn."""
     steps = _last(played, lambda step: step.value("orchestrator/batch/with_spread") == 0.0)
@@ -183,22 +190,28 @@ def _no_spread(played: Sequence[Step], run: Path) -> Finding | None:
 
 def _cut_off(played: Sequence[Step], run: Path) -> Finding | None:
     """Nearly every reply of the last batches has no end, and the reward does not rise all the same."""
-    steps = _last(played, lambda step: (step.value("orchestrator/is_truncated/mean") or 0.0) >= NEARLY_ALL)
+    steps = _last(played, _is_cut_off)
     if len(steps) < ENOUGH or _has_improved(played):
         return None
     seen = (
         f"{_mean(steps, 'is_truncated/mean'):.0%} of the replies of steps {_range(steps)} were cut off, "
         f"after {_mean(steps, 'completion_len/mean'):.1f} tokens on average"
     )
-    return _finding(_TRUNCATED, steps, run, seen)
+    return _finding(_TRUNCATED if _is_cut_off(played[0]) else _ENDLESS, steps, run, seen)
+
+
+def _is_cut_off(step: Step) -> bool:
+    return (step.value("orchestrator/is_truncated/mean") or 0.0) >= NEARLY_ALL
 
 
 def _moved_too_far(played: Sequence[Step], run: Path) -> Finding | None:
-    """In one of the last steps that had something to train on, the policy that was trained had next to
-    nothing in common with the one that sampled."""
+    """In the last steps that had something to train on, the policy that was trained had next to nothing in
+    common with the one that sampled: twice, as a single unlikely token can make a sample of no effect."""
     trained = [step for step in played if step.value("trainer/trained_tokens")][-ENOUGH:]
-    far = [step for step in trained if _left_out(step) >= NEARLY_ALL or _ess(step) <= _LITTLE_ESS]
-    if not far:
+    left_out_all = [step for step in trained if _left_out(step) >= NEARLY_ALL]
+    of_no_effect = [step for step in trained if _ess(step) <= _LITTLE_ESS]
+    far = left_out_all or of_no_effect
+    if not left_out_all and len(of_no_effect) < 2:
         return None
     reason = Reason(
         name="moved_too_far",
