@@ -86,7 +86,8 @@ class Evaluations:
         """Until all is measured that is due up to a version. Raises RunError as `WeightsWatcher.reach`."""
         while (due := self.due) is not None and due <= version:
             await watcher.reach(due, self._config.weights_timeout)
-            await asyncio.sleep(_POLL_SECONDS)
+            while self.due == due:
+                await asyncio.sleep(_POLL_SECONDS)
 
     def _is_due(self, version: int) -> bool:
         settings = self._config.eval

@@ -75,6 +75,8 @@ class WeightsWatcher:
     async def reach(self, version: int, timeout: float) -> None:
         """Until the engines have `version` or a newer one. Raises RunError after `timeout` seconds, in which
         nobody waited for disk space, and nothing was to be measured with the version before."""
+        if self.version >= version:
+            return
         patience = Patience(timeout, self._root.parent)
         beat.report(f"weights {version}", on="trainer")
         while self.version < version:
