@@ -10,16 +10,19 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from itertools import combinations
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from buckeye.checkpoint import list_checkpoints
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import read_metrics
+from buckeye.trainer.model import PolicyModule
 from buckeye.trainer.sft import run_sft
 from tests.trainer.trainer_config import sft_config
 
@@ -135,6 +138,43 @@ def test_the_loss_is_per_assistant_token(tmp_path, tiny_model, chat_file):
         losses[answer] = -log_p.gather(1, torch.tensor(ids[start:])[:, None])[:, 0]
     means = [torch.cat(chosen).mean().item() for chosen in combinations(losses.values(), 3)]
     assert min(abs(first["loss"] - mean) for mean in means) < 1e-4
+
+
+def test_short_conversations_share_a_pass_and_learn_what_each_alone_would(tmp_path, tiny_model, chat_file):
+    """Of 26 to 34 tokens each, of which the first six are the same."""
+    passes = {}
+    for tokens in (1, 64, 2048):
+        with counted_rows() as rows:
+            changes = {"micro_batch_tokens": tokens, "data": {"val_path": str(chat_file)}}
+            changes["optim"] = {"type": "sgd", "lr": 0.3}  # others make steps of what is only rounding
+            sft(tiny_model, tmp_path / str(tokens), chat_file, max_steps=4, seq_len=40, **changes)
+        passes[tokens] = len(rows)
+    # two validations of five conversations, and steps of three, two, three and two
+    assert passes == {1: 2 * 5 + 10, 64: 2 * 3 + 2 + 1 + 2 + 1, 2048: 2 + 4}
+    alone = tmp_path / "1"
+    for packed in (tmp_path / "64", tmp_path / "2048"):
+        for process, names in (("sft", ("loss", "entropy", "grad_norm")), ("validation", ("val_loss",))):
+            for one, other in zip(records(alone, process), records(packed, process), strict=True):
+                assert one["trained_tokens"] == other["trained_tokens"]
+                assert [one[name] for name in names] == pytest.approx([other[n] for n in names], rel=1e-4)
+        one, other = (load_file(run / "weights/step_4/model.safetensors") for run in (alone, packed))
+        assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+
+
+@contextmanager
+def counted_rows():
+    """The number of tokens of every row that a policy computes."""
+    rows = []
+
+    def count(module, arguments):
+        if isinstance(module, PolicyModule):
+            rows.append(len(arguments[0].token_ids))
+
+    hook = register_module_forward_pre_hook(count)
+    try:
+        yield rows
+    finally:
+        hook.remove()
 
 
 def test_long_samples_are_left_out_and_said(tmp_path, tiny_model, chat_file):

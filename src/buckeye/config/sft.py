@@ -55,7 +55,9 @@ class SFTConfig(BaseConfig):
     batch_size: PositiveInt = 32
     """Conversations in a step."""
     seq_len: PositiveInt = 2048
-    """Tokens that are computed at once; longer conversations are left out."""
+    """Longest conversation in tokens; longer ones are left out."""
+    micro_batch_tokens: PositiveInt = 2048
+    """Tokens of several conversations that are computed at once, where they are more than seq_len."""
     seed: int = 0
     """Seed of the trainer's own randomness."""
     dist_timeout_seconds: PositiveInt = 600

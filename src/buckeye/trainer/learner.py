@@ -122,7 +122,8 @@ class Learner:
         """
         longest = max(map(len, token_ids), default=0)
         while True:
-            capacity = self.micro_batch.capacity(longest)
+            fair = -(-sum(map(len, token_ids)) // self.ranks.shares)  # so that no rank is without a row
+            capacity = min(self.micro_batch.capacity(longest), max(fair, longest))
             bins = plan_bins(token_ids, capacity, pair_cost=self.policy.pair_cost)
             largest = max((b.tokens for b in bins), default=0)
             sums = self._compute(bins, work, names)

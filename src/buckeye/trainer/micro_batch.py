@@ -28,10 +28,10 @@ _MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error:
 
 @dataclass(slots=True)
 class MicroBatch:
-    """`tokens` is the most that are computed at once now, `seq_len` what the settings say. `retries` counts
+    """`tokens` is the most that are computed at once now, `most` what the settings say. `retries` counts
     how often it was halved in this run. Both survive in `path`, for a restart under the same `conditions`."""
 
-    seq_len: int
+    most: int
     tokens: int
     retries: int
     path: Path
@@ -40,8 +40,8 @@ class MicroBatch:
     first: bool
 
     def capacity(self, longest: int) -> int:
-        """How long rows may be where the longest sample has so many tokens: it must fit, within `seq_len`."""
-        return max(self.tokens, min(longest, self.seq_len))
+        """How long rows may be where the longest sample has so many tokens: it must fit, within `most`."""
+        return max(self.tokens, min(longest, self.most))
 
     def halve(self, computed: int, longest: int, *, device: torch.device) -> None:
         """Compute fewer tokens at once after `computed` were too many; the longest sample has `longest`. When
@@ -67,7 +67,7 @@ class MicroBatch:
             )
         logger.warning(
             "Out of memory with %d tokens at once: this step is tried again with %d, as are later ones. A "
-            "lower seq_len of the trainer, or model.ac, would have avoided it",
+            "lower seq_len of the trainer (in sft: micro_batch_tokens), or model.ac, would have avoided it",
             computed,
             self.tokens,
         )
@@ -88,16 +88,17 @@ def micro_batch(config: TrainerConfig | SFTConfig, ranks: Ranks) -> MicroBatch:
     """What the settings say, or what an earlier attempt of the run found possible. All ranks call it."""
     path = config.output_dir / MICRO_BATCH_FILE
     cuda = ranks.device.type == "cuda"
+    most = max(config.seq_len, config.micro_batch_tokens) if isinstance(config, SFTConfig) else config.seq_len
     conditions = {
-        "seq_len": config.seq_len,
+        "seq_len": most,
         "ranks": ranks.count,
         "device": torch.cuda.get_device_name(ranks.device) if cuda else "cpu",
         "optimizer": config.optim.type,
         "model": config.model.model_dump(mode="json"),
     }
-    tokens, retries = _remembered(path, conditions) or (config.seq_len, 0)
+    tokens, retries = _remembered(path, conditions) or (most, 0)
     return MicroBatch(
-        seq_len=config.seq_len,
+        most=most,
         tokens=-ranks.max(-tokens),
         retries=retries,
         path=path,
@@ -123,7 +124,7 @@ def _remembered(path: Path, conditions: Mapping[str, Any]) -> tuple[int, int] | 
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s cannot be read (%s): starting with seq_len tokens at once", path, error)
+        logger.warning("%s cannot be read (%s): starting with as many as the settings say", path, error)
         return None
     logger.info("%d tokens are computed at once, as %s says, for want of memory", tokens, path)
     return tokens, retries
