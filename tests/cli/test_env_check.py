@@ -33,6 +33,24 @@ def test_an_honest_environment_ends_with_0_and_plain_text():
     assert "\x1b" not in done.stdout
 
 
+LIBRARIES = ("nemo-gym", "openenv", "skyrl-gym", "inspect-ai", "inspect_ai", "gymnasium")
+
+
+@pytest.mark.parametrize("command", ["check", "install"])
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_that_has_no_adapter_is_answered_with_what_can_be_done(name, command):
+    done = run_here("env", command, name, cwd=".")
+    assert done.returncode == 2
+    assert "cannot load by their names" in done.stderr
+    assert 'id = "agent"' in done.stderr
+    assert "buckeye env install" not in done.stderr  # which would lead here again
+
+
+def test_a_task_of_such_a_library_is_answered_so_too():
+    done = check("gymnasium/CartPole-v1")
+    assert (done.returncode, "gymnasium is a library" in done.stderr) == (2, True)
+
+
 def test_a_failing_check_ends_with_1_and_says_why():
     done = check(TOY, "--arg", "variant=wrong probe")
     assert done.returncode == 1

@@ -221,6 +221,43 @@ def test_without_answers_in_the_data_what_needs_them_is_not_run():
     }
 
 
+@pytest.mark.parametrize(
+    ("data", "status", "detail"),
+    [
+        ("{'answer': np.int64(i)}", "pass", "20 answers earn at least 0.5"),
+        ("{'accept': np.array([i])}", "pass", "20 answers earn at least 0.5"),
+        ("{'answer': i} if i == 39 else {}", "pass", "1 answers earn at least 0.5"),
+        ("{'answer': {'n': i}}", "not run", "`answer` is no text, number or list of them, but dict, as in "),
+        ("{'answer': None}", "not run", "no task has `accept` or `answer` in its data"),
+    ],
+)
+def test_answers_are_found_where_they_are(tmp_path, data, status, detail):
+    path = tmp_path / "numbers.py"
+    path.write_text(
+        f"""
+import numpy as np
+from buckeye.envs.base import Outcome, Task
+
+class Numbers:
+    name = "numbers"
+
+    def tasks(self, split):
+        asked = [({{"role": "user", "content": f"Say {{'x' * i}}."}},) for i in range(40)]
+        return {{"train": [Task(id=str(i), messages=m, data={data}) for i, m in enumerate(asked)]}}[split]
+
+    async def rollout(self, task, policy):
+        return Outcome(reward=float((await policy.chat(task.messages)).text == task.id))
+
+def load_environment():
+    return Numbers()
+"""
+    )
+    report = asyncio.run(check_environment(str(path), {}, CheckOptions(limit=0.03)))
+    found = row(report, "accepted answers are paid")
+    assert found.status == status
+    assert found.detail.startswith(detail)
+
+
 def test_without_a_held_out_split_there_is_nothing_to_keep_apart():
     report = check("train only")
     assert [(r.name, r.detail) for r in report.checks if r.status == "not run"] == [

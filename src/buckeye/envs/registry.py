@@ -28,7 +28,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from buckeye.envs.base import Environment
-from buckeye.envs.installed import find_installed
+from buckeye.envs.installed import all_installed, find_installed
+from buckeye.envs.installed.source import what_instead
 from buckeye.envs.workers.errors import how_to_pass
 from buckeye.envs.workers.settings import WorkerSettings
 from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
@@ -294,9 +295,14 @@ def _not_found(env_id: str) -> str:
             f"environment {env_id!r} needs {library}, which is not installed. Install it with:\n"
             f"  buckeye env install {library}"
         )
+    if instead := what_instead(library.partition("@")[0]):
+        return f"environment {env_id!r}: {instead}"
     wanted = EnvironmentId.parse(env_id)
-    installed = installed_environments()
-    close = difflib.get_close_matches(wanted.name, installed, 3, cutoff=0.5)
+    others, _ = all_installed()
+    known = {name: name for name in installed_environments()} | {other.name: other.id for other in others}
+    installed = sorted(known.values())
+    near = difflib.get_close_matches(canonicalize_name(wanted.name), known, 3, cutoff=0.5)
+    close = [known[name] for name in near]
     hint = (
         f" Did you mean {' or '.join(close)}?" if close else f" Installed: {', '.join(installed) or 'none'}."
     )

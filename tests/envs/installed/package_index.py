@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from tests.local_server import LocalServer, QuietHandler
 
 
-def wheel(folder, name, version="1.0", *, files=None, requires=(), extras=(), entry_points=""):
+def wheel(folder, name, version="1.0", *, files=None, requires=(), extras=(), entry_points="", python=""):
     """Write NAME-VERSION-py3-none-any.whl with these modules; returns its path."""
     module = name.replace("-", "_")
     content = dict(files or {f"{module}.py": ""})
     info = f"{module}-{version}.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Python: {python}"] if python else []
     lines += [f"Requires-Dist: {r}" for r in requires] + [f"Provides-Extra: {e}" for e in extras]
     content[f"{info}/METADATA"] = "\n".join(lines) + "\n"
     content[f"{info}/WHEEL"] = (

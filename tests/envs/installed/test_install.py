@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from buckeye.envs.installed.installer import NeededPython, python_needed
 from tests.envs.installed.package_index import serving, wheel
 
 SUMS = """
@@ -17,6 +18,8 @@ from toy_dep import PRICE
 def load_environment(**args):
     return None
 """
+LOADER = "def load_environment(**args):\n    return None\n"
+FUTURE = "[buckeye.environments]\nfuture = future:load_environment\n"
 OURS = "[buckeye.environments]\nsums = sums:load_environment\n"
 
 
@@ -53,6 +56,9 @@ def index(tmp_path_factory):
     wheel(wheels, "sums", "1.0", files={"sums.py": SUMS}, requires=["toy-dep"], entry_points=OURS)
     wheel(wheels, "sums", "1.1", files={"sums.py": SUMS}, requires=["toy-dep"], entry_points=OURS)
     wheel(wheels, "toy-dep", "3.0", files={"toy_dep.py": "PRICE = 3\n"})
+    wheel(wheels, "loader", "1.0", files={"loader.py": LOADER}, requires=["verifiers"])
+    wheel(wheels, "verifiers", "0.1.14", files={"verifiers.py": ""})
+    wheel(wheels, "verifiers", "0.3.1", files={"verifiers.py": ""})
     wheel(wheels, "nothing", "1.0", files={"nothing.py": "x = 1\n"})
     with serving(wheels) as (url, asked):
         yield url, asked, wheels
@@ -84,6 +90,59 @@ def test_the_shell_has_its_interpreter_first_and_passes_the_exit_code_on(install
     assert done.returncode == 7
     venv = person.home / "environments" / "sums" / "venv"
     assert done.stdout.split() == [str(venv / "bin" / "python"), str(venv), "3"]
+
+
+def test_a_misspelt_name_is_answered_with_the_installed_environment(installed):
+    person, _ = installed
+    done = person.env("check", "sumz")
+    assert done.returncode == 2
+    assert "environment 'sumz' is not installed. Did you mean maker/sums?" in done.stderr
+
+
+@pytest.mark.parametrize(("extra", "version"), [([], "0.3.1"), (["--with", "verifiers==0.1.14"], "0.1.14")])
+def test_a_version_that_is_asked_for_is_not_bounded_by_us(index, tmp_path, extra, version):
+    person = Person(tmp_path)
+    done = person.env("install", "maker/loader", "--index", index[0], "--no-smoke", *extra)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(person.env("list", "--json").stdout)
+    assert f"verifiers=={version}" in row["requirements"]
+    assert any(bound.startswith("verifiers==") for bound in row["constraints"]) == (not extra)
+    assert "renderers<0.1.11" in row["constraints"]
+
+
+def test_another_python_that_is_needed_is_named_with_the_command(tmp_path):
+    made = wheel(tmp_path, "future", "1.0", files={"future.py": LOADER}, entry_points=FUTURE, python=">=3.14")
+    done = Person(tmp_path).env("install", made, "--no-smoke")
+    assert done.returncode == 1
+    assert "is not for Python 3." in done.stderr
+    assert "but for Python >=3.14" in done.stderr
+    assert f"buckeye env install {made} --python 3.14\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "specifier", "version"),
+    [
+        ("| ERROR: Package 'x' requires a different Python: 3.11.7 not in '>=3.14'", ">=3.14", "3.14"),
+        (
+            "ERROR: Ignored the following versions: 1.0 Requires-Python <3.9; 1.1 Requires-Python <3.9",
+            "<3.9",
+            "3.8",
+        ),
+        (
+            "Because the current Python\n  | version (3.11.7) does not satisfy\n  | Python>=3.13 and x",
+            ">=3.13",
+            "3.13",
+        ),
+        ("does not satisfy Python>=3.12.4,<3.13 and", ">=3.12.4,<3.13", "3.12"),
+    ],
+)
+def test_what_installers_say_about_the_python_is_understood(said, specifier, version):
+    assert python_needed(said) == NeededPython(specifier, version)
+
+
+@pytest.mark.parametrize("said", ["no such package", "does not satisfy Python>=4", "Requires-Python >=x"])
+def test_what_they_say_about_something_else_is_not(said):
+    assert python_needed(said) is None
 
 
 @pytest.mark.parametrize("words", [["pip"], ["pip3"], ["python", "-m", "pip"]], ids=" ".join)

@@ -137,6 +137,9 @@ class Rogue:
             del self._kept[handle]
 
     async def close(self):
+        if "farewell" in self._args:
+            await asyncio.sleep(0.5)
+            open(self._args["farewell"], "w").close()
         if self._hoard == ["slow"]:
             time.sleep(1000)
 

@@ -29,6 +29,10 @@ asyncio.run(play("ignores_signals", "spawns"))
 print("workers", *environment.workers(), flush=True)
 """
 
+DROPPED = """
+del environment  # who loaded it has raised, and nobody holds it any more
+raise SystemExit(3)
+"""
 ENDS = {
     "by itself": ("", 0),
     "by an error": ("raise RuntimeError('enough')", 1),
@@ -54,3 +58,12 @@ def test_workers_and_their_children_end_with_the_process(tmp_path, how):
     ]
     assert len(pids) == 3
     wait_for(lambda: all(is_gone(pid) for pid in pids))
+
+
+def test_workers_that_nobody_needs_any_more_have_their_time_to_close_before_the_end(tmp_path):
+    loading, _, _ = PROGRAM.partition("async def play")
+    farewell = str(tmp_path / "farewell")
+    program = loading.replace('"rogue", {}', f'"rogue", {{"farewell": {farewell!r}}}') + DROPPED
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert Path(farewell).exists()

@@ -84,11 +84,11 @@ async def check_paid(
     answers = [
         (split, task, answer)
         for split, _, tasks in groups_of(samples)
-        for task in tasks[:_PAID_TASKS]
+        for task in [task for task in tasks if accepted_answers(task)][:_PAID_TASKS]
         for answer in accepted_answers(task)
     ]
     if not answers:
-        return CheckResult(name, "not run", "no task has `accept` or `answer` in its data")
+        return CheckResult(name, "not run", _why_no_answers(samples))
     said = [(task, in_format(pattern, answer)) for _, task, answer in answers for pattern in formats]
     results = await player.play_all(said)
     tried, unpaid = 0, list[tuple[str, Task, str, float]]()
@@ -118,6 +118,18 @@ async def check_paid(
         f"{len(unpaid):,} of {tried:,} earn less than {PAID:g}, as {answer!r} for {task.id} of {split}: "
         f"{best:g} ({shown}). If replies have another format, show it in a probe",
     )
+
+
+def _why_no_answers(samples: Sequence[SplitSample]) -> str:
+    """Why no task has an answer that can be said: there is none, or it is of a kind that is no text."""
+    for _, _, tasks in groups_of(samples):
+        for task in tasks:
+            for field in ("accept", "answer"):
+                value = task.data.get(field)
+                if value is not None and not (isinstance(value, list) and not value):
+                    kind = type(value).__name__
+                    return f"`{field}` is no text, number or list of them, but {kind}, as in {task.id}"
+    return "no task has `accept` or `answer` in its data"
 
 
 async def check_same_grade(

@@ -79,6 +79,8 @@ def _answers(task: Task) -> Sequence[Any]:
 
 
 def _as_text(value: Any) -> str | None:
+    if hasattr(value, "tolist"):  # a number or an array of numpy or torch
+        value = value.tolist()
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

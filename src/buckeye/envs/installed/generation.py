@@ -63,6 +63,19 @@ def detect(distribution: metadata.Distribution, extras: Sequence[str] = ()) -> I
     return replace(interface, constraints=tuple(kept))
 
 
+def without_bounds_on(interface: Interface, requirements: Sequence[str]) -> Interface:
+    """The interface without those bounds of ours that somebody has set themselves."""
+    own = set[str]()
+    for text in requirements:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue  # a path, for the installer
+        own |= {canonicalize_name(requirement.name)} if requirement.specifier or requirement.url else set()
+    kept = [c for c in interface.constraints if canonicalize_name(Requirement(c).name) not in own]
+    return replace(interface, constraints=tuple(kept))
+
+
 def _keeps(constraint: str, named: set[str]) -> bool:
     """Whether a bound of ours holds: not for what the package itself has bounds for, except `verifiers`."""
     name = canonicalize_name(Requirement(constraint).name)

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 
 from packaging.utils import canonicalize_name
 
-from buckeye.envs.installed.generation import Interface, detect
+from buckeye.envs.installed.generation import Interface, detect, without_bounds_on
 from buckeye.envs.installed.hub import KEY_VARIABLE, fetch_private, hub_key
-from buckeye.envs.installed.installer import Index, Installer, find_uv
+from buckeye.envs.installed.installer import Index, Installer, find_uv, python_needed
 from buckeye.envs.installed.lock import Lock, lock_text, pins_of, read_lock
 from buckeye.envs.installed.record import (
     LOCK,
@@ -96,7 +96,17 @@ def _fill(
     tell(f"Making an environment for {source.env_id} in {folder} with {installer.name}")
     installer.create(request.python)
     with TemporaryDirectory(dir=half) as scratch:
-        interface = _install(installer, Path(scratch), source, request, lock, tell)
+        try:
+            interface = _install(installer, Path(scratch), source, request, lock, tell)
+        except BuckeyeError as error:
+            if (needed := python_needed(str(error))) is None:
+                raise
+            version, where = installer.python_version(), f"buckeye env install {request.what}"
+            raise BuckeyeError(
+                f"{source.env_id}, or something that it needs, is not for Python {version} but for "
+                f"Python {needed.specifier}. Another one can be made: {where} --python {needed.version}"
+                f"\n{error}"
+            ) from None
     distributions = installer.distributions()
     pins = pins_of(distributions)
     environment = InstalledEnvironment(
@@ -133,7 +143,8 @@ def _install(
     """The package alone, to see which interface it has; then what it needs, within its bounds."""
     tell(f"Fetching {source.requirement}")
     _install_alone(installer, scratch, _pinned(source, lock))
-    interface = detect(installer.distribution(source.name), source.extras)
+    found = detect(installer.distribution(source.name), source.extras)
+    interface = without_bounds_on(found, request.extra)
     everywhere = Index(url=source.index)
     if lock is not None:
         tell(f"Installing the {len(lock.pins)} locked versions")

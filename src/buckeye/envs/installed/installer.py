@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from buckeye.envs.mcp.guard import GUARD
@@ -30,6 +31,13 @@ from buckeye.process import run_program
 INSTALL_SECONDS = 3600.0
 _VENV_SECONDS = 300.0
 _LAST_LINES = 12
+_OTHER_PYTHON = re.compile(
+    r"does not satisfy Python\s*([<>=!~][^\s,]*(?:,\s?[<>=!~][^\s,]*)*)"  # uv
+    r"|requires a different Python: \S+ not in '([^']+)'"  # pip
+    r"|Requires-Python ([<>=!~][^;]+?)(?:;|\s[A-Za-z]|$)"
+)
+_PYTHONS = range(8, 16)
+_LATEST_PATCH = 99
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +154,31 @@ class Installer:
         if _have_pip():
             return [sys.executable, "-m", "pip", "--python", str(self.python)]
         return [str(self.python), "-m", "pip"]
+
+
+@dataclass(frozen=True, slots=True)
+class NeededPython:
+    """What an installer said that a package needs, and the release of Python nearest to ours that is that."""
+
+    specifier: str
+    version: str
+
+
+def python_needed(said: str) -> NeededPython | None:
+    """The Python that is needed, where an installer failed because of the interpreter's version."""
+    found = _OTHER_PYTHON.search(re.sub(r"\s*\n[\s|]*", " ", said))
+    if found is None:
+        return None
+    text = next(filter(None, found.groups())).rstrip(" ,")
+    try:
+        specifier = SpecifierSet(text)
+    except InvalidSpecifier:
+        return None
+    ours = sys.version_info.minor
+    for minor in sorted(_PYTHONS, key=lambda minor: abs(minor - ours)):
+        if any(specifier.contains(f"3.{minor}.{patch}") for patch in (0, _LATEST_PATCH)):
+            return NeededPython(text, f"3.{minor}")
+    return None
 
 
 def find_uv() -> str | None:

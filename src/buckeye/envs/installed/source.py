@@ -25,6 +25,9 @@ HUB_INDEX = "https://hub.primeintellect.ai/{owner}/simple/"
 LIBRARIES = ("reasoning-gym", "textarena")
 """Libraries of many environments, each called LIBRARY/NAME."""
 
+WITHOUT_ADAPTER = ("nemo-gym", "openenv", "openenv-core", "skyrl-gym", "inspect-ai", "gymnasium")
+"""Libraries of environments that cannot be played by their name."""
+
 _EXTRAS = re.compile(r"(?P<what>.*?)\[(?P<extras>[\w.\- ,]*)\](?P<rest>[^\[\]/]*)")
 _HUB_ID = re.compile(
     r"(?P<owner>[A-Za-z0-9][\w.-]*)/(?P<name>[A-Za-z0-9][\w.-]*?)(?:(?:@|==)(?P<version>[^@/=]+))?", re.ASCII
@@ -93,6 +96,19 @@ def parse_source(text: str, index: str | None = None) -> Source:
     return _package(what, text, extras, index)
 
 
+def what_instead(name: str) -> str | None:
+    """For a library that cannot be played by its name: what can be done."""
+    library = canonicalize_name(name)
+    if library not in WITHOUT_ADAPTER:
+        return None
+    return (
+        f"{library} is a library whose environments Buckeye cannot load by their names. A program can play "
+        'them: id = "agent", with a command that plays one task with the model at OPENAI_BASE_URL and prints '
+        "its reward, run by a `python` that has the library (docs/environments-of-others.md, Any agent). Or "
+        "write an environment around it: buckeye env new NAME --kind python"
+    )
+
+
 def _package(what: str, text: str, extras: tuple[str, ...], index: str | None) -> Source:
     name, at, version = what.partition("@")
     try:
@@ -102,6 +118,8 @@ def _package(what: str, text: str, extras: tuple[str, ...], index: str | None) -
             f"{text!r} names no environment. Write OWNER/NAME[@VERSION], PACKAGE[==VERSION], or the path "
             "of a project folder or a wheel."
         ) from None
+    if instead := what_instead(requirement.name):
+        raise UsageError(instead)
     return Source(
         kind="package",
         text=text,

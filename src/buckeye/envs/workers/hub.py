@@ -26,11 +26,13 @@ class Closing(Protocol):
 
 
 class Hub:
-    """The thread, and what is to be closed at the end."""
+    """The thread, and what is to be closed at the end. What is just being closed by then is waited for, too:
+    a transport that outlives the event loop says only "Event loop is closed"."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._open: set[Closing] = set()
+        self._closings: set[concurrent.futures.Future[None]] = set()
         self._thread = threading.Thread(target=self._run, name="environment-workers", daemon=True)
         self._thread.start()
         atexit.register(self._end)
@@ -65,7 +67,9 @@ class Hub:
         def close() -> None:
             if closing in self._open and os.getpid() == self.pid and not self._loop.is_closed():
                 self._open.discard(closing)
-                self.submit(closing.close())
+                ending = self.submit(closing.close())
+                self._closings.add(ending)
+                ending.add_done_callback(self._closings.discard)
 
         return close
 
@@ -76,7 +80,7 @@ class Hub:
     def _end(self) -> None:
         if os.getpid() != self.pid:
             return
-        closings = [self.submit(closing.close()) for closing in list(self._open)]
+        closings = [*self._closings.copy(), *(self.submit(closing.close()) for closing in list(self._open))]
         concurrent.futures.wait(closings, timeout=_LONGEST_END)
         concurrent.futures.wait([self.submit(_cancel_the_rest())], timeout=1.0)
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -31,7 +31,8 @@ def load(env_id: str, args: Json, context: Json) -> Adapter:
         return _load(env_id, dict(args), context)
     except ModuleNotFoundError as error:
         raise AdapterError(
-            f"{env_id} needs the module {error.name!r}, which {sys.executable} does not have"
+            f"{env_id} needs the module {error.name!r}, which {sys.executable} does not have. "
+            f"{_other_python(env_id)}"
         ) from error
 
 
@@ -102,7 +103,18 @@ def generation(env_id: str, module: ModuleType) -> str:
         return runs
     wanted = offers[0]
     needs = V1_SET if wanted == "verifiers-v1" else V0_SET
-    raise AdapterError(f"{env_id} is made for {wanted}, and {here}. It needs: {needs}.")
+    raise AdapterError(
+        f"{env_id} is made for {wanted}, and {here} in {sys.executable}. It needs: {needs}. "
+        f"{_other_python(env_id)}"
+    )
+
+
+def _other_python(env_id: str) -> str:
+    """How to have an interpreter with what an environment needs."""
+    return (
+        f"`buckeye env install {env_id}` makes a Python that has it (--with NAME adds to it, --force "
+        "replaces one); `python` below its [[env]] names one that you have."
+    )
 
 
 def _offered(env_id: str, module: ModuleType, runs: str | None) -> list[str]:
@@ -139,4 +151,7 @@ def _import_problem(env_id: str, error: Exception) -> str:
     if installed is None or "verifiers" not in str(error):
         return said
     other = V0_SET if installed >= (0, 4) else V1_SET
-    return f"{said} verifiers {_said(installed)} is installed; it may be made for: {other}."
+    return (
+        f"{said} verifiers {_said(installed)} is installed in {sys.executable}; it may be made for: {other}. "
+        f"{_other_python(env_id)}"
+    )

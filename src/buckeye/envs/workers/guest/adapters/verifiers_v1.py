@@ -97,10 +97,11 @@ class VerifiersV1:
         limit = self._limit or (None if taskset.bounded else ENDLESS_LIMIT)
         for index, task in enumerate(taskset if limit is None else taskset.take(limit)):
             row = task.data.model_dump(mode="json", exclude_none=True)
+            answers = {name: row[name] for name in ("accept", "answer") if name in row}
             yield {
                 "id": f"{split}-{index}",
                 "messages": _messages(row),
-                "data": {"split": split, "task": row},
+                "data": {"split": split, "task": row, **answers},
             }
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
