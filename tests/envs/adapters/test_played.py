@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from buckeye.errors import UsageError
+from buckeye.inference.render import ChatRenderer
 from tests.envs.adapters.scripted import Speaker, multiplier, opened, play
 from tests.envs.adapters.venvs import CACHE, python_of
+from tests.envs.wire.players import scripted
+from tests.inference.chat_families import save_family
 
 HERE = Path(__file__).resolve().parent
 PACKAGES, OWN = HERE / "packages", HERE / "own"
@@ -178,6 +181,49 @@ def test_verifiers_v1_splits_and_failures():
     assert "the grader broke" in failed.error
 
 
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({}, ["2 players", "0 (black), 1 (white)", 'opponent = "self"']),
+        ({"seat": 0, "opponent": "random"}, ["no opponent 'random'", '"self"']),
+        ({"seat": "blak", "opponent": "self"}, ["no seat 'blak'", "0 (black), 1 (white)"]),
+        ({"white_is_the_world": True, "opponent": "self"}, ["is played by one"]),
+    ],
+)
+def test_a_game_of_verifiers_v1_is_refused_before_it_is_played(args, told):
+    with pytest.raises(UsageError) as refused:
+        opened(PACKAGES / "race_v1.py", python_of("verifiers-040"), args).tasks("train")
+    assert all(words in str(refused.value) for words in told), refused.value
+
+
+@pytest.mark.parametrize(
+    ("args", "reward", "trained"),
+    [
+        ({"seat": 0, "opponent": "self"}, 0.0, 1),
+        ({"seat": "white", "opponent": "self"}, 1.0, 2),
+        ({"white_is_the_world": True}, 0.0, 1),
+    ],
+)
+def test_one_seat_of_a_game_of_verifiers_v1(args, reward, trained, tmp_path):
+    """White says 2, Black 1, White 2. What the other agent says is neither recorded nor a turn."""
+    renderer = ChatRenderer(save_family("qwen2.5", tmp_path))
+    policy, engine = scripted(renderer, ["2", "1", "2"])
+    environment = opened(PACKAGES / "race_v1.py", python_of("verifiers-040"), args, max_turns=trained)
+
+    async def played():
+        try:
+            return await environment.rollout(environment.tasks("train")[0], policy)
+        finally:
+            await environment.close()
+
+    outcome = asyncio.run(played())
+    assert (outcome.reward, outcome.error) == (reward, None)
+    assert outcome.components["moves"] == 3.0
+    assert len(engine.prompts) == 3
+    assert (policy.turns, policy.replies) == (trained, ["1"] if trained == 1 else ["2", "2"])
+    assert len(policy.segments) == 1
+
+
 def test_reasoning_gym():
     """The answers come from the questions: chain_sum asks for `State the final answer to ...: 57 - 87 =`."""
     python = python_of("reasoning-gym")
@@ -253,15 +299,12 @@ def test_textarena(game):
 
 
 @pytest.mark.parametrize("seat", [0, 1])
-@pytest.mark.parametrize(
-    ("game", "moves"), [("KuhnPoker-v0", ["check", "bet", "call"]), ("TicTacToe-v0", [*"012345678"])]
-)
-def test_a_seat_of_textarena_is_paid_what_the_game_pays_it(game, moves, seat):
+def test_a_seat_of_textarena_is_paid_what_the_game_pays_it(seat):
     """Both seats say moves that are not always allowed; the library alone makes the same of all of them."""
-    python = python_of("textarena")
+    python, game = python_of("textarena"), "KuhnPoker-v0"
 
     def move(messages, tools, turn):
-        return f"[{moves[zlib.crc32(str(messages).encode()) % len(moves)]}]"
+        return ("[check]", "[bet]", "[call]")[zlib.crc32(str(messages).encode()) % 3]
 
     played = play(opened(f"textarena/{game}", python, {"seat": seat, "opponent": "self"}), move, tasks=6)
     job = [

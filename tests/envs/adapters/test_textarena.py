@@ -52,7 +52,7 @@ def sampled(policy, renderer):
         ({"seat": 0}, ["2 players", 'opponent = "random" or "self"']),
         ({"seat": 2, "opponent": "self"}, ["no seat 2", "0 (Black), 1 (White)"]),
         ({"seat": True, "opponent": "self"}, ["0 (Black), 1 (White)"]),
-        ({"seat": "White", "opponent": "self"}, ["no seat 'White'"]),
+        ({"seat": "Wite", "opponent": "self"}, ["no seat 'Wite'"]),
         ({"seat": 0, "opponent": "selv"}, ["no opponent 'selv'", "Did you mean 'self'?"]),
         ({"seat": 0, "opponent": "random", "shows_moves": False}, ["finds no move", 'opponent = "self"']),
     ],

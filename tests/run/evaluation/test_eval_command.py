@@ -299,3 +299,29 @@ def test_a_terminal_of_few_signs_shows_the_others_as_codes(environment, tmp_path
         done = subprocess.run(argv, env=variables, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "answered \\udfff \u00e4 \\u4e2d 4" in done.stdout.decode("latin-1")
+
+
+AGENT = """
+import json, os, sys, urllib.request
+
+task = json.load(open(os.environ["BUCKEYE_TASK"]))
+body = {"model": "any", "messages": task["messages"], "logprobs": True, "max_tokens": 4}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+told = json.load(urllib.request.urlopen(request))["choices"][0]["logprobs"]["content"]
+assert all(one["logprob"] <= 0.0 for one in told)
+print(json.dumps({"reward": 1.0, "components": {"tokens": len(told)}}))
+"""
+
+
+@pytest.mark.slow
+def test_a_program_gets_log_probs_from_a_model_that_is_served_here(tmp_path, tiny_model):
+    (tmp_path / "agent.py").write_text(AGENT)
+    tasks = [{"id": str(n), "prompt": f"Say {n}."} for n in range(2)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    args = {"command": ["python", str(tmp_path / "agent.py")], "tasks": str(tmp_path / "tasks.jsonl")}
+    done = evaluate("agent", tmp_path, "--args", json.dumps(args), "--model", str(tiny_model), "--json")
+    report = json.loads(done.stdout)
+    assert (report["scored"], report["errored"], report["reward"]["value"]) == (2, 0, 1.0)
+    assert 1 <= report["means"]["tokens"] <= 4

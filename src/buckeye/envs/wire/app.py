@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -103,10 +104,12 @@ class WireApp:
             return 200, msgspec.json.encode(_models(rollout)), b"application/json"
         body = await _body(scope, receive)
         try:
-            exchange = _ROUTES[route][1](rollout, decode(body))
+            fields, trained = _trained(decode(body))
+            exchange = _ROUTES[route][1](rollout, fields)
         except UsageError as error:
             raise WireError(400, str(error)) from error
-        asking = rollout.start(exchange.call)
+        call = exchange.call
+        asking = rollout.start(replace(call, options=replace(call.options, trained=trained)))
         leaving = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,6 +125,16 @@ class WireApp:
         if exchange.streams:
             return 200, b"".join(exchange.stream(replies)), b"text/event-stream; charset=utf-8"
         return 200, msgspec.json.encode(exchange.whole(replies)), b"application/json"
+
+
+def _trained(fields: Any) -> tuple[Any, bool]:
+    """A request without `trained`, which every route knows, and what it says. Raises `WireError`."""
+    if not isinstance(fields, dict) or "trained" not in fields:
+        return fields, True
+    trained = fields.pop("trained")
+    if not isinstance(trained, bool):
+        raise WireError(400, "`trained` must be true or false.", code="trained")
+    return fields, trained
 
 
 def _models(rollout: Rollout) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from buckeye.dialects.answers import least, reasoning_fields, usage_fields
 from buckeye.dialects.messages import ToolChoice
 from buckeye.dialects.openai import ChatRequest, convert
 from buckeye.envs.base import CallOptions, Reply
-from buckeye.envs.wire.errors import WireError
 from buckeye.envs.wire.exchange import Exchange, new_id
 from buckeye.envs.wire.rollout import Call, Rollout
 from buckeye.envs.wire.said import Said, said
@@ -24,10 +23,7 @@ _FIELDS -= FOLLOWED_ELSEWHERE
 
 def read(rollout: Rollout, fields: Any) -> Exchange:
     """A request for chat completions. Raises `WireError` or `UsageError`."""
-    kept, dropped = split(fields, _FIELDS | {"trained"}, model=rollout.model)
-    trained = kept.pop("trained", True)
-    if not isinstance(trained, bool):
-        raise WireError(400, "`trained` must be true or false.", code="trained")
+    kept, dropped = split(fields, _FIELDS, model=rollout.model)
     kept["messages"] = strip_messages(kept.get("messages"), dropped)
     body = convert(kept, ChatRequest)
     call = Call(
@@ -40,7 +36,6 @@ def read(rollout: Rollout, fields: Any) -> Exchange:
             must_call=body.forces_a_call,
             tool=body.forced_tool() if body.forces_a_call else None,
             logprobs=bool(body.logprobs),
-            trained=trained,
         ),
         n=body.n or 1,
         dropped=dropped,

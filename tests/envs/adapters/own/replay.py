@@ -1,4 +1,5 @@
-"""A server that says again what a policy said: the next message of a list for every request."""
+"""A server that says again what a policy said: the next message of a list for every request, the last one for
+ever. A message may say with which `finish_reason` it ended. What was asked is kept."""
 
 import json
 import threading
@@ -6,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Replay:
-    """`url` answers chat completions. `messages` is set before each rollout."""
+    """`url` answers chat completions."""
 
     def __init__(self):
         replay = self
@@ -18,9 +19,12 @@ class Replay:
                 pass
 
             def do_POST(self):
-                self.rfile.read(int(self.headers["Content-Length"]))
-                message = replay.messages.pop(0)
-                finish = "tool_calls" if message.get("tool_calls") else "stop"
+                replay.asked.append(
+                    json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
+                )
+                message = dict(replay.messages[min(len(replay.asked), len(replay.messages)) - 1])
+                usual = "tool_calls" if message.get("tool_calls") else "stop"
+                finish = message.pop("finish_reason", usual)
                 answer = {
                     "id": "replayed",
                     "object": "chat.completion",
@@ -36,7 +40,11 @@ class Replay:
                 self.end_headers()
                 self.wfile.write(body)
 
-        self.messages = []
+        self.play([])
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+
+    def play(self, messages):
+        """Begin a rollout in which these messages are said."""
+        self.messages, self.asked = messages, []

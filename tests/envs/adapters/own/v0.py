@@ -1,5 +1,6 @@
 """What verifiers v0 itself makes of transcripts: `python v0.py FOLDER MODULE < JOB`, a JSON list of
-`{"args", "split", "row", "said"}`; prints a list of rewards and metrics."""
+`{"args", "split", "row", "said"}`; prints a list of rewards,
+metrics, errors, and what the model was asked."""
 
 import contextlib
 import json
@@ -21,10 +22,17 @@ def main(folder, module):
         with contextlib.redirect_stdout(sys.stderr):
             env = vf.load_environment(module, **rollout["args"])
             dataset = env.get_dataset() if rollout["split"] == "train" else env.get_eval_dataset()
-            replay.messages = list(rollout["said"])
+            replay.play(rollout["said"])
             rows = dataset.select([rollout["row"]]).to_list()
             (output,) = env.generate_sync(rows, client=client, model="replay")["outputs"]
-        scores.append({"reward": output["reward"], "metrics": output["metrics"]})
+        scores.append(
+            {
+                "reward": output["reward"],
+                "metrics": output["metrics"],
+                "asked": replay.asked,
+                "error": str(output.get("error") or ""),
+            }
+        )
     print(json.dumps(scores))
 
 

@@ -107,6 +107,31 @@ def check_arguments(env_id: str, args: Mapping[str, Any], accepted: Iterable[str
             )
 
 
+def trained_seat(env_id: str, seats: Sequence[str], args: Mapping[str, Any], opponents: Sequence[str]) -> int:
+    """Which of the players is trained, as `seat` says by number or name, where `opponent` says who plays the
+    others. Raises AdapterError where one of the two is missing or wrong, or is said of a single player."""
+    seat, opponent = args.get("seat"), args.get("opponent")
+    if len(seats) == 1:
+        if seat not in (None, 0) or opponent is not None:
+            raise AdapterError(f"{env_id} is played by one: leave out seat and opponent.")
+        return 0
+    choices = " or ".join(f'"{name}"' for name in opponents)
+    numbers = {name: number for number, name in enumerate(seats)}
+    number = numbers.get(seat) if isinstance(seat, str) else seat
+    there = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(seats)
+    if not there or opponent is None:
+        missing = "" if there or seat is None else f" It has no seat {seat!r}."
+        known = ", ".join(f"{number} ({name})" for name, number in numbers.items())
+        raise AdapterError(
+            f"{env_id} is a game of {len(seats)} players, of whom one is trained.{missing} Set seat, one of "
+            f"{known}, and opponent = {choices} for the others."
+        )
+    if opponent not in opponents:
+        meant = likely(str(opponent), opponents)
+        raise AdapterError(f"{env_id} knows no opponent {opponent!r}.{meant} There are: {choices}.")
+    return int(number or 0)
+
+
 def likely(name: str, known: Iterable[str]) -> str:
     """The name that was probably meant, as a sentence with a space before it; "" if none is near."""
     close = difflib.get_close_matches(name, list(known), 1)

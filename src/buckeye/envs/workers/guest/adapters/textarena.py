@@ -15,7 +15,17 @@ import importlib
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
-from .base import AdapterError, Json, check_arguments, failed, likely, raised, scored, single_group_only
+from .base import (
+    AdapterError,
+    Json,
+    check_arguments,
+    failed,
+    likely,
+    raised,
+    scored,
+    single_group_only,
+    trained_seat,
+)
 from .model import ModelError, chat
 from .textarena_play import Play, fewest_players
 
@@ -53,7 +63,7 @@ class TextArena:
         self._system = str(args.get("system_prompt", SYSTEM_PROMPT))
         self._players = fewest_players(self._library, self._game, self._settings, first)
         play = self._begin(first)
-        self._seat = _seat(env_id, play.seats, args)
+        self._seat = trained_seat(env_id, play.seats, args, OPPONENTS)
         self._opponent = args.get("opponent")
         if self._opponent == "random":
             play.said()
@@ -137,25 +147,3 @@ def _random_move(play: Play) -> str:
     if move is None:
         raise RuntimeError(f"no move for {play.seats[play.player]} was found among those that the game shows")
     return move
-
-
-def _seat(env_id: str, seats: Sequence[str], args: Json) -> int:
-    """Which player is trained. Raises AdapterError where that, or who plays the others, is not said."""
-    seat, opponent = args.get("seat"), args.get("opponent")
-    if len(seats) == 1:
-        if seat not in (None, 0) or opponent is not None:
-            raise AdapterError(f"{env_id} is a game of one player: leave out seat and opponent.")
-        return 0
-    known = ", ".join(f"{number} ({name})" for number, name in enumerate(seats))
-    if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat < len(seats) or opponent is None:
-        said = "" if seat is None else f" It has no seat {seat!r}." if seat not in range(len(seats)) else ""
-        raise AdapterError(
-            f"{env_id} is a game of {len(seats)} players, of whom one is trained.{said} Set seat, one of "
-            f'{known}, and opponent = "random" or "self" for the others.'
-        )
-    if opponent not in OPPONENTS:
-        raise AdapterError(
-            f"{env_id} knows no opponent {opponent!r}.{likely(str(opponent), OPPONENTS)} There are: "
-            f"{', '.join(OPPONENTS)}."
-        )
-    return seat

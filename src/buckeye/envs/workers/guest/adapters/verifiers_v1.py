@@ -1,25 +1,30 @@
 """Tasksets of `verifiers` v1 (0.4): tasks that score themselves, played by a harness.
 
-Of the arguments, `harness`, `runtime`, `agent`, `eval` and `limit` are ours; all others are settings of the
-taskset. `harness` is the name of one, or a table with its `id` and settings. Without it a harness that comes
-with the taskset plays, else ours, which runs in the worker's own process. `runtime` is where a harness's
-program runs, by default a process on this machine. `agent` has further settings of the agent. `eval` is a
-table of settings that make the eval split (`eval = { split = "test" }`); without it there is only train.
-`limit` is how many tasks are taken; of a taskset without end, 1000 if nothing else is said.
+Of the arguments, `harness`, `runtime`, `agent`, `eval`, `limit`, `seat` and `opponent` are ours; all others
+are settings of the taskset. `harness` is the name of one, or a table with its `id` and settings. Without it a
+harness that comes with the taskset plays, else ours, which runs in the worker's own process. `runtime` is
+where a harness's program runs, by default a process on this machine. `agent` has further settings of the
+agent. `eval` is a table of settings that make the eval split (`eval = { split = "test" }`); without it there
+is only train. `limit` is how many tasks are taken; of a taskset without end, 1000 if nothing else is said.
+
+Where an environment trains several agents, `seat` says which one is trained here, and `opponent = "self"`
+that the others ask the same model. What an agent says that is not trained, as a user does, is not recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 from collections.abc import Iterator, Sequence
 from importlib import metadata
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .base import AdapterError, Boundary, Json, failed, raised, scored, single_group_only
+from .base import AdapterError, Boundary, Json, failed, raised, scored, single_group_only, trained_seat
 
-OWN_ARGUMENTS = ("harness", "runtime", "agent", "eval", "limit")
+OWN_ARGUMENTS = ("harness", "runtime", "agent", "eval", "limit", "seat", "opponent")
+OPPONENTS = ("self",)
 ENDLESS_LIMIT = 1000
 _NOWHERE = "http://127.0.0.1:9/v1"
 _BOUNDARIES: dict[str, Boundary] = {
@@ -46,6 +51,8 @@ class VerifiersV1:
             self._envs = {split: self._environment(args, given) for split, given in splits.items()}
         except Exception as error:
             raise AdapterError(f"{env_id} cannot be set up: {type(error).__name__}: {error}") from error
+        seats = self._trained_agents(self._envs["train"])
+        self._seat = seats[trained_seat(env_id, seats, args, OPPONENTS)]
         self._limit = args.get("limit")
         self._served: dict[str, asyncio.Future[Any]] = {}
         self._serving: list[asyncio.Future[None]] = []
@@ -80,6 +87,14 @@ class VerifiersV1:
     def _agents(self, config_type: Any) -> list[str]:
         fields = config_type.model_fields
         return [name for name in fields if isinstance(fields[name].default, self._vf.AgentConfig)]
+
+    def _trained_agents(self, env: Any) -> list[str]:
+        """The names of the agents that an environment means to train. It says of others, in `setup`, that
+        they are not; one whose `setup` does more than that is not asked further."""
+        agents = {name: SimpleNamespace(trainable=True) for name in self._agents(type(env.config))}
+        with contextlib.suppress(Exception):  # StopIteration where it waits for nothing
+            env.setup(SimpleNamespace(**agents)).send(None)
+        return [name for name, agent in agents.items() if agent.trainable] or list(agents)
 
     def info(self) -> Json:
         return {
@@ -123,13 +138,16 @@ class VerifiersV1:
         def route(trace: Any) -> None:
             minted.append(trace.id)
             client.routes[trace.id] = endpoint
+            if trace.agent.name != self._seat:
+                client.untrained.add(trace.id)
 
         try:
             episode = await env.run_slot(slot, model, on_trace=route)
         finally:
             for trace_id in minted:
                 client.routes.pop(trace_id, None)
-        return _outcome(episode)
+                client.untrained.discard(trace_id)
+        return _outcome(episode, self._seat)
 
     async def _client(self, split: str) -> Any:
         """The client of a split's environment, which is served from its first rollout on. Raises what keeps
@@ -173,9 +191,9 @@ def _messages(row: Json) -> list[Json]:
     return [*first, *([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or [])]
 
 
-def _outcome(episode: Any) -> Json:
-    """The outcome of an episode: the reward of its one trained agent."""
-    traces = [trace for trace in episode.traces if trace.agent is None or trace.agent.trainable]
+def _outcome(episode: Any, seat: str) -> Json:
+    """The outcome of an episode: the reward of the agent in the seat that is trained."""
+    traces = [trace for trace in episode.traces if trace.agent.name == seat]
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok or errors:
         return _error_outcome(errors, episode)
@@ -183,7 +201,7 @@ def _outcome(episode: Any) -> Json:
         return failed(
             "score",
             "SeveralAgents",
-            f"the environment played {len(traces)} agents; one is trained in a rollout",
+            f"the environment played {len(traces)} times with {seat}; one play is trained in a rollout",
         )
     (trace,) = traces
     components = {**trace.metrics, **{name: reward.score for name, reward in trace.rewards.items()}}

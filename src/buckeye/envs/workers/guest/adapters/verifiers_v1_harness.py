@@ -14,6 +14,7 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.clients import EvalClient
 from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.harnesses.utils.compaction import bound_tool_message
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 
 from .base import Json
@@ -66,7 +67,8 @@ class InProcessHarness(vf.Harness[InProcessConfig]):
                     return vf.ProgramResult(0, "", "")
                 for call in calls:
                     content = await _result(call["function"], connections, dispatch)
-                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+                    said = {"role": "tool", "tool_call_id": call["id"], "content": content}
+                    messages.append(bound_tool_message(said))
 
     def _opening(self, data: vf.TaskData) -> list[Json]:
         system, prompt = self.resolve_prompt(data)
@@ -77,16 +79,18 @@ class InProcessHarness(vf.Harness[InProcessConfig]):
 
 
 async def _result(function: Json, connections: Any, dispatch: Any) -> Any:
-    """What a tool gives; what is wrong with a call is told to the model."""
+    """What a tool gives; what is wrong with a call is told to the model, in the words of verifiers' own
+    harnesses, so that a model hears the same from both."""
     name = function["name"]
-    if name not in dispatch:
-        return f"error: there is no tool {name!r}; there are: {', '.join(dispatch)}"
     try:
         arguments = json.loads(function["arguments"] or "{}")
     except ValueError as error:
-        return f"error: the arguments are not JSON: {error}"
+        return f"error: invalid JSON in tool arguments ({error}); resend the call with valid JSON"
     if not isinstance(arguments, dict):
-        return "error: the arguments are no JSON object"
+        kind = type(arguments).__name__
+        return f"error: tool arguments must be a JSON object, got {kind}; resend as an object"
+    if name not in dispatch:
+        return f"error: unknown tool {name!r}"
     return await call_mcp(connections, dispatch, name, arguments)
 
 
@@ -98,6 +102,8 @@ class RoutingClient(EvalClient):
         super().__init__(config)
         self.config = config
         self.routes: dict[str, Json] = {}
+        self.untrained: set[str] = set()
+        """The traces of agents that are not trained: what they say is not recorded."""
 
     def _of(self, session_id: str | None) -> EvalClient:
         """This client with the address and key of a rollout, which verifiers names by its trace."""
@@ -106,6 +112,9 @@ class RoutingClient(EvalClient):
         client.__dict__.update(self.__dict__)
         client.base_url, client.api_key = endpoint["base_url"], endpoint["api_key"]
         return client
+
+    def _asked(self, body: dict, session_id: str | None) -> dict:
+        return {**body, "trained": False} if session_id in self.untrained else body
 
     async def get_response(
         self,
@@ -116,7 +125,9 @@ class RoutingClient(EvalClient):
         turn: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        return await self._of(session_id).get_response(dialect, body, sampling, session_id, turn, headers)
+        return await self._of(session_id).get_response(
+            dialect, self._asked(body, session_id), sampling, session_id, turn, headers
+        )
 
     async def relay(
         self,
@@ -125,4 +136,5 @@ class RoutingClient(EvalClient):
         session_id: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        return await self._of(session_id).relay(dialect, body, session_id, headers)
+        asked = self._asked(body, session_id)
+        return await self._of(session_id).relay(dialect, asked, session_id, headers)
