@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +13,15 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from buckeye.errors import InferenceError
+from buckeye.errors import InferenceError, UsageError
 from buckeye.inference import engine as engine_module
 from buckeye.inference.architecture import read_spec
 from buckeye.inference.sequences import Sequence
 from buckeye.inference.types import SamplingParams
+from buckeye.trainer.model import load_policy
 from tests.rounding import logprob_error
 
 from .conftest import finish, make_engine
@@ -268,6 +270,28 @@ def test_what_is_read_is_computed_as_transformers_does(property_of, family, monk
 @pytest.mark.parametrize("property_of", [computed, computed_or_refused])
 def test_what_is_read_is_computed_as_transformers_does_of_many(property_of, family, monkeypatch):
     settings(max_examples=200)(property_of(family, monkeypatch))()
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_a_head_that_is_said_to_be_the_embedding_and_is_not(make_model, tmp_path, family):
+    """transformers computes with both, whatever the configuration says."""
+    directory = tmp_path / "model"
+    shutil.copytree(make_model(family).directory, directory)
+    (directory / "config.json").write_text(
+        json.dumps(json.loads((directory / "config.json").read_text()) | {"tie_word_embeddings": True})
+    )
+    tensors = load_file(directory / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file(
+        tensors | {"lm_head.weight": embedding.clone()}, directory / "model.safetensors", {"format": "pt"}
+    )
+    make_engine(directory)
+    load_policy(str(directory), torch.device("cpu"))
+    save_file(tensors | {"lm_head.weight": embedding + 1}, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InferenceError, match=r"config\.json: tie_word_embeddings is true"):
+        make_engine(directory)
+    with pytest.raises(UsageError, match="tie_word_embeddings is true"):
+        load_policy(str(directory), torch.device("cpu"))
 
 
 OLD_QWEN2 = {

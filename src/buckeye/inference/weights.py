@@ -135,10 +135,10 @@ class Weights:
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise `InferenceError` unless the checkpoint has exactly this model's tensors, each in its
-        shape."""
+        shape, and a tied head, if it is stored too, is the embedding."""
         ignored = {n for n in checkpoint.names if n.endswith("rotary_emb.inv_freq")}
         if self._spec.tied_head:
-            ignored.add("lm_head.weight")
+            ignored.add(_HEAD)
         missing = sorted(self._shapes.keys() - checkpoint.names)
         unknown = sorted(checkpoint.names - self._shapes.keys() - ignored)
         wrong = [
@@ -154,6 +154,12 @@ class Weights:
             if names:
                 shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
                 raise InferenceError(f"The checkpoint {checkpoint.directory} {kind} {shown}.")
+        both = self._spec.tied_head and _HEAD in checkpoint.names
+        if both and not torch.equal(checkpoint.tensor(_HEAD), checkpoint.tensor(_EMBED)):
+            raise InferenceError(
+                f"{checkpoint.directory}/config.json: tie_word_embeddings is true, and the checkpoint has "
+                f"a {_HEAD} that is not {_EMBED}. Set it to false if the model has a head of its own."
+            )
 
     def prepare(self, checkpoint: Checkpoint) -> ModelWeights:
         """Read a checkpoint that has passed `check`, convert the dtype and lay it out for `load`: nearly all

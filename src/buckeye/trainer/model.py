@@ -229,11 +229,17 @@ def make_policy(
     """A policy of a model; `name` is for messages. `flash` asks for CUDA's variable-length attention, where
     it is available.
 
-    Raises `UsageError` if the model adds something to its logits after the output projection.
+    Raises `UsageError` if the model adds something to its logits after the output projection, or has a head
+    of its own that its configuration denies: whoever reads what is published would ignore it.
     """
     head = model.get_output_embeddings()
     if head is None or head.bias is not None:
         raise UsageError(f"The model {name!r} is not supported: its output layer has a bias.")
+    if model.config.tie_word_embeddings and head.weight is not model.get_input_embeddings().weight:
+        raise UsageError(
+            f"The model {name!r} has an output layer that is not its embedding, and tie_word_embeddings is "
+            "true in its config.json. Set it to false if the model has a head of its own."
+        )
     replace_norms(model)
     if compute_dtype == "auto":
         dtype = auto_compute_dtype(sum(p.numel() for p in model.parameters()), device)
