@@ -15,7 +15,7 @@ from buckeye.errors import RunError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import setup_logging
-from buckeye.orchestrator.environments import fallback_note, load_environments
+from buckeye.orchestrator.environments import fallback_note, load_environments, names_of
 from buckeye.orchestrator.evaluate import EvalResult, evaluate
 from buckeye.orchestrator.evaluation_files import environment_record, sampling_record, write_evaluation
 from buckeye.orchestrator.rollout import RolloutPlayer
@@ -34,6 +34,7 @@ def run_evals(config: EvalsConfig) -> int:
     Raises RunError, after writing, if an environment has no scored rollout at all.
     """
     setup_logging(config.log.level, "evals", None)
+    names_of(config.env)  # what is wrong with them is said before an engine is started
     folder = config.output_dir / "evals"
     with gateway_here(config.env, folder / "gateway.log", rollouts=config.max_concurrent or DEFAULT_SESSIONS):
         results = asyncio.run(evaluate_model(config))
