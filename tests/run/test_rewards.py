@@ -118,7 +118,7 @@ def test_rewards_that_are_all_the_same_are_told(runner):
     why = "every reply earns the same reward, 0.5000, whatever it says"
     assert "WARNING orchestrator: Nothing to learn from in the batches of steps 0 to 2" in done.stdout
     assert "(mean reward 0.5000)" in done.stdout
-    assert f"WARNING RL training finished, nothing was learnt because {why}" in done.stdout
+    assert f"WARNING RL training finished! But nothing was learnt because {why}" in done.stdout
     assert "SUCCESS" not in done.stdout
     status = runner.here(runner.argv("rl", "status", "out")).stdout
     assert re.search(rf"state +finished .*: nothing was learnt because {why}", status)

@@ -168,7 +168,7 @@ def _last_words(config: RLConfig, seconds: float) -> str | None:
     if why is None:
         log.log(_success(steps), "RL training finished!")
     else:
-        log.warning("RL training finished, %s", why)
+        log.warning("RL training finished! But %s", why)
     log.info("%s | %s", human_duration(seconds), _what_is_there(config))
     return why
 
