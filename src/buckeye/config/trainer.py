@@ -291,6 +291,9 @@ class WeightsConfig(BaseConfig):
     rounding: Literal["nearest", "stochastic"] = "nearest"
     """How float32 weights are rounded. To nearest, a change of less than half of a last place is lost;
     stochastic stores bfloat16 and keeps such changes in the mean of many weights."""
+    measure_interval: PositiveInt | None = 20
+    """Steps between two measurements of how much of what was trained is in them; steps 1, 2, 4, ... before
+    the first too. None never measures."""
     interval: PositiveInt | None = None
     """Keep the weights of every so many steps."""
     save_sharded: bool = False

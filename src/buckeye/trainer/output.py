@@ -36,6 +36,7 @@ from buckeye.trainer.background import Background
 from buckeye.trainer.canary import greedy_canary
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.rounding import stored_as
+from buckeye.trainer.served import ServedWeights
 from buckeye.trainer.shards import write_pieces
 from buckeye.trainer.state import Captured, capture_state, write_state
 from buckeye.trainer.together import write_together
@@ -161,6 +162,22 @@ class Output:
             exact = self._learner.model_tensors(torch.float32)
             return stored_as(exact, dtype, stochastic=stored.stochastic, seed=stored.seed)
         return self._learner.model_tensors(dtype)
+
+    def served(self, *, interval: int) -> ServedWeights | None:
+        """Compares what is trained with what is published; None where that cannot be, or is the same."""
+        learner, stored = self._learner, self._stored
+        dtype = stored.dtype or learner.policy.compute_dtype
+        whole = learner.ranks.first and learner.ranks.mesh is None
+        if not whole or dtype is torch.float32 or has_adapter(learner.policy.model):
+            return None
+
+        def store(name: str, values: torch.Tensor) -> torch.Tensor:
+            exact = {name: values.cpu() if stored.stochastic else values}
+            return stored_as(exact, dtype, stochastic=stored.stochastic, seed=stored.seed)[name].to(
+                values.device
+            )
+
+        return ServedWeights(learner.policy, store, interval=interval)
 
     def due(self) -> bool:
         """Whether a checkpoint is to be written after the step that was just done."""

@@ -78,6 +78,8 @@ class RLTrainer:
             timeout_seconds=config.batch_timeout,
         )
         self.output = Output.of(config, learner, identity, self.metrics)
+        interval = config.weights.measure_interval
+        self._served = self.output.served(interval=interval) if interval is not None else None
         self._orchestrator_state: Mapping[str, Any] = {}
         self._unusable_batches = 0  # in a row
 
@@ -151,12 +153,19 @@ class RLTrainer:
             **found.values(),
             **update.values(),
             "seconds": seconds,
+            **self._measure_served(found.usable.samples),
             **self.learner.speed(tokens, seconds),
             **self.stopwatch.take(),
         }
         left_out = len(found.left_out) if update.applied else len(batch.samples)
         logger.log(training_level(len(batch.samples), left_out=left_out), format_step(step, values))
         write_together(self.ranks, self.metrics.writing("trainer", step, finite_only(values)))
+
+    def _measure_served(self, samples: Sequence[Sample]) -> dict[str, float]:
+        if self._served is None or not self._served.due(self.step):
+            return {}
+        beat.report(f"compares the weights of step {self.step} with those that are sampled with")
+        return self._served.measure(samples)
 
     def _inspect(self, batch: Batch) -> Inspection:
         """What of a batch can be learned from; the rest is told."""

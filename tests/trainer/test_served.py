@@ -1,0 +1,168 @@
+"""How much of what was trained is in the weights that engines sample with."""
+
+import copy
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from buckeye.trainer.model import load_policy
+from buckeye.trainer.rl import run_trainer
+from buckeye.trainer.rounding import stored_as
+from buckeye.trainer.served import ServedWeights
+from buckeye.transport.batches import Sample
+
+from .rl_runs import put, records
+from .trainer_config import trainer_config
+
+CPU = torch.device("cpu")
+
+
+def nearest(name, values):
+    return values.to(torch.bfloat16)
+
+
+def stochastic(name, values):
+    return stored_as({name: values}, torch.bfloat16, stochastic=True, seed=1)[name]
+
+
+def sample(*ids):
+    count = len(ids)
+    return Sample(
+        token_ids=np.array(ids, np.int32),
+        loss_mask=np.array([False] + [True] * (count - 1)),
+        logprobs=np.zeros(count, np.float32),
+        versions=np.zeros(count, np.int32),
+        advantages=np.zeros(count, np.float32),
+        temperature=1.0,
+    )
+
+
+@pytest.fixture
+def policy(tiny_model):
+    """Its weights are bfloat16 numbers."""
+    policy = load_policy(str(tiny_model), CPU, compute_dtype="float32")
+    with torch.no_grad():
+        for parameter in policy.trainable.values():
+            parameter.copy_(parameter.to(torch.bfloat16))
+    return policy
+
+
+@torch.no_grad()
+def scale(policy, factor):
+    for parameter in policy.trainable.values():
+        parameter.mul_(factor)
+
+
+def test_weights_that_have_not_moved_are_the_same(policy):
+    served = ServedWeights(policy, nearest, interval=5)
+    assert served.measure([sample(5, 6, 7)]) == {
+        "weights/changed_share": 0.0,
+        "weights/served_kl": pytest.approx(0.0, abs=1e-9),
+    }
+
+
+def test_a_change_of_a_tenth_of_a_last_place_does_not_arrive_and_stochastically_it_does(policy):
+    found = {}
+    for store in (nearest, stochastic):
+        trained = copy.deepcopy(policy)
+        served = ServedWeights(trained, store, interval=5)
+        scale(trained, 1 + 2**-8 / 10)
+        found[store] = served.measure([])
+    assert found[nearest] == {"weights/changed_share": 0.0, "weights/arrived_share": 0.0}
+    assert 0.02 < found[stochastic]["weights/changed_share"] < 0.12  # 1/20 to 1/10 of a last place
+    assert found[stochastic]["weights/arrived_share"] == pytest.approx(1.0, abs=0.15)
+
+
+def test_a_large_change_arrives(policy):
+    served = ServedWeights(policy, nearest, interval=5)
+    scale(policy, 1.5)
+    values = served.measure([])
+    assert values["weights/changed_share"] > 0.99
+    assert values["weights/arrived_share"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_divergence_is_that_of_two_models_made_by_hand(policy):
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.trainable.values():
+            parameter.mul_(1 + 0.02 * torch.randn_like(parameter))
+    before = {name: parameter.clone() for name, parameter in policy.trainable.items()}
+
+    def coarse(name, values):
+        return (values * 16).round() / 16
+
+    ids = [3, 9, 27, 81, 17]
+    served_model = copy.deepcopy(policy.model)
+    with torch.no_grad():
+        for parameter in served_model.parameters():
+            parameter.copy_(coarse("", parameter))
+        [p, q] = [load_logprobs(model, ids) for model in (policy.model, served_model)]
+    expected = float((p.exp() * (p - q)).sum(-1).mean())
+    values = ServedWeights(policy, coarse, interval=5).measure([sample(*ids)])
+    assert expected > 1e-3
+    assert values["weights/served_kl"] == pytest.approx(expected, rel=1e-3)
+    for name, parameter in policy.trainable.items():
+        assert torch.equal(parameter, before[name])
+
+
+def load_logprobs(model, ids):
+    """By a forward pass of the trainer's own, of what follows each token but the last."""
+    from buckeye.trainer.model import Policy, PolicyModule
+
+    policy = Policy(PolicyModule(model, compute_dtype=torch.float32, flash=False), CPU)
+    hidden = policy.hidden_states(torch.tensor(ids), [len(ids)])[:-1]
+    return (hidden @ policy.head_weight.T).log_softmax(-1)
+
+
+def test_weights_are_put_back_whatever_happens(policy):
+    before = {name: parameter.clone() for name, parameter in policy.trainable.items()}
+    calls = []
+
+    def fails(name, values):
+        calls.append(name)
+        if len(calls) > len(before) + 3:
+            raise RuntimeError("no memory")
+        return values * 2
+
+    served = ServedWeights(policy, fails, interval=5)
+    calls[:] = [None] * len(before)
+    served_sample = sample(1, 2, 3)
+    with pytest.raises(RuntimeError, match="no memory"):
+        served._divergence([served_sample])
+    for name, parameter in policy.trainable.items():
+        assert torch.equal(parameter, before[name])
+
+
+def test_when_it_is_measured(policy):
+    served = ServedWeights(policy, nearest, interval=20)
+    assert [step for step in range(1, 61) if served.due(step)] == [1, 2, 4, 8, 16, 20, 40, 60]
+
+
+def test_a_large_divergence_is_told_once(policy, caplog):
+    served = ServedWeights(policy, lambda name, values: values.round(decimals=1), interval=5)
+    scale(policy, 1.3)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            served.measure([sample(1, 2, 3, 4, 5, 6)])
+    [record] = caplog.records
+    assert 'trainer.weights.rounding = "stochastic"' in record.getMessage()
+    assert "KL divergence of" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("weights", "steps"),
+    [
+        ({"dtype": "bfloat16", "measure_interval": 3}, [0, 1, 2]),
+        ({}, []),
+        ({"dtype": "bfloat16", "measure_interval": None}, []),
+    ],
+)
+def test_a_trainer_measures_what_it_publishes(tmp_path, tiny_model, batches, weights, steps):
+    put(tmp_path, batches[:3])
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=3, weights=weights))
+    measured = [r["step"] for r in records(tmp_path) if "weights/served_kl" in r]
+    assert measured == steps
+    if steps:
+        assert all(0 <= r["weights/changed_share"] <= 1 for r in records(tmp_path))
