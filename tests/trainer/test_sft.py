@@ -214,7 +214,8 @@ def test_the_best_checkpoint_is_known_and_kept(tmp_path, tiny_model, chat_file):
 @pytest.mark.slow
 def test_two_ranks_that_share_the_model_learn_the_same_as_one(tmp_path, tiny_model, chat_file):
     """With fewer bins than ranks in the last step of an epoch, and in a validation of one conversation."""
-    single = tmp_path / "val.jsonl"
+    single, four = tmp_path / "val.jsonl", tmp_path / "four.jsonl"
+    four.write_text("\n".join(chat_file.read_text().splitlines()[:4]))
     single.write_text(chat_file.read_text().splitlines()[0])
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     argv += [
@@ -228,14 +229,17 @@ def test_two_ranks_that_share_the_model_learn_the_same_as_one(tmp_path, tiny_mod
         "--model.sharding",
         "full",
     ]
-    argv += ["--data.path", chat_file, "--data.val-path", single, "--output-dir", tmp_path / "two"]
-    argv += ["--max-steps", 4, "--batch-size", 3, "--seq-len", 64, "--optim.lr", 0.01, "--ckpt.interval", 2]
+    argv += ["--data.path", four, "--data.val-path", single, "--output-dir", tmp_path / "two"]
+    argv += ["--max-steps", 4, "--batch-size", 3, "--seq-len", 40, "--optim.lr", 0.01, "--ckpt.interval", 2]
+    argv += ["--micro-batch-tokens", 40]
     done = subprocess.run([str(w) for w in argv], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     sft(
         tiny_model,
         tmp_path / "one",
-        chat_file,
+        four,
+        seq_len=40,
+        micro_batch_tokens=40,  # of the ranks too: one conversation in a row, so that rounding is the same
         data={"val_path": str(single)},
         max_steps=4,
         ckpt={"interval": 2},
