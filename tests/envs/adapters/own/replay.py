@@ -6,6 +6,23 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
+def streamed(answer):
+    """An answer as the events of a stream."""
+    (choice,) = answer.pop("choices")
+    calls = [{"index": at, **call} for at, call in enumerate(choice["message"].get("tool_calls") or ())]
+    delta = {**choice["message"], **({"tool_calls": calls} if calls else {})}
+    usage = answer.pop("usage")
+    parts = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},
+        {"choices": [], "usage": usage},
+    ]
+    head = {**answer, "object": "chat.completion.chunk"}
+    return (
+        b"".join(b"data: %s\n\n" % json.dumps(head | part).encode() for part in parts) + b"data: [DONE]\n\n"
+    )
+
+
 class Replay:
     """`url` answers chat completions."""
 
@@ -19,9 +36,8 @@ class Replay:
                 pass
 
             def do_POST(self):
-                replay.asked.append(
-                    json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
-                )
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                replay.asked.append(request["messages"])
                 message = dict(replay.messages[min(len(replay.asked), len(replay.messages)) - 1])
                 usual = "tool_calls" if message.get("tool_calls") else "stop"
                 finish = message.pop("finish_reason", usual)
@@ -33,9 +49,10 @@ class Replay:
                     "choices": [{"index": 0, "message": message, "finish_reason": finish}],
                     "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
                 }
-                body = json.dumps(answer).encode()
+                streams = bool(request.get("stream"))
+                body = streamed(answer) if streams else json.dumps(answer).encode()
                 self.send_response(200)
-                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Type", "text/event-stream" if streams else "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -15,38 +15,38 @@ async def main(folder, module, harness):
     import verifiers.v1 as vf
     from replay import Replay
 
-    replay = Replay()
-    context = vf.ModelContext(
-        model="replay", client=vf.EvalClientConfig(base_url=replay.url, api_key_var="NO_KEY")
-    )
-    scores = []
-    async with contextlib.AsyncExitStack() as stack:
-        served = {}
-        for rollout in json.load(sys.stdin):
-            settings = json.dumps(rollout["settings"])
-            if settings not in served:
-                config = vf.resolve_env_config(
-                    {
-                        "taskset": {"id": module, **rollout["settings"]},
-                        "agent": {"harness": {"id": harness}, "runtime": {"type": "subprocess"}},
-                    }
-                )
-                served[settings] = vf.load_environment(config)
-                await stack.enter_async_context(served[settings].serving())
-            env = served[settings]
-            task = list(env.taskset.take(rollout["row"] + 1))[-1]
-            replay.play(rollout["said"])
-            (slot,) = env.slots(task)
+    served = {}
+    places = asyncio.Semaphore(8)
+
+    async def play(rollout):
+        env, replay = served[json.dumps(rollout["settings"])], Replay()
+        replay.play(rollout["said"])
+        context = vf.ModelContext(
+            model="replay", client=vf.EvalClientConfig(base_url=replay.url, api_key_var="NO_KEY")
+        )
+        (slot,) = env.slots(list(env.taskset.take(rollout["row"] + 1))[-1])
+        async with places:
             episode = await env.run_slot(slot, context)
-            (trace,) = episode.traces
-            scores.append(
+        (trace,) = episode.traces
+        return {
+            "reward": trace.reward,
+            "metrics": dict(trace.metrics),
+            "asked": replay.asked,
+            "error": "; ".join(f"{error.type}: {error.message}" for error in trace.errors),
+        }
+
+    async with contextlib.AsyncExitStack() as stack:
+        job = json.load(sys.stdin)
+        for settings in {json.dumps(rollout["settings"]) for rollout in job}:
+            config = vf.resolve_env_config(
                 {
-                    "reward": trace.reward,
-                    "metrics": dict(trace.metrics),
-                    "asked": replay.asked,
-                    "error": "; ".join(f"{error.type}: {error.message}" for error in trace.errors),
+                    "taskset": {"id": module, **json.loads(settings)},
+                    "agent": {"harness": {"id": harness}, "runtime": {"type": "subprocess"}},
                 }
             )
+            served[settings] = vf.load_environment(config)
+            await stack.enter_async_context(served[settings].serving())
+        scores = await asyncio.gather(*map(play, job))
     print(json.dumps(scores))
 
 
