@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
@@ -196,17 +197,61 @@ def test_a_silent_server_is_reported():
     with FakeReplica() as a, FakeReplica() as b:
 
         async def use(client):
-            rpc = a.answers["/collective_rpc"]
-            a.answers["/collective_rpc"] = lambda body: (asyncio.run(asyncio.sleep(1.0)), rpc(body))[1]
+            health = a.answers["/health"]
+            a.answers["/health"] = lambda body: (asyncio.run(asyncio.sleep(1.0)), health(body))[1]
             await until(lambda: reported, "the report")
             assert client.metrics()["inference/up"] == 1
-            a.answers["/collective_rpc"] = rpc
+            a.answers["/health"] = health
             await until(lambda: client.metrics()["inference/up"] == 2, "its return")
 
         watched([a, b], use, heartbeat_timeout=0.3, on_broken=lambda *report: reported.append(report))
         ((url, reason),) = reported
         assert url == a.url
-    assert "did not answer POST /collective_rpc within 0.3 s" in reason
+    assert "did not answer GET /health within 0.3 s" in reason
+
+
+def slow(answer, seconds=1.0):
+    """An answer that comes late."""
+    return lambda body: (time.sleep(seconds), answer(body) if callable(answer) else answer)[1]
+
+
+def beats(fake, path, count):
+    """Whether a fake was asked for a path so often."""
+    return lambda: fake.calls[path] >= count
+
+
+def test_a_busy_server_is_not_dead():
+    """Its engine has no time for questions: it lives as long as anything answers."""
+    reported = []
+    with FakeReplica() as a:
+
+        async def use(client):
+            a.answers["/collective_rpc"] = slow(a.answers["/collective_rpc"])
+            await until(beats(a, "/collective_rpc", 4), "four beats")
+            a.answers["/health"] = slow(a.answers["/health"])
+            asked = a.calls["/health"]
+            while a.calls["/health"] < asked + 3:  # somebody's answers come all the time
+                await client.generate([1], PARAMS)
+            return client.metrics()
+
+        metrics = watched([a], use, heartbeat_timeout=0.3, on_broken=lambda *report: reported.append(report))
+    assert (metrics["inference/up"], metrics["inference/0/failures"]) == (1, 0)
+    assert reported == []
+
+
+def test_a_server_that_loads_weights_is_not_asked_whether_it_lives(tmp_path):
+    reported = []
+    with FakeReplica() as a:
+
+        async def use(client):
+            for path in ("/update_weights", "/health", "/collective_rpc"):
+                a.answers[path] = slow(a.answers[path], 3.0)
+            await client.update_weights(tmp_path, 1, f"sum-of-{tmp_path.name}")
+            return client.metrics()
+
+        metrics = watched([a], use, heartbeat_timeout=0.3, on_broken=lambda *report: reported.append(report))
+    assert (metrics["inference/up"], metrics["inference/0/failures"]) == (1, 0)
+    assert reported == []
 
 
 def test_when_all_are_out_requests_wait_and_then_say_for_what():

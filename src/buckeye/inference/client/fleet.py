@@ -180,16 +180,27 @@ class Fleet:
                 await self._revive(replica)
 
     async def _beat(self, replica: Replica) -> None:
-        """Ask for a sign of life, and from which process it comes."""
-        epoch = replica.epoch
+        """Ask for a sign of life, and from which process it comes. Busy is not dead: any answer is a sign,
+        and while weights are loaded none is expected."""
+        epoch, asked = replica.epoch, time.monotonic()
+        if replica.syncing.locked():
+            return
+        try:
+            await replica.tell("GET", "/health", timeout=self._heartbeat_timeout)
+        except ReplicaLostError as error:
+            self.lost(replica, epoch, str(error))
+            return
+        except InferenceError as error:
+            if replica.heard < asked and replica.epoch == epoch and not replica.syncing.locked():
+                self._take_out(replica, str(error))
+                self._report_broken(replica, str(error))
+            return
         try:
             process = await replica.identify(timeout=self._heartbeat_timeout)
         except ReplicaLostError as error:
             self.lost(replica, epoch, str(error))
-        except InferenceError as error:
-            if replica.epoch == epoch:
-                self._take_out(replica, str(error))
-                self._report_broken(replica, str(error))
+        except InferenceError:
+            log.debug("%s lives, and its engine has no time to say more", replica.url)
         else:
             if process != replica.process and replica.epoch == epoch:
                 self._take_out(replica, "it was started anew")

@@ -18,7 +18,7 @@ from buckeye.monitor.stopwatch import BusyClock
 _POOLS = 32
 _CONNECT_ATTEMPTS = 6
 _FIRST_BACKOFF = 0.1
-_HEALTH_SECONDS = 5.0
+_HEALTH_SECONDS = 5.0  # for a server of which nothing else is known
 
 T = TypeVar("T")
 
@@ -63,7 +63,10 @@ class Replica:
         """Prompt tokens, and tokens that may be sampled, of the requests that it has now."""
         self.requests = self.tokens = self.restarts = 0
         """Generations answered, tokens sampled in them, and how often another process had taken over."""
+        self.heard = 0.0
+        """When its last answer came, of whatever kind, on the monotonic clock."""
         self.syncing = asyncio.Lock()
+        """Held while it is given other weights."""
         self._model = model
         self._timeout = timeout
         self._pools = [make_pool() for _ in range(_POOLS)]
@@ -92,9 +95,10 @@ class Replica:
     # --- what can be asked ---
 
     async def healthy(self, timeout: float = _HEALTH_SECONDS) -> bool:
-        """Whether it answers GET /health within `timeout` seconds, 5 at most."""
+        """Whether it answers GET /health within `timeout` seconds. Its engine is not asked, which may have
+        its hands full."""
         try:
-            async with asyncio.timeout(min(timeout, _HEALTH_SECONDS)):
+            async with asyncio.timeout(timeout):
                 return (await self._request("GET", "/health", None)).status_code == 200
         except (httpx.TransportError, TimeoutError):
             return False
@@ -266,7 +270,9 @@ class Replica:
         index = self._loads.index(min(self._loads))
         self._loads[index] += 1
         try:
-            return await self._pools[index].request(method, f"{self.url}{route}", json=body)
+            response = await self._pools[index].request(method, f"{self.url}{route}", json=body)
+            self.heard = time.monotonic()
+            return response
         finally:
             self._loads[index] -= 1
 
