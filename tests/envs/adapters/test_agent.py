@@ -263,4 +263,5 @@ def test_a_function_has_as_long_as_a_program(folder):
         "boundary": "agent",
         "type": "Timeout",
         "message": "the function was ended after 0.1 s",
+        "trace": [],
     }
