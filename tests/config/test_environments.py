@@ -53,6 +53,7 @@ def test_a_batch_of_groups_that_differ_in_size_needs_no_multiple(load, refused):
             "--max-async-level 0 --env.0.max-concurrent 3",
             "cannot be kept with max_async_level = 0",
         ),
+        ("--max-async-level 1 --deterministic", "deterministic = true is for synchronous runs"),
         ("--max-async-level 0 --eval.env.0.max-concurrent 3", "plays all rollouts of a step at once"),
         ('--env.0.isolation none --env.0.variables ["A"]', "variables is kept by worker processes"),
     ],
@@ -66,7 +67,8 @@ def test_all_of_it_is_built():
         --env-mix.stopping-strategy first_exhausted
         --env.0.rollouts-per-example 4 --env.1.rollouts-per-example 8 --env.0.sampling.temperature 0.7
         --env.0.max-concurrent 4 --env.1.rate-limit 0.5 --env.0.rollout-timeout 30 --env.1.max-turns 4
-        --env.1.max-memory-gb 2 --env-pause.after-failures 3 --eval.env.0.max-concurrent 2"""
+        --env.1.max-memory-gb 2 --max-async-level 0 --deterministic false
+        --env-pause.after-failures 3 --eval.env.0.max-concurrent 2"""
     assert load_with_warnings(OrchestratorConfig, words.split(), {})[1] == []
 
 

@@ -48,6 +48,7 @@ class FakeReplica(Fake):
     def __init__(self):
         self.process, self.version, self.checksum, self.incoming = "first", "default", None, None
         self.healthy, self.sung, self.prompts = True, [-1.0, -2.0], []
+        self.sampled_with = []
         self.on_generate = lambda: None
         ok = (200, {})
         super().__init__(
@@ -89,6 +90,7 @@ class FakeReplica(Fake):
             content = [{"logprob": logprob} for logprob in self.sung]
             return 200, {"choices": [choice | {"logprobs": {"content": content}}]}
         self.prompts.append(request["token_ids"])
+        self.sampled_with.append(request["sampling_params"])
         return 200, {"choices": [choice]}
 
     def start_anew(self):
@@ -129,6 +131,23 @@ def test_the_turns_of_a_session_go_to_one_server_and_sessions_spread():
     assert homes[0] | homes[1] == set(range(8))
     assert not homes[0] & homes[1]
     assert len(homes[0]) == len(homes[1]) == 4
+
+
+@pytest.mark.parametrize("owner", ["buckeye", "vllm"])
+def test_seeds_go_to_vllm_in_waves_only(owner):
+    """With a seed it samples row by row, and what it computes depends on what else it has all the same."""
+    with FakeReplica() as a:
+        a.answers["/v1/models"] = (200, {"data": [{"id": "m", "owned_by": owner}]})
+
+        async def use(client):
+            await client.generate([1, 2], PARAMS)
+            single = a.sampled_with[-1]
+            if owner == "vllm":
+                await client.generate_wave([[1], [2]], PARAMS)
+                assert sorted(fields["seed"] for fields in a.sampled_with[1:]) == [3, 4]
+            return single
+
+        assert ("seed" in watched([a], use)) is (owner == "buckeye")
 
 
 def test_a_request_waits_for_room_and_not_for_ever():

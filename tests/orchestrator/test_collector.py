@@ -38,6 +38,7 @@ def collector(
         "group_size": size,
         "min_group_size": min(2, size),
         "max_async_level": level,
+        "lockstep": lockstep is not None,
         "max_off_policy_steps": 8,
         "oversampling_factor": 1.0,
         "max_empty_batches": 3,

@@ -303,6 +303,7 @@ def collector(
         group_size=4,
         min_group_size=2,
         max_async_level=level,
+        lockstep=lockstep is not None,
         max_off_policy_steps=8,
         oversampling_factor=oversampling,
         max_empty_batches=50,

@@ -1,12 +1,14 @@
 """Waves: what is sent together, in which order, and that every reply may be as long as it asked for."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import InferenceError
 from buckeye.inference.client import Generation, SamplingParams
-from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.lockstep import Lockstep, lockstep_of
 
 
 class Counting:
@@ -147,3 +149,20 @@ def test_what_one_call_asks_for_is_in_one_wave_whoever_comes_last():
 
     for last in (0, 1):
         assert asyncio.run(play(last)) == [[[1], [1], [1], [2]]]
+
+
+@pytest.mark.parametrize(
+    ("level", "asked", "are_vllm", "waves"),
+    [
+        (0, None, [False, False], True),
+        (0, None, [False, True], False),
+        (0, False, [False], False),
+        (0, True, [True], True),
+        (1, None, [False], False),
+        (1, False, [False], False),
+    ],
+)
+def test_a_run_is_in_lockstep_where_it_can_be_repeated(level, asked, are_vllm, waves):
+    config = OrchestratorConfig(max_async_level=level, deterministic=asked)
+    client = SimpleNamespace(replicas=[SimpleNamespace(is_vllm=is_vllm) for is_vllm in are_vllm])
+    assert (lockstep_of(config, client) is not None) is waves

@@ -156,6 +156,7 @@ def collector(engine, environments, clock, *, lockstep=None, level=1, batch_size
         group_size=4,
         min_group_size=None,
         max_async_level=level,
+        lockstep=lockstep is not None,
         max_off_policy_steps=8,
         oversampling_factor=1.0,
         max_empty_batches=50,

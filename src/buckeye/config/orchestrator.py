@@ -166,6 +166,9 @@ class OrchestratorConfig(BaseConfig):
     """Batches to make; None never ends."""
     max_async_level: NonNegativeInt = 1
     """How many steps sampling may run ahead of training; 0 is synchronous."""
+    deterministic: bool | None = None
+    """Sample in lockstep: a synchronous run is the same to the bit every time, and waits for the slowest
+    rollout of each turn. None does so where max_async_level is 0 and the engine can: the embedded one."""
     strict_async_level: bool = False
     """Sample batch N with exactly version N - max_async_level, even if a newer one is there."""
     max_off_policy_steps: NonNegativeInt = 8
@@ -275,6 +278,17 @@ class OrchestratorConfig(BaseConfig):
                 f"{size}: a batch holds whole groups; use e.g. batch_size = {near}",
                 "batch_size",
                 "rollouts_per_example",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lockstep_is_synchronous(self) -> OrchestratorConfig:
+        if self.deterministic and self.max_async_level:
+            raise conflict(
+                "deterministic = true is for synchronous runs, and max_async_level is "
+                f"{self.max_async_level}: set max_async_level = 0",
+                "deterministic",
+                "max_async_level",
             )
         return self
 

@@ -258,8 +258,8 @@ def _learns_nothing(config: OrchestratorConfig, prefix: KeyPath) -> Iterator[Pro
 
 
 def _all_at_once(config: OrchestratorConfig, prefix: KeyPath) -> Iterator[Problem]:
-    """Limits that the synchronous mode cannot keep."""
-    if config.max_async_level:
+    """Limits that lockstep sampling cannot keep."""
+    if config.max_async_level or config.deterministic is False:
         return
     why = "cannot be kept with max_async_level = 0, which plays all rollouts of a step at once"
     if config.max_concurrent is not None:
@@ -270,7 +270,7 @@ def _all_at_once(config: OrchestratorConfig, prefix: KeyPath) -> Iterator[Proble
     for place, environments in lists:
         for index, environment in enumerate(environments):
             if environment.max_concurrent is not None:
-                message = f"{why}: leave it out, or set max_async_level to 1."
+                message = f"{why}: leave it out, or set deterministic = false."
                 yield Problem(path=(*place, index, "max_concurrent"), message=message)
 
 

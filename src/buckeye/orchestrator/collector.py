@@ -65,6 +65,7 @@ class CollectorSettings:
     weights_timeout: float
     filter_group: GroupFilter
     measuring: Callable[[], int | None] = lambda: None
+    lockstep: bool = False
 
 
 @dataclass(slots=True)
@@ -212,8 +213,8 @@ class GroupCollector:
             last = min(last, settings.max_steps - 1)
         batches = last + 1 - step
         capacity = math.ceil(settings.oversampling_factor * settings.batch_size * batches)
-        if settings.max_async_level == 0 and self._playing:
-            return frozenset()  # synchronous: whole waves only, so that every run makes the same ones
+        if settings.lockstep and self._playing:
+            return frozenset()  # whole waves only, so that every run makes the same ones
         under_way = sum(map(self._size_of, self._playing.values())) + sum(
             len(g.rollouts) for g in self._finished
         )
@@ -286,7 +287,7 @@ class GroupCollector:
     def _accept(self, step: int, collected: Collected, dropped_in_a_row: int) -> int:
         """Move finished groups into the batch; returns how many rollouts were dropped since the last accepted
         one."""
-        if self._settings.max_async_level == 0:
+        if self._settings.lockstep:
             if self._playing:
                 return dropped_in_a_row
             self._finished.sort(key=lambda g: g.index)

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from buckeye.inference.client import Generation, SamplingParams
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.inference.client import Generation, InferenceClient, SamplingParams
 from buckeye.orchestrator.policy import derive_seed
 
 
@@ -145,6 +146,15 @@ class Lockstep:
             elif not member.answer.done():
                 member.answer.set_result(member.whole(generation))
         return list(unfinished.values())
+
+
+def lockstep_of(config: OrchestratorConfig, client: InferenceClient) -> Lockstep | None:
+    """What a run samples with if it is to be repeated to the bit; where nobody says, if it is synchronous and
+    the servers, which are ready, can compute the same again."""
+    wanted = config.deterministic
+    if wanted is None:
+        wanted = not config.max_async_level and not any(replica.is_vllm for replica in client.replicas)
+    return Lockstep(client) if wanted else None
 
 
 class LockstepSeat:

@@ -42,7 +42,7 @@ from buckeye.orchestrator.environments import (
 from buckeye.orchestrator.evaluate import EvalResult, evaluate
 from buckeye.orchestrator.evaluations import Evaluations, sampling_params
 from buckeye.orchestrator.filters import group_filter
-from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.lockstep import Lockstep, lockstep_of
 from buckeye.orchestrator.loop_watch import LoopWatch, tell_of_a_held_up_loop
 from buckeye.orchestrator.outbox import Outbox
 from buckeye.orchestrator.pauses import EnvironmentPauses
@@ -94,7 +94,7 @@ class Orchestrator:
         self.state = self._initial_state()
         self.start_step = int(self.state["step"])
         self.seed = config.seed if config.sampling.seed is None else config.sampling.seed
-        self.lockstep = Lockstep(self.client) if config.max_async_level == 0 else None
+        self.lockstep: Lockstep | None = None
         self.throughput = Throughput()
         self.times = LoopTimes(self.client)
         self.loop_watch = LoopWatch(TaskPlayer._play_once.__code__, tell_of_a_held_up_loop)
@@ -122,6 +122,7 @@ class Orchestrator:
             beat.report("its servers", on="inference")
             await self.client.wait_ready(_STARTUP_TIMEOUT)
             log.log(SUCCESS, "Inference pool ready")
+            self.lockstep = lockstep_of(config, self.client)
             beat.ready()
             self._log_start()
             collector = self._collector()
@@ -201,6 +202,7 @@ class Orchestrator:
             group_size=config.rollouts_per_example,
             min_group_size=config.min_group_size,
             max_async_level=config.max_async_level,
+            lockstep=self.lockstep is not None,
             max_off_policy_steps=config.max_off_policy_steps,
             oversampling_factor=config.oversampling_factor,
             max_empty_batches=config.max_empty_batches,

@@ -132,8 +132,12 @@ class Replica:
         return ",".join(sorted(str(worker.get("process", worker.get("pid"))) for worker in workers))
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """Sample one sequence."""
-        return self._counted([await self.generate_fields(prompt_ids, sampling_fields(params))])[0]
+        """Sample one sequence. vLLM gets no seed: with one it samples row by row, and what it computes
+        depends on what else is in its batch all the same."""
+        fields = sampling_fields(params)
+        if self.is_vllm:
+            del fields["seed"]
+        return self._counted([await self.generate_fields(prompt_ids, fields)])[0]
 
     async def generate_fields(self, prompt_ids: Sequence[int], sampling: dict[str, Any]) -> Generation:
         """Sample one sequence with the given fields of `sampling_params`. It is not counted."""
@@ -151,8 +155,8 @@ class Replica:
         """Sample one sequence for each prompt, all sent at once; sequence i uses seed `params.seed` + i."""
         if self.is_vllm:
             seeded = [dataclasses.replace(params, seed=params.seed + i) for i in range(len(prompts))]
-            pairs = zip(prompts, seeded, strict=True)
-            return await gather([self.generate(prompt, own) for prompt, own in pairs])
+            pairs = zip(prompts, map(sampling_fields, seeded), strict=True)
+            return self._counted(await gather([self.generate_fields(*pair) for pair in pairs]))
         route = "/v1/completions"
         body = {
             "prompt": [list(prompt) for prompt in prompts],
