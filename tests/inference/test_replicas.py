@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from buckeye.errors import InferenceError
-from buckeye.inference.client import InferenceClient, SamplingParams
+from buckeye.inference.client import InferenceClient, SamplingParams, router
 from buckeye.process import RunIdentity
 from buckeye.trainer.canary import greedy_canary
 from buckeye.trainer.model import load_policy
@@ -48,7 +48,7 @@ class FakeReplica(Fake):
     def __init__(self):
         self.process, self.version, self.checksum, self.incoming = "first", "default", None, None
         self.healthy, self.sung, self.prompts = True, [-1.0, -2.0], []
-        self.sampled_with = []
+        self.sampled_with, self.max_num_seqs = [], None
         self.on_generate = lambda: None
         ok = (200, {})
         super().__init__(
@@ -71,6 +71,7 @@ class FakeReplica(Fake):
         if not self.healthy:
             return 503, {}
         worker = {"process": self.process, "checksum": self.checksum, "incoming": self.incoming}
+        worker["max_num_seqs"] = self.max_num_seqs
         return 200, {"results": [worker | {"dtype": "float32"}]}
 
     def _update(self, body):
@@ -150,29 +151,77 @@ def test_seeds_go_to_vllm_in_waves_only(owner):
         assert ("seed" in watched([a], use)) is (owner == "buckeye")
 
 
-def test_a_request_waits_for_room_and_not_for_ever():
+def rollouts_at_once(a, number, *, asks=True):
+    """Begin rollouts in order, each of which asks once; how many requests there were at a time, and in which
+    order they came."""
+
+    async def use(client):
+        (replica,) = client.replicas
+        in_flight = []
+        a.on_generate = lambda: in_flight.append(replica.requests_in_flight)
+
+        async def rollout(number):
+            await client.wait_for_place()
+            if asks or number >= 3:
+                await client.generate([number], PARAMS)
+
+        await asyncio.gather(*(rollout(number) for number in range(number)))
+        assert client.metrics()["inference/waiting"] == replica.requests_in_flight == 0
+        return in_flight
+
+    return watched([a], use)
+
+
+def test_a_rollout_begins_when_a_server_has_a_place():
+    with FakeReplica() as a:
+        a.max_num_seqs = 4
+        in_flight = rollouts_at_once(a, 60)
+        assert len(in_flight) == 60
+        assert max(in_flight) == 5  # one more than it computes, so that it need not wait
+        assert sum(abs(prompt - at) for at, (prompt,) in enumerate(a.prompts)) < 60 * 5  # oldest first
+
+
+def test_a_rollout_that_asks_nothing_keeps_its_place_for_a_second_only(monkeypatch):
+    monkeypatch.setattr(router, "_SECONDS_TO_ASK", 0.05)
+    with FakeReplica() as a:
+        a.max_num_seqs = 1
+        assert len(rollouts_at_once(a, 9, asks=False)) == 6
+
+
+def test_servers_that_do_not_tell_queue_for_themselves():
+    with FakeReplica() as a:
+        together = threading.Barrier(4, timeout=HANG)
+        a.on_generate = together.wait
+
+        async def use(client):
+            async def rollout():
+                await client.wait_for_place()
+                await client.generate([1] * 300_000, PARAMS)
+
+            await asyncio.gather(*(rollout() for _ in range(4)))
+
+        watched([a], use)
+
+
+def test_a_request_does_not_wait_for_ever_for_a_server():
     with FakeReplica() as a:
 
         async def use(client):
-            in_flight = []
-            a.on_generate = lambda: in_flight.append(client.metrics()["inference/0/tokens_in_flight"])
-            await asyncio.gather(*(client.generate([1] * 10, PARAMS) for _ in range(12)))
-            await client.generate([1] * 500, PARAMS)  # more than the bound: on its own
-            return in_flight
+            (replica,) = client.replicas
+            replica.take_out("it is being tested")
+            a.healthy = False
+            with pytest.raises(
+                InferenceError, match=r"could take a request within 0\.2 s \(.* is being tested"
+            ):
+                await client.generate([1], PARAMS)
+            waiting = asyncio.ensure_future(client.wait_for_place())
+            await asyncio.sleep(0)
+            assert client.metrics()["inference/waiting"] == 1
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert client.metrics()["inference/waiting"] == 0
 
-        seen = watched([a], use, max_tokens_in_flight=50)
-        assert len(seen) == 13
-        assert max(seen[:12]) == 44  # two requests of 10 + 12 tokens
-
-        async def stuck(client):
-            a.on_generate = lambda: asyncio.run(asyncio.sleep(1.0))
-            requests = [client.generate([1] * 30, PARAMS) for _ in range(3)]
-            errors = await asyncio.gather(*requests, return_exceptions=True)
-            assert client.metrics()["inference/0/tokens_in_flight"] == 0
-            return [str(error) for error in errors]
-
-        errors = watched([a], stuck, max_tokens_in_flight=50, timeout=0.4)
-        assert any("had room for a request of 42 tokens within 0.4 s" in error for error in errors)
+        watched([a], use, timeout=0.2)
 
 
 def test_a_server_started_anew_is_noticed_by_the_age_of_its_tokens(tmp_path):
@@ -418,9 +467,7 @@ def test_kill_9_in_the_middle_of_256_rollouts(pair, chat_model, make_model, tmp_
     async def main():
         urls = [server.url for server in pair]
         model = str(chat_model.directory)
-        async with InferenceClient(
-            urls, api_key=None, timeout=HANG, model=model, max_tokens_in_flight=4000
-        ) as client:
+        async with InferenceClient(urls, api_key=None, timeout=HANG, model=model) as client:
             await client.wait_ready(30)
             await bring(client, one, 1)
             playing = asyncio.gather(*(rollout(client, number) for number in range(256)))

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from buckeye.inference.client import SamplingParams
+from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.orchestrator.admission import Admission
 from buckeye.orchestrator.environments import NamedEnvironment, PlaySettings
 from buckeye.orchestrator.lockstep import Lockstep
@@ -52,6 +52,26 @@ def test_each_environment_has_its_own_most_at_a_time():
     asyncio.run(both())
     assert slow.most == 2
     assert 3 <= fast.most <= 5  # who waits for the slow one holds none of the five
+
+
+class OneByOne(InferenceClient):
+    """Servers with a place for one rollout at a time, for a tenth of a second each."""
+
+    def __init__(self):
+        self.engine, self.turn = FakeEngine(), asyncio.Lock()
+
+    def session(self):
+        return self.engine
+
+    async def wait_for_place(self):
+        async with self.turn:
+            await asyncio.sleep(0.1)
+
+
+def test_waiting_for_a_place_is_no_playing_time():
+    env = NamedEnvironment(name="busy", environment=Busy("busy"))
+    rollouts = asyncio.run(play(player(OneByOne(), timeout=0.5), env, 12))
+    assert [rollout.outcome.error for rollout in rollouts] == [None] * 12
 
 
 def test_starts_are_spread_evenly():

@@ -47,7 +47,7 @@ class EnvConfig(BaseConfig):
     max_tokens: PositiveInt | None = None
     """Most tokens that are sampled in a rollout, over all its calls; None is no limit but that of seq_len."""
     rollout_timeout: PositiveFloat | None = None
-    """Seconds that a rollout may take; None is as for the others."""
+    """Seconds that a rollout may take, from when an engine has a place for it; None is as for the others."""
     max_concurrent: PositiveInt | None = None
     """Most of its rollouts at a time; None is no limit of its own."""
     rate_limit: PositiveFloat | None = None

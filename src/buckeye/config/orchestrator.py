@@ -195,7 +195,7 @@ class OrchestratorConfig(BaseConfig):
     seed: int = 42
     """Seed of tasks and sampling."""
     rollout_timeout: PositiveFloat = 600.0
-    """Seconds that a rollout may take."""
+    """Seconds that a rollout may take, from when an engine has a place for it."""
     max_rollout_retries: NonNegativeInt = 1
     """How often a failed rollout is played again."""
     min_group_size: PositiveInt | None = None

@@ -171,6 +171,7 @@ class WeightUpdate:
             "pid": os.getpid(),
             "process": _PROCESS,
             "dtype": service.dtype,
+            "max_num_seqs": service.engine.running.slots,
         }
         return json_response({"results": [worker]})
 

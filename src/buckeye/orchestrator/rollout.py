@@ -168,7 +168,8 @@ MakePolicy = Callable[[NamedEnvironment, int], PlayingPolicy]
 
 class TaskPlayer:
     """Plays tasks, with a policy of its own for every rollout: `make_policy` gives what makes those of one
-    rollout and its retries."""
+    rollout and its retries. A rollout begins, and its time of `timeout` seconds, when `wait_for_place` has
+    returned."""
 
     def __init__(
         self,
@@ -179,6 +180,7 @@ class TaskPlayer:
         retries: int,
         max_concurrent: int | None = None,
         shaping: RewardShaping | None = None,
+        wait_for_place: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._make_policy = make_policy
         self._seed = seed
@@ -186,6 +188,7 @@ class TaskPlayer:
         self._retries = retries
         self._shaping = shaping
         self._told: set[tuple[str, str]] = set()
+        self._wait_for_place = wait_for_place
         self._slots = asyncio.Semaphore(max_concurrent) if max_concurrent else contextlib.nullcontext()
 
     def start_group(self, group: GroupTask, size: int) -> asyncio.Task[Group]:
@@ -201,6 +204,8 @@ class TaskPlayer:
         self, env: NamedEnvironment, task: Task, make_policy: MakePolicy, order: tuple[int, ...]
     ) -> Rollout:
         async with env.admission.slot(), self._slots:  # who waits for the first holds none of the others
+            if self._wait_for_place is not None:
+                await self._wait_for_place()
             return await self._play(env, task, make_policy, order)
 
     async def _play(
@@ -306,6 +311,7 @@ class RolloutPlayer(TaskPlayer):
             retries=retries,
             max_concurrent=max_concurrent,
             shaping=shaping,
+            wait_for_place=sampler.wait_for_place if isinstance(sampler, InferenceClient) else None,
         )
         self._sampler = sampler
         self._renderer = renderer

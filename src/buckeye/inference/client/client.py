@@ -23,7 +23,6 @@ from buckeye.transport.weights import Canary
 
 _RECOVERY_SECONDS = 60.0
 _HEARTBEAT_SECONDS = 60.0  # a long prompt on a slow CPU keeps an engine busy for a while
-_TOKENS_IN_FLIGHT = 2**20
 _MOST_LOSSES = 8
 
 T = TypeVar("T")
@@ -50,8 +49,7 @@ class InferenceClient:
     From `wait_ready` on the servers are watched: one that dies, is started anew, or is silent for
     `heartbeat_timeout` seconds is used no more until it answers again and has the newest weights; its
     requests are asked of others. `recovery_timeout` is how long all of them may be out at the same time.
-    `on_broken(url, reason)` is told of a server that runs and should be started anew. A server has at most
-    `max_tokens_in_flight` tokens at a time.
+    `on_broken(url, reason)` is told of a server that runs and should be started anew.
     """
 
     def __init__(
@@ -63,7 +61,6 @@ class InferenceClient:
         model: str,
         recovery_timeout: float = _RECOVERY_SECONDS,
         heartbeat_timeout: float = _HEARTBEAT_SECONDS,
-        max_tokens_in_flight: int = _TOKENS_IN_FLIGHT,
         on_broken: Callable[[str, str], None] | None = None,
     ) -> None:
         if not base_urls:
@@ -81,7 +78,7 @@ class InferenceClient:
             Replica(index, url, model=model, timeout=timeout, make_pool=make_pool)
             for index, url in enumerate(base_urls)
         ]
-        self._router = Router(self._replicas, max_tokens_in_flight=max_tokens_in_flight, timeout=timeout)
+        self._router = Router(self._replicas, timeout=timeout)
         self._fleet = Fleet(
             self._replicas,
             self._router,
@@ -116,6 +113,11 @@ class InferenceClient:
         """Every server, with counts of its work."""
         return self._replicas
 
+    async def wait_for_place(self) -> None:
+        """Wait until a server has a place for one more rollout: it computes fewer requests than it can at a
+        time, or a few more than that, so that it never has nothing to go on with."""
+        await self._router.wait_for_place()
+
     def session(self) -> Session:
         """For the turns of one conversation."""
         return Session(self)
@@ -124,7 +126,7 @@ class InferenceClient:
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: Session | None = None
     ) -> Generation:
         """Sample one sequence: on the server of the session, else on the one with the fewest tokens in
-        flight. Waits for room. If the server is lost, another one samples the same request."""
+        flight. If the server is lost, another one samples the same request."""
 
         async def ask(replica: Replica) -> Generation:
             generation = await replica.generate(prompt_ids, params)
@@ -183,7 +185,11 @@ class InferenceClient:
 
     def metrics(self) -> dict[str, float]:
         """Counts since the start, and the present state, of every server: `inference/<i>/<name>`."""
-        return {**self._fleet.metrics(), "inference/requeued": self._requeued}
+        return {
+            **self._fleet.metrics(),
+            "inference/requeued": self._requeued,
+            "inference/waiting": self._router.waiting_for_place,
+        }
 
     async def _generate_part(
         self, home: Replica, prompts: Sequence[Sequence[int]], params: SamplingParams, start: int

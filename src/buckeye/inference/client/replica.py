@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -58,9 +59,11 @@ class Replica:
         """Why it is not used; None while it is."""
         self.epoch = 0
         """How often it was taken out."""
-        self.tokens_in_flight = 0
+        self.max_num_seqs: int | None = None
+        """How many requests it computes at a time; None if it does not tell."""
+        self.requests_in_flight = self.tokens_in_flight = 0
+        """The requests that it has now; their prompt tokens and tokens that may be sampled."""
         self.busy = BusyClock()
-        """Prompt tokens, and tokens that may be sampled, of the requests that it has now."""
         self.requests = self.tokens = self.restarts = 0
         """Generations answered, tokens sampled in them, and how often another process had taken over."""
         self.heard = 0.0
@@ -77,6 +80,14 @@ class Replica:
     def up(self) -> bool:
         """Whether requests may be sent to it."""
         return self.out is None
+
+    @property
+    def places(self) -> float:
+        """How many requests more it should have: as many as it computes at a time, and a quarter of that in
+        its queue, so that it need not wait for us."""
+        if self.max_num_seqs is None:
+            return math.inf
+        return self.max_num_seqs + math.ceil(self.max_num_seqs / 4) - self.requests_in_flight
 
     def take_out(self, reason: str) -> None:
         """Use it no more. Calls that wait for its answer raise `ReplicaLostError`."""
@@ -121,7 +132,8 @@ class Replica:
         return self.parsed("/collective_rpc", lambda: [dict(worker) for worker in answer["results"]])
 
     async def identify(self, *, timeout: float) -> str | None:
-        """A sign of life within `timeout` seconds: which process answers. None for a server that cannot say,
+        """A sign of life within `timeout` seconds: which process answers, and how
+        many requests it computes at a time. None for a server that cannot say,
         because somebody else started it."""
         try:
             workers = await self.workers(timeout=timeout)
@@ -129,6 +141,8 @@ class Replica:
             if not await self.healthy(timeout):
                 raise ReplicaLostError(f"{self.url} does not answer GET /health.") from None
             return None
+        told = {worker.get("max_num_seqs") for worker in workers}
+        self.max_num_seqs = min((n for n in told if isinstance(n, int) and n > 0), default=None)
         return ",".join(sorted(str(worker.get("process", worker.get("pid"))) for worker in workers))
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:

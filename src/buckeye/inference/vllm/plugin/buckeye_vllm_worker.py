@@ -196,7 +196,8 @@ class WorkerExtension:
 
     def buckeye_weights(self) -> dict[str, str | int | bool | None]:
         """The checksums of the weights in use and of those that an update has brought, its problem, and
-        whether an update was begun and not finished."""
+        whether an update was begun and not finished; then how many requests the server computes at a time."""
+        config = self.vllm_config  # type: ignore[attr-defined]
         return {
             "checksum": DirectoryTransfer.checksum,
             "incoming": DirectoryTransfer.incoming,
@@ -205,6 +206,7 @@ class WorkerExtension:
             "pid": os.getpid(),
             "process": _PROCESS,
             "dtype": str(self.model_config.dtype).removeprefix("torch."),
+            "max_num_seqs": config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size,
         }
 
 
