@@ -120,7 +120,8 @@ def test_another_model_on_the_port_is_noticed(server):
 
 
 class Fake:
-    """Answers every route with `answers[path]`: (status, JSON or bytes), or a function of the body."""
+    """Answers every route with `answers[path]`: (status, JSON or bytes), or a function of the body; None
+    hangs up."""
 
     def __init__(self, answers, port=0):
         self.calls = Counter()
@@ -133,7 +134,10 @@ class Fake:
                 path = self.path.partition("?")[0]
                 fake.calls[path] += 1
                 answer = answers.get(path, (404, {"error": {"message": "no such route"}}))
-                status, content = answer(body) if callable(answer) else answer
+                said = answer(body) if callable(answer) else answer
+                if said is None:
+                    return
+                status, content = said
                 data = content if isinstance(content, bytes) else json.dumps(content).encode()
                 self.send_response(status)
                 self.send_header("content-length", str(len(data)))
@@ -145,8 +149,11 @@ class Fake:
             def log_message(self, *_):
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.server.daemon_threads = True
+        class Threads(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 256
+
+        self.server = Threads(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()

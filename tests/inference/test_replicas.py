@@ -434,8 +434,8 @@ def pair(chat_model, tmp_path):
 
 
 @contextmanager
-def started(chat_model, *folders):
-    servers = [Server(chat_model.directory, folder, max_num_seqs=32) for folder in folders]
+def started(chat_model, *folders, **settings):
+    servers = [Server(chat_model.directory, folder, max_num_seqs=32, **settings) for folder in folders]
     try:
         for server in servers:
             server.wait_ready()

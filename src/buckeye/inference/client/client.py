@@ -66,16 +66,13 @@ class InferenceClient:
         if not base_urls:
             raise InferenceError("No inference server is configured: client.base_url is empty.")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         certificates = httpx.create_ssl_context()
 
-        def make_pool() -> httpx.AsyncClient:
-            return httpx.AsyncClient(
-                headers=headers, limits=limits, timeout=None, trust_env=False, verify=certificates
-            )
+        def connect() -> httpx.AsyncClient:
+            return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=certificates)
 
         self._replicas = [
-            Replica(index, url, model=model, timeout=timeout, make_pool=make_pool)
+            Replica(index, url, model=model, timeout=timeout, connect=connect)
             for index, url in enumerate(base_urls)
         ]
         self._router = Router(self._replicas, timeout=timeout)
@@ -220,7 +217,7 @@ class InferenceClient:
             except ReplicaLostError as error:
                 if not replica.watched:
                     raise
-                self._fleet.lost(replica, epoch, str(error))
+                await self._fleet.lost(replica, epoch, error)
                 self._requeued += 1
                 last = error
             finally:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from buckeye.errors import InferenceError
 from buckeye.inference.client.canary import Heard
-from buckeye.inference.client.replica import Replica, ReplicaLostError, gather
+from buckeye.inference.client.replica import DroppedError, Replica, ReplicaLostError, gather
 from buckeye.inference.client.router import Router
 from buckeye.inference.client.weights import Target, hear_canary, load
 from buckeye.monitor.log import SUCCESS
@@ -70,10 +70,12 @@ class Fleet:
             if task.done():
                 task.result()
 
-    def lost(self, replica: Replica, epoch: int, reason: str) -> None:
-        """A call to a server failed that began in its `epoch`: take it out, unless that was done."""
-        if replica.epoch == epoch and replica.up:
-            self._take_out(replica, reason)
+    async def lost(self, replica: Replica, epoch: int, error: ReplicaLostError) -> None:
+        """A call to a server failed that began in its `epoch`: take it out, unless that was done, or only the
+        connection was lost and not the server."""
+        if isinstance(error, DroppedError) and await replica.lives(self._heartbeat_timeout):
+            return
+        self._take_out_once(replica, epoch, str(error))
 
     def metrics(self) -> dict[str, float]:
         """Of every server, and of the newest canaries."""
@@ -109,7 +111,7 @@ class Fleet:
             raise unwatched[0]
         for replica, epoch, error in zip(replicas, epochs, errors, strict=True):
             if isinstance(error, ReplicaLostError):
-                self.lost(replica, epoch, str(error))
+                self._take_out_once(replica, epoch, str(error))
             elif error is not None:
                 self._fail(replica, str(error))
         self._router.release(await self._router.acquire(0), 0)  # until one is up
@@ -147,7 +149,7 @@ class Fleet:
         try:
             await self._hear(replica, target)
         except ReplicaLostError as error:
-            self.lost(replica, epoch, str(error))
+            await self.lost(replica, epoch, error)
         except InferenceError as error:
             if replica.epoch == epoch and replica.up:
                 self._fail(replica, str(error))
@@ -188,7 +190,7 @@ class Fleet:
         try:
             await replica.tell("GET", "/health", timeout=self._heartbeat_timeout)
         except ReplicaLostError as error:
-            self.lost(replica, epoch, str(error))
+            await self.lost(replica, epoch, error)
             return
         except InferenceError as error:
             if replica.heard < asked and replica.epoch == epoch and not replica.syncing.locked():
@@ -198,12 +200,16 @@ class Fleet:
         try:
             process = await replica.identify(timeout=self._heartbeat_timeout)
         except ReplicaLostError as error:
-            self.lost(replica, epoch, str(error))
+            await self.lost(replica, epoch, error)
         except InferenceError:
             log.debug("%s lives, and its engine has no time to say more", replica.url)
         else:
             if process != replica.process and replica.epoch == epoch:
                 self._take_out(replica, "it was started anew")
+
+    def _take_out_once(self, replica: Replica, epoch: int, reason: str) -> None:
+        if replica.epoch == epoch and replica.up:
+            self._take_out(replica, reason)
 
     def _take_out(self, replica: Replica, reason: str) -> None:
         log.warning("%s is not used until it is back: %s", replica.url, reason)

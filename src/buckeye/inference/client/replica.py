@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import httpx
@@ -16,7 +17,7 @@ from buckeye.inference.client.wire import error_message, generation_of, sampling
 from buckeye.inference.types import Generation, SamplingParams
 from buckeye.monitor.stopwatch import BusyClock
 
-_POOLS = 32
+_IDLE_CONNECTIONS = 256
 _CONNECT_ATTEMPTS = 6
 _FIRST_BACKOFF = 0.1
 _HEALTH_SECONDS = 5.0  # for a server of which nothing else is known
@@ -29,17 +30,22 @@ class ReplicaLostError(InferenceError):
     another server can be asked."""
 
 
+class DroppedError(ReplicaLostError):
+    """Its connection broke before an answer came. The server may be well: of thousands of connections that
+    come at the same time, the system resets those that it does not take in soon enough."""
+
+
 class RefusedError(InferenceError):
     """The server answered, and what it said is no."""
 
 
 class Replica:
-    """One server. `timeout` is the deadline of a call, in seconds. Its connections are spread over several
-    pools, because what a pool of httpx does for a request grows with the square of its connections (128 in
-    one pool: 17 ms of CPU a request; in 32: 1 ms)."""
+    """One server. `timeout` is the deadline of a call, in seconds. Every connection has an httpx client of
+    its own, from `connect`: what a client does for a request grows with the square of its connections (19 ms
+    of CPU at 256), and one more client is 3 kB."""
 
     def __init__(
-        self, index: int, url: str, *, model: str, timeout: float, make_pool: Callable[[], httpx.AsyncClient]
+        self, index: int, url: str, *, model: str, timeout: float, connect: Callable[[], httpx.AsyncClient]
     ) -> None:
         self.index = index
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -72,8 +78,10 @@ class Replica:
         """Held while it is given other weights."""
         self._model = model
         self._timeout = timeout
-        self._pools = [make_pool() for _ in range(_POOLS)]
-        self._loads = [0] * _POOLS
+        self._connect = connect
+        self._idle: list[httpx.AsyncClient] = []
+        self._health = connect()  # for signs of life alone: a new connection waits behind thousands of others
+        self._asking = asyncio.Lock()
         self._calls: set[asyncio.Timeout] = set()
 
     @property
@@ -100,8 +108,8 @@ class Replica:
 
     async def close(self) -> None:
         """Close the connections."""
-        for pool in self._pools:
-            await pool.aclose()
+        for connection in (*self._idle, self._health):
+            await connection.aclose()
 
     # --- what can be asked ---
 
@@ -113,6 +121,15 @@ class Replica:
                 return (await self._request("GET", "/health", None)).status_code == 200
         except (httpx.TransportError, TimeoutError):
             return False
+
+    async def lives(self, timeout: float) -> bool:
+        """Whether it still answers anything, now that a connection to it broke; GET /health within `timeout`
+        seconds. Of many calls that want to know at the same time, one asks."""
+        since = time.monotonic()
+        async with self._asking:
+            if self.heard <= since and self.up:
+                await self.healthy(timeout)
+            return self.heard > since
 
     async def check_model(self) -> None:
         """Raise InferenceError if it serves another model. Finds out whether it is vLLM."""
@@ -245,7 +262,7 @@ class Replica:
         except httpx.TransportError as error:
             waited = time.monotonic() - started
             reason = str(error) or type(error).__name__
-            raise ReplicaLostError(
+            raise DroppedError(
                 f"{self.url} failed in {method} {path} after {waited:.1f} s: {reason}"
             ) from error
         if response.status_code != 200:
@@ -284,15 +301,25 @@ class Replica:
         raise AssertionError("unreachable")
 
     async def _request(self, method: str, route: str, body: Any) -> httpx.Response:
-        """One request on the pool with the fewest."""
-        index = self._loads.index(min(self._loads))
-        self._loads[index] += 1
+        async with self._connection(route) as connection:
+            response = await connection.request(method, f"{self.url}{route}", json=body)
+        self.heard = time.monotonic()
+        return response
+
+    @asynccontextmanager
+    async def _connection(self, route: str) -> AsyncIterator[httpx.AsyncClient]:
+        """One that has no other request."""
+        if route == "/health":
+            yield self._health
+            return
+        connection = self._idle.pop() if self._idle else self._connect()
         try:
-            response = await self._pools[index].request(method, f"{self.url}{route}", json=body)
-            self.heard = time.monotonic()
-            return response
+            yield connection
         finally:
-            self._loads[index] -= 1
+            if len(self._idle) < _IDLE_CONNECTIONS:
+                self._idle.append(connection)
+            else:
+                await connection.aclose()
 
 
 async def gather(calls: Sequence[Awaitable[T]]) -> list[T]:

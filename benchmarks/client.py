@@ -1,0 +1,94 @@
+"""What asking costs the one who asks: thousands of rollouts at once on one server, by the client of a run.
+
+    python benchmarks/client.py [--rollouts 8192] [--turns 2] [--backend torch|vllm]
+
+A rollout asks for 16 tokens after 32 of its own, then again with the longer prompt. The server is another
+process, with a model of 3 M random parameters. Printed are processor time, which others on the machine change
+little, the memory of the client, and whether the server was taken for dead. It fails if a rollout is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+from inference_load import random_prompts
+from inference_models import MODELS, make_model
+
+from buckeye.config.inference import InferenceConfig
+from buckeye.inference.client import InferenceClient, SamplingParams
+from buckeye.process import raise_open_files_limit
+from buckeye.run.serve import served_model
+
+NEW_TOKENS = 16
+SIZE = "3M"
+DEADLINE = 3600.0
+
+
+async def rollout(client: InferenceClient, prompt: Sequence[int], seed: int, turns: int) -> None:
+    """Turns of one conversation, each with what was sampled before."""
+    session, ids = client.session(), list(prompt)
+    for turn in range(turns):
+        params = SamplingParams(max_tokens=NEW_TOKENS, seed=seed * turns + turn)
+        generation = await session.generate(ids, params)
+        assert len(generation.token_ids) == NEW_TOKENS, generation
+        ids += generation.token_ids
+
+
+async def measure(rollouts: int, turns: int, backend: str, folder: Path) -> None:
+    """Ask for all rollouts at once, and print what it took."""
+    config = InferenceConfig.model_validate({"backend": backend, "log": {"level": "warning"}})
+    prompts = random_prompts(rollouts, MODELS[SIZE]["vocab_size"], seed=0)
+    async with served_model(make_model(folder, SIZE), config=config) as served:
+        (engine,) = psutil.Process().children()
+        client = InferenceClient(
+            [served.base_url], api_key=served.api_key, timeout=DEADLINE, model=served.model
+        )
+        async with client:
+            await client.wait_ready(DEADLINE)
+            await rollout(client, prompts[0], 0, 1)  # imports and the first connection are not part of it
+            before = psutil.Process().memory_info().rss
+            began, ours, theirs = time.monotonic(), time.process_time(), spent(engine)
+            await asyncio.gather(*(rollout(client, p, i, turns) for i, p in enumerate(prompts)))
+            ours, theirs, seconds = (
+                time.process_time() - ours,
+                spent(engine) - theirs,
+                time.monotonic() - began,
+            )
+            metrics = client.metrics()
+    calls = rollouts * turns
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10 - before / 2**20
+    print(
+        f"{rollouts} rollouts of {turns} calls in {seconds:.0f} s, {grown:.0f} MiB more in the client at most"
+    )
+    print(f"client {ours:7.1f} s of processor time, {ours / calls * 1000:.2f} ms a call")
+    print(f"server {theirs:7.1f} s of processor time, {theirs / calls * 1000:.2f} ms a call")
+    print(f"taken out {metrics['inference/0/failures']:.0f}, asked again {metrics['inference/requeued']:.0f}")
+
+
+def spent(process: psutil.Process) -> float:
+    """Processor seconds of a process and its children."""
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=8192)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--backend", choices=("torch", "vllm"), default="torch")
+    args = parser.parse_args()
+    raise_open_files_limit()
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(measure(args.rollouts, args.turns, args.backend, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
