@@ -35,7 +35,7 @@ async def rollout(client: InferenceClient, prompt: Sequence[int], seed: int, tur
     """Turns of one conversation, each with what was sampled before."""
     session, ids = client.session(), list(prompt)
     for turn in range(turns):
-        params = SamplingParams(max_tokens=NEW_TOKENS, seed=seed * turns + turn)
+        params = SamplingParams(max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS, seed=seed * turns + turn)
         generation = await session.generate(ids, params)
         assert len(generation.token_ids) == NEW_TOKENS, generation
         ids += generation.token_ids

@@ -11,6 +11,7 @@ import httpcore
 import pytest
 
 from buckeye.inference.client import InferenceClient
+from buckeye.process import raise_open_files_limit
 from tests.waiting import HANG
 
 from .test_client import GENERATE, IDS
@@ -70,6 +71,34 @@ def test_what_a_request_costs_does_not_grow_with_their_number(monkeypatch):
 
         watched([a], use)
     assert looks[320] < 2 * looks[8]
+
+
+@pytest.mark.slow
+def test_8192_requests_at_once(chat_model, tmp_path):
+    """Every one is answered, and the server is neither suspected nor started anew."""
+    raise_open_files_limit()
+    count, params, reported = 8192, replace(PARAMS, max_tokens=16), []
+
+    async def main(url):
+        client = InferenceClient(
+            [url],
+            api_key=None,
+            timeout=HANG,
+            model=str(chat_model.directory),
+            on_broken=lambda *report: reported.append(report),
+        )
+        async with client:
+            await client.wait_ready(HANG)
+            calls = (client.generate([i % 256, *IDS], replace(params, seed=i)) for i in range(count))
+            return await asyncio.gather(*calls), client.metrics()
+
+    with started(chat_model, tmp_path / "server") as (server,):
+        generations, metrics = asyncio.run(main(server.url))
+        assert server.process.poll() is None
+    assert len(generations) == metrics["inference/0/requests"] == count
+    assert all(len(generation.token_ids) == params.max_tokens for generation in generations)
+    assert (metrics["inference/0/failures"], metrics["inference/0/restarts"]) == (0, 0)
+    assert not reported
 
 
 # --- weights that take long, with traffic ---
