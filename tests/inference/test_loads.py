@@ -85,6 +85,7 @@ def test_8192_requests_at_once(chat_model, tmp_path):
             api_key=None,
             timeout=HANG,
             model=str(chat_model.directory),
+            heartbeat_timeout=10.0,
             on_broken=lambda *report: reported.append(report),
         )
         async with client:

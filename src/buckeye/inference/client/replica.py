@@ -17,7 +17,7 @@ from buckeye.inference.client.wire import error_message, generation_of, sampling
 from buckeye.inference.types import Generation, SamplingParams
 from buckeye.monitor.stopwatch import BusyClock
 
-_IDLE_CONNECTIONS = 256
+_IDLE_CONNECTIONS = 256  # are kept for the next requests
 _CONNECT_ATTEMPTS = 6
 _FIRST_BACKOFF = 0.1
 _HEALTH_SECONDS = 5.0  # for a server of which nothing else is known
