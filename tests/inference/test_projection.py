@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
+from buckeye.inference import weights as weights_module
 from buckeye.inference.architecture import read_spec
 from buckeye.inference.projection import Projection, padded_rows
-from buckeye.inference.weights import Checkpoint, Weights
+from buckeye.inference.weights import Checkpoint, HalfReplacedError, Weights
+
+from .conftest import make_engine
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
@@ -77,3 +82,53 @@ def test_weights_in_use_do_not_change_with_the_file_that_they_came_from(make_mod
         written.seek(start)
         written.write(b"\x7f" * (file.stat().st_size - start))
     assert torch.equal(weights.embed, before)
+
+
+@pytest.fixture
+def in_use(make_model, monkeypatch):
+    """Weights of a model that count as large, and a checkpoint of others."""
+    monkeypatch.setattr(weights_module, "_BESIDE", 0)
+    old, new = make_model("qwen3"), make_model("qwen3", seed=1)
+    weights = Weights(read_spec(old.directory), dtype=torch.float32, device=torch.device("cpu"))
+    weights.load(Checkpoint(old.directory))
+    return weights, Checkpoint(new.directory)
+
+
+def test_large_weights_are_replaced_one_after_the_other(in_use, monkeypatch):
+    weights, new = in_use
+    assert weights.prepare(new) is new
+    x = torch.ones(1, weights.embed.shape[1])
+    before, embed = [layer.gate_up(x) for layer in weights.layers], weakref.ref(weights.embed)
+    old, alive = [weakref.ref(layer.gate_up) for layer in weights.layers], []
+    read = Checkpoint.tensor
+    monkeypatch.setattr(
+        Checkpoint, "tensor", lambda *a: alive.append(sum(o() is not None for o in old)) or read(*a)
+    )
+    weights.load(new)
+    assert embed() is None
+    assert {*alive} == set(range(1, len(old) + 1))  # one less from layer to layer
+    whole = Weights(read_spec(new.directory), dtype=torch.float32, device=torch.device("cpu"))
+    monkeypatch.setattr(weights_module, "_BESIDE", 2**28)
+    whole.load(whole.prepare(new))
+    for layer, other, was in zip(weights.layers, whole.layers, before, strict=True):
+        assert torch.equal(layer.gate_up(x), other.gate_up(x))
+        assert not torch.equal(layer.gate_up(x), was)
+    assert torch.equal(weights.head(x), whole.head(x))
+    assert torch.equal(weights.embed, whole.embed)
+
+
+def test_an_engine_with_half_of_its_weights_replaced_ends(in_use, monkeypatch, make_model):
+    _, new = in_use
+    engine = make_engine(make_model("qwen3").directory)
+    read = Checkpoint.tensor
+
+    def tensor(checkpoint, name):
+        if name.startswith("model.layers.1."):
+            raise OSError("the disk is gone")
+        return read(checkpoint, name)
+
+    monkeypatch.setattr(Checkpoint, "tensor", tensor)
+    done = engine.install_weights(engine.decoder.weights.prepare(new), 1)
+    with pytest.raises(HalfReplacedError, match="read in part, and cannot be used: the disk is gone"):
+        engine.run()
+    assert isinstance(done.exception(), HalfReplacedError)

@@ -121,12 +121,12 @@ async def is_paused(request: Request) -> Response:
 
 
 class WeightUpdate:
-    """The steps of a weight update. `update` checks the new weights and prepares them beside those in use;
-    only `finish` touches the engine, in one go, so a bad directory or a client that dies half-way changes
-    nothing."""
+    """The steps of a weight update. `update` checks the new weights and, if they are small, prepares them
+    beside those in use; only `finish` touches the engine, in one go, so a bad directory or a client that dies
+    half-way changes nothing."""
 
     def __init__(self) -> None:
-        self._checked: tuple[ModelWeights, WeightsManifest] | None = None
+        self._checked: tuple[ModelWeights | Checkpoint, WeightsManifest] | None = None
 
     async def start(self, request: Request) -> Response:
         """Begin an update; what an earlier, unfinished one had prepared is forgotten."""
@@ -280,8 +280,8 @@ async def abort_requests(request: Request) -> Response:
     return json_response({"aborted": known})
 
 
-def _open_weights(service: Service, directory: Path) -> tuple[ModelWeights, WeightsManifest]:
-    """Weights that are those published, and fit. They are read while their checksums are computed."""
+def _open_weights(service: Service, directory: Path) -> tuple[ModelWeights | Checkpoint, WeightsManifest]:
+    """Weights that are those published, and fit. They are prepared while their checksums are computed."""
     with ThreadPoolExecutor(1, "verify") as other:
         verified = other.submit(verify_weights, directory)
         try:
@@ -291,7 +291,7 @@ def _open_weights(service: Service, directory: Path) -> tuple[ModelWeights, Weig
     return prepared, manifest
 
 
-def _prepare(service: Service, directory: Path) -> ModelWeights:
+def _prepare(service: Service, directory: Path) -> ModelWeights | Checkpoint:
     spec = replace(read_spec(directory), eos_token_ids=service.spec.eos_token_ids)
     if spec != service.spec:
         raise UsageError(f"{directory} holds another architecture than the model that is served.")

@@ -8,6 +8,8 @@ from concurrent.futures import Future
 
 import torch
 
+from buckeye.inference.weights import HalfReplacedError
+
 
 class CommandQueue:
     """Functions from any thread, run in their order by the one thread that calls `obey`."""
@@ -28,8 +30,8 @@ class CommandQueue:
                 function()
             except Exception as error:
                 done.set_exception(error)
-                if isinstance(error, torch.AcceleratorError):
-                    raise  # the GPU refuses this process everything from now on
+                if isinstance(error, torch.AcceleratorError | HalfReplacedError):
+                    raise  # nothing can be computed in this process from now on
             else:
                 done.set_result(None)
 

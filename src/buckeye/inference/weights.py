@@ -1,15 +1,17 @@
 """A model's weights in the form the decoder computes with: projections of the same input fused into one
 matrix, and matrices laid out for the processor.
 
-An update makes a whole new set beside the one in use, and then puts it in its place.
+An update of a small model makes a whole new set beside the one in use, and then puts it in its place; that of
+a larger one on a CPU replaces one tensor after the other, so that there are never two models in memory.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +29,9 @@ _EMBED, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _INPUT_NORM, _MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
 _QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 _FINAL_NORM = "model.norm.weight"
+_BESIDE = (
+    2**28
+)  # bytes of weights of which a second set is made on a CPU, where reading and sampling share it
 
 
 class _Matrix(NamedTuple):
@@ -64,18 +69,23 @@ class ModelWeights:
     head: Projection
 
 
+class HalfReplacedError(InferenceError):
+    """Some of the weights in use are new and some are old: nothing can be computed with them."""
+
+
 class Checkpoint:
-    """The safetensors of a model directory, opened and mapped, none read yet."""
+    """The safetensors of a model directory. A file is mapped only while a tensor of it is in use: what has
+    been read of a mapped file counts as memory of this process."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         for path in _safetensors_files(directory):
-            try:
-                file = safe_open(path, framework="pt")
-            except (OSError, SafetensorError) as error:
-                raise InferenceError(f"{path} cannot be read: {error}") from error
-            self._files |= dict.fromkeys(file.keys(), file)
+            with _opened(path) as file:
+                for name in file.keys():  # noqa: SIM118  it is no dict
+                    self._files[name] = path
+                    self._shapes[name] = tuple(file.get_slice(name).get_shape())
 
     @property
     def names(self) -> set[str]:
@@ -84,11 +94,13 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, without reading it."""
-        return tuple(self._files[name].get_slice(name).get_shape())
+        return self._shapes[name]
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor, on the CPU, as it is stored."""
-        return self._files[name].get_tensor(name)
+        with _opened(self._files[name]) as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
 
     def replaces(self, name: str) -> bool:
         """Whether a tensor is another than the one in the directory."""
@@ -113,11 +125,20 @@ def auto_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
     return auto_compute_dtype(sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names), device)
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise InferenceError(f"{path} cannot be read: {error}") from error
+
+
 class Weights:
     """The weights that a decoder computes with, once there was a `load`: what `ModelWeights` has."""
 
     embed: torch.Tensor
-    layers: tuple[LayerWeights, ...]
+    layers: Sequence[LayerWeights]
     final_norm: torch.Tensor
     head: Projection
     _loaded: ModelWeights | None = None
@@ -127,6 +148,7 @@ class Weights:
         self._dtype = dtype
         self._device = device
         self._shapes = _shapes(spec)
+        self.layers = ()
 
     @property
     def num_parameters(self) -> int:
@@ -161,33 +183,69 @@ class Weights:
                 f"a {_HEAD} that is not {_EMBED}. Set it to false if the model has a head of its own."
             )
 
-    def prepare(self, checkpoint: Checkpoint) -> ModelWeights:
+    def prepare(self, checkpoint: Checkpoint) -> ModelWeights | Checkpoint:
         """Read a checkpoint that has passed `check`, convert the dtype and lay it out for `load`: nearly all
         the work of an update, which may be done while the old weights are in use. Until then there are two
-        models in memory.
+        models in memory. Where that would be much, on a CPU, the checkpoint is left for `load`.
 
         Where weights have 16 bits an adapter is kept apart: added to them, most of it would be rounded away.
         Then one model is in memory all the time, and nothing but the adapter is read.
         """
+        large = self.num_parameters * self._dtype.itemsize > _BESIDE
+        if large and self._device.type == "cpu" and not self._keeps_apart(checkpoint):
+            return checkpoint
         # In a thread that ends: PyTorch keeps a pool of compute threads for every thread that has computed,
         # and beside a second pool the engine's own no longer waits for work awake.
         with ThreadPoolExecutor(1, "weights") as worker:
             return worker.submit(self._read, checkpoint).result()
 
     def _read(self, checkpoint: Checkpoint) -> ModelWeights:
-        if not checkpoint.has_low_rank or self._dtype.itemsize >= 4:
+        if not self._keeps_apart(checkpoint):
             return _Reader(self._spec, checkpoint, self._dtype, self._device).model()
         base = self._loaded.base or self._loaded if self._loaded is not None else None
         if base is None or base.directory != checkpoint.directory:
             base = self._read(Checkpoint(checkpoint.directory))
         return _Reader(self._spec, checkpoint, self._dtype, self._device, base).model()
 
+    def _keeps_apart(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.has_low_rank and self._dtype.itemsize < 4
+
     def load(self, new: ModelWeights | Checkpoint) -> None:
-        """Compute with other weights from now on: prepared ones, or a checkpoint that has passed `check`."""
-        model = self.prepare(new) if isinstance(new, Checkpoint) else new
+        """Compute with other weights from now on: prepared ones, or a checkpoint that has passed `check`.
+        Raises HalfReplacedError if that cannot be read to its end."""
+        if isinstance(new, Checkpoint) and not self._keeps_apart(new):
+            self._replace(new)
+            return
+        model = self._read(new) if isinstance(new, Checkpoint) else new
         self.embed, self.layers = model.embed, model.layers
         self.final_norm, self.head = model.final_norm, model.head
         self._loaded = model
+
+    def _replace(self, checkpoint: Checkpoint) -> None:
+        """Put each tensor in the place of the old one, which is let go before the next is read."""
+        reader = _Reader(self._spec, checkpoint, self._dtype, self._device)
+        before, self._loaded = self._loaded, None
+        layers = list(self.layers)
+        self.layers = layers
+        if before is not None:
+            del before, self.embed, self.head
+        try:
+            self.embed = reader.embed()
+            self.head = reader.head(self.embed)
+            self.final_norm = reader.final_norm()
+            for index in range(self._spec.num_layers):
+                layers[index : index + 1] = [reader.layer(index)]
+        except Exception as error:
+            raise HalfReplacedError(
+                f"{checkpoint.directory} was read in part, and cannot be used: {error}"
+            ) from error
+        self._loaded = ModelWeights(
+            directory=checkpoint.directory,
+            embed=self.embed,
+            layers=tuple(layers),
+            final_norm=self.final_norm,
+            head=self.head,
+        )
 
 
 class _Reader:
@@ -208,25 +266,34 @@ class _Reader:
         self._base = base
 
     def model(self) -> ModelWeights:
-        """All of them. A tied head is the embedding in another layout."""
-        base = self._base
-        embed = self._known(base and base.embed, _EMBED)
+        """All of them."""
+        embed = self.embed()
         return ModelWeights(
             directory=self._checkpoint.directory,
-            base=base,
+            base=self._base,
             embed=embed,
-            layers=tuple(self._layer(index) for index in range(self._spec.num_layers)),
-            final_norm=self._known(base and base.final_norm, _FINAL_NORM),
-            head=self._head(embed),
+            layers=tuple(self.layer(index) for index in range(self._spec.num_layers)),
+            final_norm=self.final_norm(),
+            head=self.head(embed),
         )
 
-    def _head(self, embed: torch.Tensor) -> Projection:
+    def embed(self) -> torch.Tensor:
+        """The embedding."""
+        return self._known(self._base and self._base.embed, _EMBED)
+
+    def final_norm(self) -> torch.Tensor:
+        """The norm before the head."""
+        return self._known(self._base and self._base.final_norm, _FINAL_NORM)
+
+    def head(self, embed: torch.Tensor) -> Projection:
+        """The head; a tied one is the embedding in another layout."""
         name = _EMBED if self._spec.tied_head else _HEAD
         if self._base is not None and not self._checkpoint.replaces(name):
             return self._with_adapter(self._base.head, {name: self._spec.vocab_size})
         return Projection(embed if self._spec.tied_head else self._tensor(_HEAD))
 
-    def _layer(self, index: int) -> LayerWeights:
+    def layer(self, index: int) -> LayerWeights:
+        """One layer."""
         prefix = f"model.layers.{index}."
         known = self._base.layers[index] if self._base is not None else None
         projections = {
@@ -274,7 +341,7 @@ class _Reader:
         return torch.cat([query.expand(self._spec.num_heads, -1), key.expand(self._spec.num_kv_heads, -1)])
 
     def _tensor(self, name: str) -> torch.Tensor:
-        # a copy: the file, which is mapped, may change or go away
+        # a copy: the file, which is mapped as long as the tensor is there, may change or go away
         read = self._checkpoint.tensor if self._base is None else self._checkpoint.without_low_rank
         return read(name).to(self._device, self._dtype, copy=True)
 
