@@ -12,6 +12,8 @@ from buckeye.errors import RunError
 
 _DROPPED_BITS = 16
 """A bfloat16 is the first half of a float32."""
+_AT_A_TIME = 2**18
+"""Elements that are rounded together: they stay in the processor's cache."""
 
 
 def stored_as(
@@ -50,10 +52,24 @@ def stochastic_bfloat16(x: Tensor, generator: torch.Generator) -> Tensor:
     """Float32 as bfloat16, each rounded to one of its two neighbours with a probability by its distance, so
     that the mean is the value itself (Gupta et al. 2015, arXiv:1502.02551, section 3). A value between the
     last finite one and infinity becomes the former. On the CPU."""
-    bits = x.contiguous().view(torch.int32)
-    added = torch.randint(1 << _DROPPED_BITS, x.shape, dtype=torch.int32, generator=generator)
-    cut = bits >> _DROPPED_BITS << _DROPPED_BITS
-    rounded = (bits + added) >> _DROPPED_BITS << _DROPPED_BITS
-    toward_zero, found = cut.view(torch.float32), rounded.view(torch.float32)
-    found = torch.where(found.isfinite() | ~x.isfinite(), found, toward_zero)
-    return torch.where(x.isfinite(), found, x).to(torch.bfloat16)  # exact: the second half is zero
+    rounded = torch.empty(x.shape, dtype=torch.bfloat16)
+    values = x.contiguous().view(-1).split(_AT_A_TIME)
+    for part, found in zip(values, rounded.view(-1).split(_AT_A_TIME), strict=True):
+        found.copy_(_rounded_up_or_down(part, generator))
+    return rounded
+
+
+def _rounded_up_or_down(x: Tensor, generator: torch.Generator) -> Tensor:
+    """What is dropped, and 16 random bits, may together carry into what is kept."""
+    bits = x.view(torch.int32)
+    drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    added = drawn.view(torch.int16)[: x.numel()].to(torch.int32).bitwise_and_((1 << _DROPPED_BITS) - 1)
+    found = _first_half(added.add_(bits))
+    if x.abs().amax() < torch.finfo(torch.bfloat16).max:
+        return found
+    found = torch.where(found.isfinite(), found, _first_half(bits))
+    return torch.where(x.isfinite(), found, x.to(torch.bfloat16))
+
+
+def _first_half(bits: Tensor) -> Tensor:
+    return (bits >> _DROPPED_BITS).to(torch.int16).view(torch.bfloat16)
