@@ -201,6 +201,28 @@ def test_in_bfloat16_the_adapter_stays_precise(tiny_llama):
 
 
 @pytest.mark.parametrize(
+    ("stored", "computed", "loaded"),
+    [
+        (torch.bfloat16, "auto", torch.bfloat16),
+        (torch.bfloat16, "float32", torch.float32),
+        (torch.float32, "bfloat16", torch.bfloat16),
+        (torch.float32, "auto", torch.float32),
+    ],
+)
+def test_a_base_is_never_wider_than_it_must_be(tmp_path, tiny_model, stored, computed, loaded):
+    """And the adapter on it is float32, with what is trained in full."""
+    AutoModelForCausalLM.from_pretrained(tiny_model, dtype=stored).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), CPU, compute_dtype=computed, frozen=True)
+    assert {parameter.dtype for parameter in policy.model.parameters()} == {loaded}
+    lora = LoRAConfig(rank=4, modules_to_save=["model.norm"])
+    add_adapter(policy.model, lora, base=str(tmp_path), frozen_dtype=torch.bfloat16)
+    assert {(p.requires_grad, p.dtype) for p in policy.model.parameters()} == {
+        (True, torch.float32),
+        (False, torch.bfloat16),
+    }
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"target_modules": ["query"]}, r"query is no hidden linear layer .* It has q_proj, k_proj"),

@@ -45,8 +45,8 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig, *, base: str, frozen
     )
     inject_adapter_in_model(peft_config, model, ADAPTER)
     for parameter in model.parameters():
-        if not parameter.requires_grad and parameter.is_floating_point():
-            parameter.data = parameter.data.to(frozen_dtype)
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else frozen_dtype)
 
 
 @contextmanager

@@ -183,9 +183,11 @@ def load_policy(
     flash: bool = False,
     compute_dtype: ComputeDtype = "auto",
     sharded: bool = False,
+    frozen: bool = False,
 ) -> Policy:
     """Load a model directory or hub name in float32. One that is to be `sharded` stays in main memory until
-    it is.
+    it is. One that is to be `frozen` is loaded as what is computed in, or at least no wider than it is
+    stored: there never is a float32 copy of it.
 
     Raises `UsageError` if there is no such model, or if it cannot be trained.
     """
@@ -195,7 +197,7 @@ def load_policy(
         model, info = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
-            dtype=torch.float32,
+            dtype=_frozen_dtype(compute_dtype, device) if frozen else torch.float32,
             attn_implementation=PACKED_ATTENTION,
             output_loading_info=True,
         )
@@ -208,6 +210,12 @@ def load_policy(
     return make_policy(
         model if sharded else model.to(device), name, device, flash=flash, compute_dtype=compute_dtype
     )
+
+
+def _frozen_dtype(compute_dtype: ComputeDtype, device: torch.device) -> torch.dtype | Literal["auto"]:
+    if compute_dtype == "auto":
+        return "auto" if device.type == "cpu" else torch.bfloat16
+    return torch.float32 if compute_dtype == "float32" else torch.bfloat16
 
 
 def read_trainable(name: str) -> PreTrainedConfig:

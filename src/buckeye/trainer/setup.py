@@ -144,7 +144,10 @@ def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> Polic
     elif shards:
         policy = load_shards(Path(source).parent, ranks.device, flash=flash, compute_dtype=dtype)
     else:
-        policy = load_policy(source, ranks.device, flash=flash, sharded=sharded, compute_dtype=dtype)
+        adapted = model.experimental.lora is not None
+        policy = load_policy(
+            source, ranks.device, flash=flash, sharded=sharded, compute_dtype=dtype, frozen=adapted
+        )
     if model.ac is not None or model.ac_offloading is not None:
         policy.checkpoint_activations(
             every=1 if model.ac is None else model.ac.freq,
