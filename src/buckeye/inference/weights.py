@@ -29,9 +29,8 @@ _EMBED, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _INPUT_NORM, _MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
 _QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 _FINAL_NORM = "model.norm.weight"
-_BESIDE = (
-    2**28
-)  # bytes of weights of which a second set is made on a CPU, where reading and sampling share it
+_BESIDE = 2**26
+"""Bytes of weights of which a second set is made on a CPU. Preparing it and sampling share its cores."""
 
 
 class _Matrix(NamedTuple):

@@ -22,12 +22,14 @@ MAIN = "main memory"
 _HEAD_CHUNK, _HEAD_CHUNK_ON_GPU = 128 * 2**20, 512 * 2**20  # bytes of logits, as trainer/head.py
 _HEAD_TOKENS = 1024
 _PREFILL_TOKENS = 8192  # as inference/engine.py
+_REPLACED_AT_ONCE = 2**26  # bytes of weights, as inference/weights.py
 _BFLOAT16_PARAMETERS = 5_000_000  # as inference/dtype.py
 _SHARE_OF_RAM = 0.25  # for keys and values, as inference/cache.py
 _GPU_WORK = 2 * 2**30  # what the engine leaves free on a GPU, as inference/cache.py
 _LEAST_OF_FREE = 0.25  # for keys and values all the same
 _VLLM_CPU_CACHE = 1_000_000_000
 _PROCESS = 450_000_000  # an interpreter with torch and transformers, measured
+_ENGINE = 600_000_000  # likewise, with what libraries keep of the products of every size, measured
 _ORCHESTRATOR = 400_000_000  # measured with the tokenizer and an environment without libraries of its own
 _GPU_PROCESS = 700_000_000  # a CUDA context, its kernels and libraries' workspaces
 _GPU_PROCESS_MAIN = 2_500_000_000  # of a process that uses a GPU
@@ -252,14 +254,15 @@ def _inference(
     # a tied output projection is the embedding once more, in the layout that is fast to multiply with
     weights = width * (shape.parameters + (shape.embeddings if shape.tied else 0))
     gpu = next((g for g in hardware.gpus if on_gpu and g.index == devices[0]), None)
+    beside = on_gpu or width * shape.parameters <= _REPLACED_AT_ONCE
     parts = [
         Part("weights", weights),
-        Part("new weights, beside the old", weights),
+        Part("new weights, beside the old", weights if beside else 0),
         Part("keys and values", _cache(config, inference, shape, hardware, width, weights, gpu)),
-        Part("a prompt, and logits", _passing(inference, shape, width)),
+        Part("prompts, and logits", _passing(inference, shape, width, _at_a_time(config))),
     ]
     if not on_gpu:
-        return [_process(title, MAIN, [*parts, Part("the program", _PROCESS)])]
+        return [_process(title, MAIN, [*parts, Part("the program", _ENGINE)])]
     return [
         _process(title, f"GPU {devices[0]}", [*parts, Part("the program", _GPU_PROCESS)]),
         _process(title, MAIN, [Part("the program", _GPU_PROCESS_MAIN)]),
@@ -321,8 +324,15 @@ def _at_a_time(config: RLConfig) -> int:
     return math.ceil(config.orchestrator.rollouts_at_once / replicas)
 
 
-def _passing(inference: InferenceConfig, shape: ModelShape, width: int) -> int:
-    """A prompt's way through a layer, and the logits of a decode step while they are sorted and summed."""
-    layer = 2 * shape.hidden + (shape.heads + 2 * shape.kv_heads) * shape.head_dim + 3 * shape.mlp
-    length = min(_PREFILL_TOKENS, inference.model.max_model_len or shape.max_positions)
-    return width * layer * length + 4 * 4 * inference.max_num_seqs * shape.vocabulary
+def _passing(inference: InferenceConfig, shape: ModelShape, width: int, at_a_time: int) -> int:
+    """The way of prompts through a layer, and the logits of a decode step while they are sorted and summed.
+
+    A layer holds, for each token: its input, that with the attended values added, and its norm (3 hidden);
+    queries, keys and values, and the attended values (2 queries, 2 keys); of the gated feed-forward part both
+    factors, the activation and the product (4 mlp).
+    """
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    layer = 3 * shape.hidden + 2 * queries + 2 * keys + 4 * shape.mlp
+    length = inference.model.max_model_len or shape.max_positions
+    running = min(inference.max_num_seqs, at_a_time)
+    return width * layer * min(_PREFILL_TOKENS, running * length) + 4 * 4 * running * shape.vocabulary
