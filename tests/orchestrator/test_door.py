@@ -166,6 +166,16 @@ def test_whatever_comes_the_step_goes_on_and_counts_it(tmp_path, given_outcomes,
     make_batch(0, scored, advantages_of(scored, config), config, state={})
 
 
+def test_rewards_whose_sum_no_float_holds_end_no_step():
+    group = play(Outcome(reward=1e308), Outcome(reward=1e308), Outcome(reward=-1e308), Outcome(reward=1e30))
+    assert group.rewards == [1e30]
+    assert "the reward is 1e+308, which is beyond 1e+30" in group.errors[0]
+    config = OrchestratorConfig(batch_size=4, rollouts_per_example=4)
+    scored = [Group(index=0, rollouts=tuple(group.scored) * 4)]
+    batch_metrics(0, scored, config)
+    make_batch(0, scored, advantages_of(scored, config), config, state={})
+
+
 class Careless(Given):
     async def rollout(self, task, policy):
         await policy.chat(task.messages)

@@ -14,6 +14,8 @@ BOUNDARIES = ("load", "reset", "step", "model", "score", "agent", "worker", "tim
 scoring it, in the program that plays; then its worker, and its deadline."""
 
 MAX_MESSAGE = 4_000
+_MAX_NUMBER = 1e30
+"""Sums and differences of many such are still numbers, also as float32."""
 _MAX_NAME = 200
 _MAX_COMPONENTS = 1_000
 _MAX_TURNS = 100_000
@@ -72,8 +74,8 @@ def _reward(value: Any, *, later: bool) -> float | None:
 
 
 def number(value: Any, what: str) -> float:
-    """A finite number as a float, also a scalar of numpy or torch. Raises OutcomeError for anything else,
-    which `what` names."""
+    """A finite number of at most 1e30 as a float, also a scalar of numpy or torch. Raises OutcomeError for
+    anything else, which `what` names."""
     plain = _plain(value)
     if not isinstance(plain, Real):
         raise OutcomeError(f"{what} is {_shown(value)}, not a number")
@@ -83,6 +85,8 @@ def number(value: Any, what: str) -> float:
         found = math.inf
     if not math.isfinite(found):
         raise OutcomeError(f"{what} is {_shown(value)}, which is not finite")
+    if abs(found) > _MAX_NUMBER:
+        raise OutcomeError(f"{what} is {_shown(value)}, which is beyond {_MAX_NUMBER:g}")
     return found
 
 
