@@ -96,12 +96,12 @@ class Run:
                 "model": {
                     "name": str(model),
                     "device": "cpu",
-                    "compute_dtype": "float32",
+                    "compute_dtype": args.compute_dtype,
                     "experimental": {"lora": lora},
                 },
                 "optim": {"lr": args.lora_lr if lora else args.lr},
                 "weights": {**MODES[mode], "measure_interval": 5},
-                "loss": {"type": "reinforce"},
+                "loss": {"type": args.loss},
                 "ckpt": None,
                 "max_steps": args.steps,
                 "max_async_level": 0,
@@ -307,6 +307,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps of a run")
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument("--lora-lr", type=float, default=2e-4)
+    parser.add_argument("--compute-dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--loss", default="reinforce")
     parser.add_argument("--model", choices=["30M", "135M"], default="135M")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--table", action="store_true", help="only print what has been played")
