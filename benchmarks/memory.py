@@ -6,8 +6,8 @@
 Every case is a process of the product that works on a model with random weights, at a time: a trainer for
 three steps, with two checkpoints; an engine that answers three rounds of 32 prompts and gets new weights
 before the second and the third. Measured is the most that was in main memory at a time, as the kernel counts
-it (`ru_maxrss`): files that are mapped count. What was measured is added to a file with one JSON object a
-line, and not measured again.
+it (`ru_maxrss`): files that are mapped count. Large pages are used, as `rl` does. What was measured is added
+to a file with one JSON object a line, and not measured again.
 """
 
 from __future__ import annotations
@@ -173,9 +173,8 @@ class _Process:
         self._out = folder / "stdout"
         with self._out.open("wb") as out:
             command = [sys.executable, "-m", "buckeye", *argv]
-            self.process = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | {"HF_HUB_OFFLINE": "1"}
-            )
+            environment = os.environ | {"HF_HUB_OFFLINE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
 
     def __enter__(self) -> _Process:
         return self

@@ -115,6 +115,7 @@ class Run:
         slots = GROUP * PROMPTS
         cache = KVCache(spec, slots=slots, max_len=64, dtype=torch.float32, device=CPU)
         self.engine = Engine(Decoder(spec, weights, cache))
+        self.arrived: dict[int, float] = {}
         self.wanted: list[int] | None = None
         if task in RANKS:
             self.prompts = [played.token_ids for played in self._sample([[0]] * PROMPTS, PROMPT, seed)]
@@ -149,6 +150,8 @@ class Run:
         else:
             adapted = RoundedAdapter if self.mode == "lora-merged" else AdaptedCheckpoint
             checkpoint = adapted(self.model, newest[1])
+            if self.mode == "lora-merged" and step in ARRIVED:
+                self.arrived[step] = _arrived_of_adapter(checkpoint)
         self.engine.decoder.weights.load(checkpoint)
         self.engine.reset_prefix_cache()
 
@@ -179,6 +182,19 @@ class Run:
         if self.wanted is not None:
             return float(tokens[0] == self.wanted[prompt])
         return statistics.fmean(token % 4 == 1 for token in tokens)
+
+
+def _arrived_of_adapter(merged: AdaptedCheckpoint) -> float:
+    """Of the change of the weights the share that is in the merged and rounded ones, as
+    `weights/arrived_share`."""
+    change = arrived = 0.0
+    for name in merged.adapted:
+        before, low_rank = merged.without_low_rank(name).float(), merged.low_rank(name)
+        assert low_rank is not None
+        exact = low_rank[1] @ low_rank[0]
+        change += float(exact.double().square().sum())
+        arrived += float((exact * (merged.tensor(name).float() - before)).double().sum())
+    return arrived / change if change else 1.0
 
 
 def _wanted(model: Path, prompts: list[list[int]], rank: int) -> list[int]:
@@ -242,6 +258,7 @@ def _play(model: Path, mode: str, task: str, seed: int, args: argparse.Namespace
         }
         for name in ("changed_share", "arrived_share", "served_kl")
     }
+    measured["arrived_share"] |= run.arrived
     content = {"mode": mode, "task": task, "seed": seed, "rewards": rewards, **measured}
     result.write_text(json.dumps(content) + "\n")
     print(
@@ -278,10 +295,9 @@ def _arrived(found: list[dict[str, Any]], mode: str, step: str) -> str:
     of_mode = [one for one in found if one["mode"] == mode and step in one["arrived_share"]]
     if not of_mode:
         return "-"
-    share, kl = (
-        statistics.fmean(one[name][step] for one in of_mode) for name in ("arrived_share", "served_kl")
-    )
-    return f"{share:.2f} ({kl:.1e})"
+    share = statistics.fmean(one["arrived_share"][step] for one in of_mode)
+    divergences = [one["served_kl"][step] for one in of_mode if step in one["served_kl"]]
+    return f"{share:.2f}" + (f" ({statistics.fmean(divergences):.1e})" if divergences else "")
 
 
 def _draw(runs: list[dict[str, Any]], tasks: list[str], path: Path) -> None:
@@ -293,7 +309,7 @@ def _draw(runs: list[dict[str, Any]], tasks: list[str], path: Path) -> None:
             curves = [one["rewards"] for one in runs if (one["mode"], one["task"]) == (mode, task)]
             if curves:
                 panel.plot(np.mean(curves, axis=0), label=mode)
-        panel.set(title=task, xlabel="step", ylabel=f"reward, mean of {len(curves)} seeds")
+        panel.set(title=task, xlabel="step", ylabel="reward, mean of seeds")
     panels[0, 0].legend(fontsize=8)
     figure.savefig(path, dpi=110)
 

@@ -306,12 +306,14 @@ class TestRealVllm:
 
         async def use(client):
             before = await client.generate(prompt, params)
-            running = asyncio.create_task(client.generate(other, SamplingParams(max_tokens=110, seed=2)))
+            running = asyncio.create_task(  # only waves are seeded
+                client.generate_wave([other], SamplingParams(max_tokens=110, seed=2))
+            )
             await asyncio.sleep(0.02)
             await client.update_weights(path, 7, checksum)
             return (
                 before,
-                await running,
+                (await running)[0],
                 await client.generate(prompt, params),
                 await client.weight_versions(),
             )

@@ -5,6 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from buckeye.monitor.metrics import RunMetrics
 from buckeye.monitor.signals import findings, nothing_learnt
@@ -145,3 +147,15 @@ def test_records_of_before_say_nothing():
     records = [{"process": "orchestrator", "step": step, "reward/mean": 0.5} for step in range(9)]
     assert findings(RunMetrics(records).steps(), RUN) == []
     assert nothing_learnt([], RUN) is None
+
+
+ODD = st.sampled_from([0.0, 1.0, -1.0, 1e30, 1e308, -1e308, float("inf"), float("nan"), None, "1"])
+NAMES = st.sampled_from(["reward/mean", "reward/std", "reward/played", "batch/groups", "batch/rollouts"])
+
+
+@given(st.lists(st.dictionaries(NAMES, ODD), min_size=3, max_size=8), st.booleans())
+def test_no_record_is_too_odd(batches, equal):
+    """Those of a damaged file, or of a loss beyond all measure, end neither a run nor `status`."""
+    made = steps(*({**batch, **({"batch/with_spread": 0.0} if equal else {})} for batch in batches))
+    findings(made, RUN)
+    nothing_learnt(made, RUN)

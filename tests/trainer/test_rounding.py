@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.trainer.rl import run_trainer
+from buckeye.trainer.learner import Learner
+from buckeye.trainer.rl import RLTrainer, run_trainer
 from buckeye.trainer.rounding import stochastic_bfloat16, stored_as
 from buckeye.transport.weights import read_weights_manifest
 
@@ -113,3 +114,41 @@ def test_a_trainer_publishes_as_it_is_told(tmp_path, tiny_model, batches, weight
     manifest = read_weights_manifest(directory)
     assert (manifest.dtype, manifest.canary.dtype) == (name, name)
     assert json.loads((directory / "config.json").read_text())["dtype"] == name
+
+
+@pytest.mark.parametrize(
+    ("compute", "weights", "same"),
+    [
+        ("bfloat16", {}, True),  # auto, on a CPU
+        ("float32", {"rounding": "stochastic"}, True),
+        ("bfloat16", {"rounding": "nearest"}, False),
+    ],
+)
+def test_a_step_computes_with_the_weights_that_were_sampled_with(
+    tmp_path, tiny_model, batches, monkeypatch, compute, weights, same
+):
+    """And then moves those that are trained, which are exact."""
+    equal, exact, backward = [], [], RLTrainer._backward
+
+    def compared(self, *args):
+        trained = self.learner.policy.trainable
+        newest = max((tmp_path / "weights").glob("step_*"), key=lambda path: path.stat().st_mtime_ns)
+        stored = load_file(newest / "model.safetensors")
+        pairs = [(stored[name].float(), parameter.detach()) for name, parameter in trained.items()]
+        assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+        equal.append(all(torch.equal(*pair) for pair in pairs))
+        return backward(self, *args)
+
+    def stepped(self, *args, **kwargs):
+        parameters = self.policy.trainable.values()
+        exact.append(any(not torch.equal(p, p.to(torch.bfloat16).float()) for p in parameters))
+        return update(self, *args, **kwargs)
+
+    update = Learner.update
+    monkeypatch.setattr(RLTrainer, "_backward", compared)
+    monkeypatch.setattr(Learner, "update", stepped)
+    put(tmp_path, batches[:3])
+    model = {"compute_dtype": compute}
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=3, weights=weights, model=model))
+    assert equal == [same] * 3
+    assert exact == [True] * 3

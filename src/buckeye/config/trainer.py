@@ -288,9 +288,10 @@ class WeightsConfig(BaseConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """What they are stored as, however they are trained; auto is what the trainer computes in. An engine that
     computes in less (`inference.model.dtype`) rounds them again. An adapter is always float32."""
-    rounding: Literal["nearest", "stochastic"] = "nearest"
+    rounding: Literal["auto", "nearest", "stochastic"] = "auto"
     """How float32 weights are rounded. To nearest, a change of less than half of a last place is lost;
-    stochastic stores bfloat16 and keeps such changes in the mean of many weights."""
+    stochastic stores bfloat16 and keeps such changes in the mean of many weights. auto is stochastic on a CPU
+    where bfloat16 is stored, and to nearest on a GPU."""
     measure_interval: PositiveInt | None = 20
     """Steps between two measurements of how much of what was trained is in them; steps 1, 2, 4, ... before
     the first too. None never measures."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +26,7 @@ HEAD = ("time", "attempt", "process", "step")
 TRAINERS = ("trainer", "sft")
 """Who records that a step was trained."""
 
+_LARGEST = 1e30
 _OF_BATCHES = (*TRAINERS, "orchestrator")
 """Who records that a step was done. The others record measurements of the weights before it."""
 
@@ -104,14 +104,14 @@ class Step:
 
     def value(self, name: str) -> float | None:
         """A number by the name of its process and its own, as `trainer/loss`, or by its own alone; None where
-        no such finite number was recorded."""
+        no such number was recorded, or one beyond 1e30, whose sums no float holds."""
         process, _, metric = name.partition("/")
         found = self.records[process].get(metric) if process in self.records else None
         records = (
             self.records[process] for process in (*_OF_BATCHES, *self.records) if process in self.records
         )
         for given in (found, *(record.get(name) for record in records)):
-            if isinstance(given, int | float) and abs(given) <= sys.float_info.max:
+            if isinstance(given, int | float) and abs(given) <= _LARGEST:
                 return float(given)
         return None
 

@@ -176,7 +176,7 @@ def _no_spread(played: Sequence[Step], run: Path) -> Finding | None:
         unsolved=_mean(steps, "batch/solve_none"),
         truncated=_mean(steps, "is_truncated/mean"),
         alike=_mean(steps, "batch/alike"),
-        size=rollouts / groups,
+        size=rollouts / groups if groups else math.nan,
     )
     improved = _has_improved(played) and not _has_fallen(played)
     if (reason.name == "all_solved" and len(steps) < len(played)) or (improved and std <= _EQUAL):

@@ -7,7 +7,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from buckeye.checkpoint import (
 from buckeye.checkpoint.shards import SHARDS_DIRECTORY, await_parts, link_or_copy
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import TrainerConfig
-from buckeye.errors import BuckeyeError
+from buckeye.errors import BuckeyeError, UsageError
 from buckeye.faults import fault_point
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.process import RunIdentity
@@ -110,7 +111,7 @@ class Output:
             reach=config.max_async_level if isinstance(config, TrainerConfig) else 0,
             timeout_seconds=config.dist_timeout_seconds,
         )
-        return cls(config.output_dir, learner, identity, metrics, policy, _stored(config))
+        return cls(config.output_dir, learner, identity, metrics, policy, _stored(config, learner))
 
     def __enter__(self) -> Output:
         return self
@@ -132,7 +133,8 @@ class Output:
         learner, policy, step = self._learner, self._learner.policy, self._learner.progress.step
         adapter = has_adapter(policy.model)
         dtype = torch.float32 if adapter else self._stored.dtype or policy.compute_dtype
-        canary = greedy_canary(policy, dtype)
+        with self.as_published():
+            canary = greedy_canary(policy, dtype)
         tensors = self._published_tensors(dtype)
         publish = partial(
             publish_weights,
@@ -171,13 +173,32 @@ class Output:
         if not whole or dtype is torch.float32 or has_adapter(learner.policy.model):
             return None
 
-        def store(name: str, values: torch.Tensor) -> torch.Tensor:
-            exact = {name: values.cpu() if stored.stochastic else values}
-            return stored_as(exact, dtype, stochastic=stored.stochastic, seed=stored.seed)[name].to(
-                values.device
-            )
+        return ServedWeights(learner.policy, partial(self._store, dtype), interval=interval)
 
-        return ServedWeights(learner.policy, store, interval=interval)
+    def _store(self, dtype: torch.dtype, name: str, values: torch.Tensor) -> torch.Tensor:
+        """A parameter as it is published, where it is."""
+        stored = self._stored
+        exact = {name: values.cpu() if stored.stochastic else values}
+        rounded = stored_as(exact, dtype, stochastic=stored.stochastic, seed=stored.seed)[name]
+        return rounded.to(values.device)
+
+    @contextmanager
+    def as_published(self) -> Iterator[None]:
+        """Within it the policy has the weights that are sampled with. Those that are rounded to nearest it
+        computes with in any case, when it casts them; those that are rounded stochastically replace the exact
+        ones, which come back at the end."""
+        if not self._stored.stochastic:
+            yield
+            return
+        trained = self._learner.policy.trainable
+        exact = {name: parameter.data for name, parameter in trained.items()}
+        try:
+            for name, parameter in trained.items():
+                parameter.data = self._store(torch.bfloat16, name, exact[name]).to(parameter.dtype)
+            yield
+        finally:
+            for name, parameter in trained.items():
+                parameter.data = exact[name]
 
     def due(self) -> bool:
         """Whether a checkpoint is to be written after the step that was just done."""
@@ -288,12 +309,19 @@ class Output:
         prune_checkpoints(self._checkpoints, self._policy.keep, protected=kept)
 
 
-def _stored(config: TrainerConfig | SFTConfig) -> Stored:
+def _stored(config: TrainerConfig | SFTConfig, learner: Learner) -> Stored:
     if isinstance(config, SFTConfig):
         return Stored()
-    weights = config.weights
-    stochastic = weights.rounding == "stochastic"
+    weights, policy, divided = config.weights, learner.policy, learner.ranks.mesh is not None
     named = None if weights.dtype == "auto" else getattr(torch, weights.dtype)
+    stochastic = weights.rounding == "stochastic"
+    if weights.rounding == "auto" and not divided and not has_adapter(policy.model):
+        stochastic = policy.device.type == "cpu" and (named or policy.compute_dtype) is torch.bfloat16
+    if stochastic and divided:
+        raise UsageError(
+            'trainer.weights.rounding = "stochastic" is for a model that is whole on each rank, and this one '
+            "is divided: leave it out."
+        )
     return Stored(
         dtype=torch.bfloat16 if stochastic else named,
         stochastic=stochastic,

@@ -137,7 +137,8 @@ class RLTrainer:
         tokens = sum(len(s.token_ids) for s in batch.samples)
         with self.stopwatch.of("compute"):
             logger.info("Starting forward and backward pass (batch_size=%d)", len(samples))
-            record = self._backward(found, samples)
+            with self.output.as_published():
+                record = self._backward(found, samples)
             fault_point("trainer.step")
             beat.report(f"updates the weights of step {step}")
             update = self.learner.update(record["loss"], tokens=tokens, samples=len(batch.samples))

@@ -84,7 +84,7 @@ def test_a_trainer_on_a_cpu():
         "optimizer (adamw)": 8 * TOY_PARAMETERS,
         "activations of 256 tokens": 4 * 256 * (4 * layer + passing + outside),
         "logits and their gradients": 16 * 256 * 1000 + 4 * 64_000,
-        "copies for a checkpoint": 12 * TOY_PARAMETERS,
+        "copies for a checkpoint": 8 * TOY_PARAMETERS,  # of 12: activations take more than they leave
         "the program": 450_000_000,
     }
 
@@ -231,7 +231,7 @@ def test_one_of_several_ranks_with_whole_models_keeps_the_copies_for_a_checkpoin
         for need in plan_memory(given, shape_of(TOY), on_cpu())
         if need.process.startswith("trainer")
     ]
-    assert copies == [12 * TOY_PARAMETERS, 0]
+    assert copies == [8 * TOY_PARAMETERS, 0]
 
 
 @pytest.mark.parametrize(("attention", "kept"), [("flash_attention_2", 0), ("sdpa", 2 * 64 + 2 * 32)])

@@ -29,8 +29,13 @@ _GPU_WORK = 2 * 2**30  # what the engine leaves free on a GPU, as inference/cach
 _LEAST_OF_FREE = 0.25  # for keys and values all the same
 _VLLM_CPU_CACHE = 1_000_000_000
 _PROCESS = 450_000_000  # an interpreter with torch and transformers, measured
-_ENGINE = 600_000_000  # likewise, with what libraries keep of the products of every size, measured
-_ORCHESTRATOR = 400_000_000  # measured with the tokenizer and an environment without libraries of its own
+_ENGINE_GAPS = 0.1  # of weights and prompts, measured
+_ENGINE = 575_000_000  # likewise, with what libraries keep of the products of every size, measured
+_NEVER_TOGETHER = 0.25  # of activations and logits with copies for a checkpoint, measured
+_GAPS = 0.65  # of activations and logits, measured
+_ORCHESTRATOR = 110_000_000  # measured with an environment without libraries of its own
+_TOKENIZER = 800  # bytes for each token that it knows, measured
+_PLAYED = 100  # bytes of a token that was played: its id, log-prob, version and mask, as objects of Python
 _GPU_PROCESS = 700_000_000  # a CUDA context, its kernels and libraries' workspaces
 _GPU_PROCESS_MAIN = 2_500_000_000  # of a process that uses a GPU
 
@@ -86,7 +91,13 @@ def plan_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> list
         for number, first in enumerate(range(0, len(ids), tp)):
             devices = ids[first : first + tp]
             needs += _inference(config, config.inference, shape, hardware, number, devices)
-    needs.append(_process("orchestrator", MAIN, [Part("the program", _ORCHESTRATOR)]))
+    played = config.orchestrator.rollouts_at_once * config.orchestrator.seq_len
+    orchestrator = [
+        Part("the tokenizer", _TOKENIZER * shape.vocabulary),
+        Part("rollouts", _PLAYED * played),
+        Part("the program", _ORCHESTRATOR),
+    ]
+    needs.append(_process("orchestrator", MAIN, orchestrator))
     ranks = config.trainer_gpu_ids if 0 in config.cluster.of_trainer else []
     for number, device in enumerate(ranks):
         needs += _trainer(config.trainer, shape, hardware, number, device, config.trainer_ranks)
@@ -116,8 +127,13 @@ def _trainer(
     title = f"trainer {rank}"
     saved = _saved(config, shape, shards, rank)
     if not on_gpu:
-        parts = [*state, *work, Part("copies for a checkpoint", saved), Part("the program", _PROCESS)]
-        return [_process(title, MAIN, parts)]
+        beside = [
+            _gaps(config, work),
+            _rounded(config, shape, shards, width),
+            Part("copies for a checkpoint", _copies(config, work, saved)),
+            Part("the program", _PROCESS),
+        ]
+        return [_process(title, MAIN, [*state, *work, *beside])]
     offloaded = config.model.fsdp_cpu_offload
     on_device = [*([] if offloaded else state), *work, Part("the program", _GPU_PROCESS)]
     beside = [
@@ -187,6 +203,30 @@ def _casts(config: TrainerConfig, shape: ModelShape, shards: int, width: int) ->
     if width == 4 or config.model.experimental.lora is not None:
         return []
     return [Part("weights (bfloat16)", 2 * shape.parameters)]
+
+
+def _gaps(config: TrainerConfig, work: Sequence[Part]) -> Part:
+    """What the C library keeps between blocks of many sizes. Where all weights are trained, moments, and
+    copies for checkpoints, take these places."""
+    adapter = config.model.experimental.lora is not None
+    return Part("gaps between them", int(_GAPS * sum(part.size for part in work)) if adapter else 0)
+
+
+def _copies(config: TrainerConfig, work: Sequence[Part], saved: int) -> int:
+    """Copies are made where activations were, and written while the next step begins to make new ones: less
+    than both together."""
+    if config.model.experimental.lora is not None:
+        return saved
+    return saved - min(saved // 3, int(_NEVER_TOGETHER * sum(part.size for part in work)))
+
+
+def _rounded(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> Part:
+    """The weights that were sampled with, beside the exact ones while a step computes with them."""
+    weights, adapter = config.weights, config.model.experimental.lora is not None
+    stored = weights.dtype == "bfloat16" or (weights.dtype == "auto" and width == 2)
+    rounded = weights.rounding == "stochastic" or (weights.rounding == "auto" and stored)
+    held = rounded and shards == 1 and not adapter
+    return Part("rounded weights (float32)", 4 * shape.parameters if held else 0)
 
 
 def _activations(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: bool) -> Part:
@@ -259,10 +299,13 @@ def _inference(
         Part("weights", weights),
         Part("new weights, beside the old", weights if beside else 0),
         Part("keys and values", _cache(config, inference, shape, hardware, width, weights, gpu)),
-        Part("prompts, and logits", _passing(inference, shape, width, _at_a_time(config))),
+        Part("prompts, attention and logits", _passing(inference, shape, width, _at_a_time(config))),
     ]
     if not on_gpu:
-        return [_process(title, MAIN, [*parts, Part("the program", _ENGINE)])]
+        gaps = int(_ENGINE_GAPS * (weights + parts[-1].size))
+        return [
+            _process(title, MAIN, [*parts, Part("gaps between them", gaps), Part("the program", _ENGINE)])
+        ]
     return [
         _process(title, f"GPU {devices[0]}", [*parts, Part("the program", _GPU_PROCESS)]),
         _process(title, MAIN, [Part("the program", _GPU_PROCESS_MAIN)]),
@@ -312,7 +355,8 @@ def _cache(
         budget = int(_SHARE_OF_RAM * hardware.memory.total)
     slots = min(2 * inference.max_num_seqs, max(1, budget // slot))
     if gpu is None:
-        slots = min(slots, 2 * _at_a_time(config))
+        running, at_a_time = min(slots, inference.max_num_seqs), _at_a_time(config)
+        slots = min(running, at_a_time) + min(slots - running, at_a_time)
     return slots * slot
 
 
@@ -325,7 +369,8 @@ def _at_a_time(config: RLConfig) -> int:
 
 
 def _passing(inference: InferenceConfig, shape: ModelShape, width: int, at_a_time: int) -> int:
-    """The way of prompts through a layer, and the logits of a decode step while they are sorted and summed.
+    """The way of prompts through a layer; a copy of what a decode step attends to in one, and its logits
+    while they are sorted and summed.
 
     A layer holds, for each token: its input, that with the attended values added, and its norm (3 hidden);
     queries, keys and values, and the attended values (2 queries, 2 keys); of the gated feed-forward part both
@@ -335,4 +380,6 @@ def _passing(inference: InferenceConfig, shape: ModelShape, width: int, at_a_tim
     layer = 3 * shape.hidden + 2 * queries + 2 * keys + 4 * shape.mlp
     length = inference.model.max_model_len or shape.max_positions
     running = min(inference.max_num_seqs, at_a_time)
-    return width * layer * min(_PREFILL_TOKENS, running * length) + 4 * 4 * running * shape.vocabulary
+    prompts = width * layer * min(_PREFILL_TOKENS, running * length)
+    attended = running * slot_bytes(shape, length, width) // shape.layers
+    return prompts + attended + 4 * 4 * running * shape.vocabulary
