@@ -129,7 +129,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
             yield file
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, UnicodeEncodeError) as error:  # the last: of a name in an index
         raise InferenceError(f"{path} cannot be read: {error}") from error
 
 

@@ -170,13 +170,12 @@ def _listed(names: Any) -> str:
 def _rows(file: Path) -> list[dict[str, Any]]:
     _, parquet = _pyarrow()
     try:
-        table = parquet.ParquetFile(file).read()
+        rows: list[dict[str, Any]] = parquet.ParquetFile(file).read().to_pylist()
     except FileNotFoundError:
         raise UsageError(f"there is no file {file} (this is {Path.cwd()}).") from None
     except Exception as error:  # whatever the library raises: the file is at fault
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"{file} cannot be read as parquet: {reason}") from None
-    rows: list[dict[str, Any]] = table.to_pylist()
     return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 

@@ -46,7 +46,7 @@ class Frame(msgspec.Struct):
         tells of."""
         try:
             params = msgspec.json.decode(self.params, type=_Params)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
         if self.is_request:
             return None if params.meta is None else params.meta.progress_token
@@ -60,7 +60,7 @@ def read_frame(body: bytes) -> Frame:
     """The message in a request's body. Raises Refusal 400."""
     try:
         frame = _decode_frame(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         if body.lstrip()[:1] == b"[":
             raise Refusal(400, "batch", "Batches are not taken: send one message per request.") from None
         raise Refusal(400, "json", f"The body is no JSON-RPC message: {error}.", code=-32700) from None
@@ -73,7 +73,7 @@ def read_line(line: bytes) -> Frame | None:
     """The message in a line of an environment's output; None if it is none."""
     try:
         frame = _decode_frame(line)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return None if frame.method is None and frame.id is None else frame
 

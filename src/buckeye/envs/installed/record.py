@@ -85,7 +85,7 @@ def read_record(folder: Path) -> InstalledEnvironment | None:
         raise BuckeyeError(f"{path} cannot be read: {error.strerror or error}") from None
     try:
         return msgspec.json.decode(data, type=InstalledEnvironment, dec_hook=lambda kind, value: kind(value))
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError, RecursionError) as error:
         raise BuckeyeError(
             f"{path} does not describe an environment: {error}. "
             f"Install it again: buckeye env install {folder.name} --force"
