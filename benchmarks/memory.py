@@ -3,8 +3,8 @@
     python benchmarks/memory.py [--kinds engine full lora] [--models 30M 135M 0.5B] [--lengths 256 512 1024]
     python benchmarks/memory.py --table
 
-Every case is a process of the product that works on a model with random weights, at a time: a trainer for
-three steps, with two checkpoints; an engine that answers three rounds of 32 prompts and gets new weights
+Every case is a process of the product that works on a model, one at a time: a trainer for three steps, with
+a checkpoint after each; an engine that answers three rounds of 32 prompts and gets new weights
 before the second and the third. Measured is the most that was in main memory at a time, as the kernel counts
 it (`ru_maxrss`): files that are mapped count. Large pages are used, as `rl` does. What was measured is added
 to a file with one JSON object a line, and not measured again.

@@ -149,8 +149,8 @@ class Replica:
         return self.parsed("/collective_rpc", lambda: [dict(worker) for worker in answer["results"]])
 
     async def identify(self, *, timeout: float) -> str | None:
-        """A sign of life within `timeout` seconds: which process answers, and how
-        many requests it computes at a time. None for a server that cannot say,
+        """A sign of life within `timeout` seconds: which process answers. How many requests it computes at a
+        time is kept in `max_num_seqs`. None for a server that cannot say,
         because somebody else started it."""
         try:
             workers = await self.workers(timeout=timeout)

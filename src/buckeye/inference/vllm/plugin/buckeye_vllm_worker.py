@@ -196,7 +196,7 @@ class WorkerExtension:
 
     def buckeye_weights(self) -> dict[str, str | int | bool | None]:
         """The checksums of the weights in use and of those that an update has brought, its problem, and
-        whether an update was begun and not finished; then how many requests the server computes at a time."""
+        whether an update was begun and not finished; and how many requests the server computes at a time."""
         config = self.vllm_config  # type: ignore[attr-defined]
         return {
             "checksum": DirectoryTransfer.checksum,
