@@ -20,13 +20,17 @@ from tests.waiting import HANG
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 
 
-def rollout(task_id, reward, tokens=10):
+def rollout(task_id, reward, tokens=10, components=()):
     segment = Segment()
     segment.token_ids, segment.loss_mask = [1] * tokens, [True] * tokens
     return Rollout(
         env_name="e",
         task=Task(id=task_id, messages=()),
-        outcome=Outcome(reward=reward, error=None if reward is not None else "it broke"),
+        outcome=Outcome(
+            reward=reward,
+            error=None if reward is not None else "it broke",
+            components=dict(components),
+        ),
         segments=(segment,),
         truncated=False,
         turns=1,
@@ -34,10 +38,14 @@ def rollout(task_id, reward, tokens=10):
     )
 
 
-def result(by_task, n):
+def result(by_task, n, components=lambda reward: {}):
     return EvalResult(
         env_name="e",
-        played=[rollout(task, reward) for task, rewards in by_task.items() for reward in rewards],
+        played=[
+            rollout(task, reward, components={} if reward is None else components(reward))
+            for task, rewards in by_task.items()
+            for reward in rewards
+        ],
         rollouts_per_example=n,
         seconds=12.3,
     )
@@ -48,6 +56,23 @@ def test_pass_at_k_is_unbiased():
     assert got.pass_at(1) == pytest.approx((1 / 4 + 2 / 4) / 2)
     assert got.pass_at(2) == pytest.approx((1 - 3 / 6 + 1 - 1 / 6) / 2)
     assert got.pass_at(5) is None
+
+
+def test_means_are_over_tasks_as_pass_at_1_is():
+    """Four rollouts of one task succeed; of the other one fails, and three have no reward."""
+    by_task = {"a": [1.0, 1.0, 1.0, 1.0], "b": [0.0, None, None, None]}
+    got = result(by_task, 4, components=lambda reward: {"length": 10 * reward})
+    assert sum(got.rewards) / len(got.rewards) == 0.8  # over rollouts
+    assert got.pass_at(1) == got.mean_reward == 0.5
+    metrics = got.metrics()
+    assert (metrics["eval/e/avg@4"], metrics["eval/e/length"]) == (0.5, 5.0)
+    assert "Avg@4=0.5000" in got.summary()
+
+
+def test_files_and_metrics_have_the_same_mean(tmp_path):
+    write_evaluation(tmp_path, result({"a": [1.0, 1.0], "b": [0.0, None]}, 2), {})
+    figures = json.loads((tmp_path / "e.json").read_text())
+    assert figures["mean_reward"] == figures["exact"] == figures["eval/e/avg@2"] == 0.5
 
 
 def test_the_summary_is_the_line_that_scripts_grep():

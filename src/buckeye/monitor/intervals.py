@@ -1,22 +1,21 @@
-"""How sure a measured share is: pass@k, score intervals, and a bootstrap over clusters of related tasks."""
+"""How sure a measured mean is: pass@k, and intervals over clusters of related tasks."""
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-RESAMPLES = 2000
 MIN_DIFFERENT = 6
-"""A bootstrap needs as many clusters that differ from the commonest outcome. With fewer, most resamples look
-the same and the interval is too narrow: five changes in one direction have p = 0.06 in a sign test, while a
-bootstrap of them excludes 0."""
+"""A change is judged by its variance where so many clusters differ from the commonest change. With fewer the
+variance says little: five changes in one direction have p = 0.06 in a sign test."""
 
-Method = Literal["bootstrap", "score"]
+_NORMAL = 1.959964
+_STUDENT = {1: 12.7062, 2: 4.3027}
+_EQUAL = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +29,6 @@ class Estimate:
     n: int
     clusters: int
     largest: int
-    method: Method
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
@@ -43,14 +41,29 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
     return 1.0 - math.comb(n - passed, k) / math.comb(n, k)
 
 
-def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(successes: float, n: float, z: float = _NORMAL) -> tuple[float, float]:
     """The Wilson score interval of a proportion (Wilson 1927); 95 % by default. (0, 1) for n = 0."""
     if n == 0:
         return 0.0, 1.0
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    half = z * math.sqrt(max(0.0, p * (1 - p)) / n + z * z / (4 * n * n)) / (1 + z * z / n)
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def student_quantile(degrees: int) -> float:
+    """What 97.5 % of Student's t with so many degrees of freedom are below, within 0.2 %: the expansion of
+    Abramowitz & Stegun 26.7.5, from three degrees on."""
+    if degrees in _STUDENT:
+        return _STUDENT[degrees]
+    z, v = _NORMAL, float(degrees)
+    return (
+        z
+        + (z**3 + z) / (4 * v)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4)
+    )
 
 
 def cluster_of(task_id: str, data: Mapping[str, Any]) -> str:
@@ -59,83 +72,126 @@ def cluster_of(task_id: str, data: Mapping[str, Any]) -> str:
     return str(lemmas[0]) if isinstance(lemmas, list | tuple) and lemmas else f"task {task_id}"
 
 
-def share(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0) -> Estimate:
-    """The mean of values in [0, 1], one per task, with a percentile interval of a bootstrap over clusters.
+def mean_over_tasks(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
+    """The mean of a reward or a share, of which each task has one value, the mean of its rollouts.
 
-    Where fewer than `MIN_DIFFERENT` clusters differ from the commonest outcome (none solved, all solved, few
-    clusters) it is the Wilson interval with the number of clusters as n.
+    The interval is the Wilson score with a Student quantile for as many observations as the variance between
+    clusters says (Franco et al. 2019, "Comparative study of confidence intervals for proportions in complex
+    sample surveys"), on the smallest scale that holds 0, 1 and all values. Where there are values between
+    the ends of the scale it also covers the t interval of Hall (1992, "On the removal of skewness by
+    transformation"). `benchmarks/intervals.py` measures how often it holds the mean.
     Raises ValueError without values.
     """
-    totals = _by_cluster(values, clusters)
-    mean = statistics.fmean(values)
-    if _different(totals) >= MIN_DIFFERENT:
-        return _estimate(mean, _bootstrap(totals, seed), totals, "bootstrap")
-    return _estimate(mean, wilson_interval(mean * len(totals), len(totals)), totals, "score")
+    return _estimate(_Clusters.of(values, clusters), 0.0, 1.0)
 
 
 def paired_difference(
-    before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0
+    before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]
 ) -> Estimate:
-    """The mean of `after - before` over the same tasks, with a bootstrap interval over clusters.
+    """The mean of `after - before`, shares in [0, 1] of the same tasks, as `mean_over_tasks` on a scale from
+    -1 to 1.
 
-    Where fewer than `MIN_DIFFERENT` clusters differ from the commonest change, it is made of the Wilson
-    intervals of the share that rose and the share that fell, with the number of clusters as n, combined as in
-    Newcombe (1998), method 10.
+    Where fewer than `MIN_DIFFERENT` clusters differ from the commonest change, its interval is made of the
+    score intervals of what rose and of what fell, combined as in Newcombe (1998), method 10.
     Raises ValueError without values.
     """
     changes = [b - a for a, b in zip(before, after, strict=True)]
-    totals = _by_cluster(changes, clusters)
-    mean = statistics.fmean(changes)
-    if _different(totals) >= MIN_DIFFERENT:
-        return _estimate(mean, _bootstrap(totals, seed), totals, "bootstrap")
-    rose = statistics.fmean(max(change, 0.0) for change in changes)
-    fell = statistics.fmean(max(-change, 0.0) for change in changes)
-    rose_low, rose_high = wilson_interval(rose * len(totals), len(totals))
-    fell_low, fell_high = wilson_interval(fell * len(totals), len(totals))
-    low = mean - math.hypot(rose - rose_low, fell_high - fell)
-    high = mean + math.hypot(rose_high - rose, fell - fell_low)
-    return _estimate(mean, (max(-1.0, low), min(1.0, high)), totals, "score")
+    found = _Clusters.of(changes, clusters)
+    if found.different() >= MIN_DIFFERENT:
+        return _estimate(found, -1.0, 1.0)
+    rose = _Clusters.of([max(change, 0.0) for change in changes], clusters)
+    fell = _Clusters.of([max(-change, 0.0) for change in changes], clusters)
+    (rose_low, rose_high), (fell_low, fell_high) = (_score(part, 0.0, 1.0) for part in (rose, fell))
+    low = found.mean - math.hypot(rose.mean - rose_low, fell_high - fell.mean)
+    high = found.mean + math.hypot(rose_high - rose.mean, fell.mean - fell_low)
+    return found.estimate(max(-1.0, low), min(1.0, high))
 
 
-def _by_cluster(values: Sequence[float], clusters: Sequence[Hashable]) -> list[tuple[float, int]]:
-    """The sum and the count of the values in every cluster."""
-    if not values:
-        raise ValueError("no values")
-    members: dict[Hashable, list[float]] = defaultdict(list)
-    for value, cluster in zip(values, clusters, strict=True):
-        members[cluster].append(value)
-    return [(math.fsum(v), len(v)) for v in members.values()]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Clusters:
+    """The mean of every cluster, how many values it has, and what it adds to the mean of all: `deviations`,
+    whose mean is 0, and whose `variance` over the number of clusters is that of the mean."""
+
+    means: list[float]
+    counts: list[int]
+    mean: float
+    deviations: list[float]
+    variance: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], clusters: Sequence[Hashable]) -> _Clusters:
+        if not values:
+            raise ValueError("no values")
+        members: dict[Hashable, list[float]] = defaultdict(list)
+        for value, cluster in zip(values, clusters, strict=True):
+            members[cluster].append(value)
+        n, mean = len(members), statistics.fmean(values)
+        each = len(values) / n
+        deviations = [math.fsum(value - mean for value in found) / each for found in members.values()]
+        return cls(
+            means=[statistics.fmean(found) for found in members.values()],
+            counts=[len(found) for found in members.values()],
+            mean=mean,
+            deviations=deviations,
+            variance=math.fsum(d * d for d in deviations) / (n - 1) if n > 1 else 0.0,
+        )
+
+    def different(self) -> int:
+        """How many have another mean than the commonest one."""
+        return len(self.means) - max(Counter(round(mean, 9) for mean in self.means).values())
+
+    def estimate(self, low: float, high: float) -> Estimate:
+        return Estimate(
+            value=self.mean,
+            low=min(low, self.mean),  # rounding may leave the value outside
+            high=max(high, self.mean),
+            n=sum(self.counts),
+            clusters=len(self.counts),
+            largest=max(self.counts),
+        )
 
 
-def _different(totals: Sequence[tuple[float, int]]) -> int:
-    """How many clusters have another mean than the commonest one."""
-    means = Counter(round(total / count, 9) for total, count in totals)
-    return len(totals) - max(means.values())
+def _estimate(found: _Clusters, low: float, high: float) -> Estimate:
+    """With the interval of values that are expected between `low` and `high`, and may be elsewhere."""
+    bottom, top = min(low, *found.means), max(high, *found.means)
+    interval = _score(found, bottom, top)
+    at_ends = all(min(mean - bottom, top - mean) <= _EQUAL for mean in found.means)
+    if not at_ends and _varies(found):
+        skewed = _without_skewness(found)
+        interval = min(interval[0], skewed[0]), max(interval[1], skewed[1])
+    if (bottom, top) == (low, high):
+        interval = max(low, interval[0]), min(high, interval[1])
+    return found.estimate(*interval)
 
 
-def _bootstrap(totals: Sequence[tuple[float, int]], seed: int) -> tuple[float, float]:
-    """The 2.5th and 97.5th percentile of the mean over resampled clusters."""
-    draw = random.Random(seed).choices
-    sums, counts = zip(*totals, strict=True)
-    means = []
-    for _ in range(RESAMPLES):
-        drawn = draw(range(len(totals)), k=len(totals))
-        means.append(sum(map(sums.__getitem__, drawn)) / sum(map(counts.__getitem__, drawn)))
-    cuts = statistics.quantiles(means, n=40, method="inclusive")
-    return cuts[0], cuts[-1]
+def _score(found: _Clusters, bottom: float, top: float) -> tuple[float, float]:
+    """The score interval on a scale. Clusters that are all alike count as one observation each."""
+    n, width = len(found.means), top - bottom
+    p, quantile, observations = (found.mean - bottom) / width, _NORMAL, float(n)
+    if _varies(found):
+        quantile = student_quantile(n - 1)
+        observations = p * (1 - p) * n * width * width / found.variance
+    low, high = wilson_interval(p * observations, observations, quantile)
+    return bottom + width * low, bottom + width * high
 
 
-def _estimate(
-    value: float, interval: tuple[float, float], totals: Sequence[tuple[float, int]], method: Method
-) -> Estimate:
-    low, high = min(interval[0], value), max(interval[1], value)  # rounding may leave the value outside
-    counts = [count for _, count in totals]
-    return Estimate(
-        value=value,
-        low=low,
-        high=high,
-        n=sum(counts),
-        clusters=len(counts),
-        largest=max(counts),
-        method=method,
+def _without_skewness(found: _Clusters) -> tuple[float, float]:
+    """Hall's interval: Student's, on a cubic of t that has no skewness, turned back."""
+    n, deviation = len(found.means), math.sqrt(found.variance)
+    cubes = math.fsum((d / deviation) ** 3 for d in found.deviations)
+    skewness = n / ((n - 1) * (n - 2)) * cubes if n > 2 else 0.0
+
+    def turned_back(t: float) -> float:
+        if abs(skewness) < 1e-6:
+            return t / math.sqrt(n)
+        return 3 / skewness * (math.cbrt(1 + skewness * (t / math.sqrt(n) - skewness / (6 * n))) - 1)
+
+    quantile = student_quantile(n - 1)
+    return (
+        found.mean - deviation * turned_back(quantile),
+        found.mean - deviation * turned_back(-quantile),
     )
+
+
+def _varies(found: _Clusters) -> bool:
+    return found.variance > (_EQUAL * max(1.0, abs(found.mean))) ** 2

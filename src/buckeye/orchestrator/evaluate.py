@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,11 +55,19 @@ class EvalResult:
 
     @property
     def rewards(self) -> list[float]:
+        """Of the scored rollouts."""
         return [r.reward for r in self.played if r.reward is not None]
 
     @property
+    def task_rewards(self) -> list[float]:
+        """The mean reward of every task that has a scored rollout, in task order."""
+        tasks = self.by_task.values()
+        return [statistics.fmean(r.reward for r in rollouts if r.reward is not None) for rollouts in tasks]
+
+    @property
     def mean_reward(self) -> float:
-        return statistics.fmean(self.rewards) if self.rewards else math.nan
+        """Over tasks, as pass@k: a task of which a rollout failed counts as much as the others."""
+        return statistics.fmean(self.task_rewards) if self.rewards else math.nan
 
     def pass_at(self, k: int) -> float | None:
         """The unbiased estimate of pass@k (Chen et al. 2021, eq. 1), a reward >= 1 counting as a pass.
@@ -95,7 +103,8 @@ class EvalResult:
         return f"Evaluated {self.env_name} in {self.seconds:.1f}s ({', '.join(parts)})"
 
     def metrics(self, prefix: str = "eval") -> dict[str, float]:
-        """The era's metric names, plus the mean of every logged component; no mean if nothing was scored."""
+        """The era's metric names, plus the mean of every logged component; no mean if nothing was scored.
+        Means are over tasks."""
         key = f"{prefix}/{self.env_name}"
         values = {
             **({f"{key}/avg@{self.rollouts_per_example}": self.mean_reward} if self.rewards else {}),
@@ -103,11 +112,10 @@ class EvalResult:
             f"{key}/errored": self.errored,
             f"{key}/time": round(self.seconds, 3),
         }
-        components: dict[str, list[float]] = defaultdict(list)
-        for rollout in self.rollouts:
-            for name, value in rollout.outcome.components.items():
-                components[name].append(value)
-        return values | {f"{key}/{name}": statistics.fmean(v) for name, v in components.items()}
+        components = means_over_tasks(
+            [[r.outcome.components for r in task] for task in self.by_task.values()]
+        )
+        return values | {f"{key}/{name}": mean for name, mean in components.items()}
 
 
 async def evaluate(
@@ -173,6 +181,20 @@ async def play_tasks(
         for playing in started:
             playing.cancel()
         raise
+
+
+def means_over_tasks(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float]:
+    """Of every number that rollouts have, the mean over tasks of the mean over those rollouts of a task that
+    have it. `tasks` holds the numbers of every rollout, task by task."""
+    of_tasks: dict[str, list[float]] = defaultdict(list)
+    for rollouts in tasks:
+        found: dict[str, list[float]] = defaultdict(list)
+        for values in rollouts:
+            for name, value in values.items():
+                found[name].append(value)
+        for name, each in found.items():
+            of_tasks[name].append(statistics.fmean(each))
+    return {name: statistics.fmean(means) for name, means in of_tasks.items()}
 
 
 def count_passed(rollouts: Sequence[Rollout]) -> int:

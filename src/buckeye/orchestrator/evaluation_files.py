@@ -14,7 +14,7 @@ from typing import Any
 from buckeye.config.environments import EnvConfig, EvalEnvConfig
 from buckeye.config.orchestrator import EvalConfig
 from buckeye.inference.client import SamplingParams
-from buckeye.monitor.intervals import cluster_of, share
+from buckeye.monitor.intervals import cluster_of, mean_over_tasks
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.evaluate import EvalResult, count_passed, evaluate
 from buckeye.orchestrator.rollout import TaskPlayer
@@ -124,7 +124,7 @@ def _figures(result: EvalResult) -> dict[str, Any]:
     if result.rewards:
         tasks = list(result.by_task.values())
         clusters = [cluster_of(rollouts[0].task.id, rollouts[0].task.data) for rollouts in tasks]
-        exact = share([count_passed(rollouts) / len(rollouts) for rollouts in tasks], clusters)
+        exact = mean_over_tasks([count_passed(rollouts) / len(rollouts) for rollouts in tasks], clusters)
         figures |= {
             "mean_reward": result.mean_reward,
             "exact": exact.value,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from buckeye.monitor.intervals import cluster_of, pass_at_k, share
+from buckeye.monitor.intervals import cluster_of, mean_over_tasks, pass_at_k
+from buckeye.orchestrator.evaluate import means_over_tasks
 from buckeye.run.evaluation.rows import Row
 
 
@@ -29,7 +30,8 @@ class Figure:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
     """An evaluation in numbers. `tasks` counts those with a scored rollout; `figures` begin with the reward;
-    `stop_reasons` counts those of all rollouts, `errors` the messages of the errored ones."""
+    they and `means` are over tasks. `stop_reasons` counts those of all rollouts, `errors` the messages of the
+    errored ones."""
 
     tasks: int
     scored: int
@@ -59,13 +61,13 @@ def figures_of(rows: Sequence[Row], *, each: int, pass_reward: float) -> Figures
     for row in rows:
         if row.reward is not None:
             by_task[row.task_id].append(row)
-    scored = [row for task in by_task.values() for row in task]
+    scored = sum(map(len, by_task.values()))
     return Figures(
         tasks=len(by_task),
-        scored=len(scored),
-        errored=len(rows) - len(scored),
+        scored=scored,
+        errored=len(rows) - scored,
         figures=_figures(list(by_task.values()), each, pass_reward),
-        means=_means(scored),
+        means=means_over_tasks([[_numbers(row) for row in task] for task in by_task.values()]),
         stop_reasons=dict(Counter(row.stop_reason for row in rows).most_common()),
         errors=dict(Counter(row.error for row in rows if row.error is not None).most_common(5)),
     )
@@ -91,29 +93,14 @@ def _ks(each: int) -> list[int]:
 
 
 def _figure(name: str, values: Sequence[float], clusters: Sequence[str]) -> Figure:
-    """Rewards outside [0, 1] are scaled to it for the interval, and back."""
-    low, high = min(0.0, *values), max(1.0, *values)
-    width = high - low
-    estimate = share([(value - low) / width for value in values], clusters)
-    return Figure(
-        name=name,
-        value=statistics.fmean(values),
-        low=low + width * estimate.low,
-        high=low + width * estimate.high,
-    )
+    estimate = mean_over_tasks(values, clusters)
+    return Figure(name=name, value=estimate.value, low=estimate.low, high=estimate.high)
 
 
-def _means(rows: Sequence[Row]) -> dict[str, float]:
-    """The mean of every component, over the rollouts that have it, and of lengths and times."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        for name, value in row.components.items():
-            values[name].append(value)
-        values["turns"].append(row.turns)
-        values["completion_tokens"].append(row.completion_tokens)
-        values["truncated"].append(row.truncated)
-        values["seconds"].append(row.seconds)
-    return {name: statistics.fmean(found) for name, found in values.items()}
+def _numbers(row: Row) -> dict[str, float]:
+    """The components of a rollout, its lengths and its time."""
+    own = ("turns", "completion_tokens", "truncated", "seconds")
+    return {**row.components, **{name: float(getattr(row, name)) for name in own}}
 
 
 def _rewards(rows: Sequence[Row]) -> list[float]:

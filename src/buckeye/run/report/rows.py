@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from buckeye.monitor.intervals import Estimate, paired_difference, pass_at_k, share
+from buckeye.monitor.intervals import Estimate, mean_over_tasks, paired_difference, pass_at_k
 from buckeye.run.report.evaluations import Evaluation, TaskResult
 from buckeye.run.report.floor import Floor, FloorTable
 
@@ -26,10 +25,10 @@ class PassAt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """The tasks of one row in one evaluation. Shares are None if nothing was scored.
+    """The tasks of one row in one evaluation. Means are over tasks, and None if nothing was scored.
 
-    `ortho_miss` is the share of the scored rollouts with the right word in a wrong spelling, None if the
-    environment does not count that. `truncated` and `errored` count rollouts out of `rollouts`.
+    `ortho_miss` is how often a scored rollout has the right word in a wrong spelling, None if the environment
+    does not count that. `truncated` and `errored` count rollouts out of `rollouts`.
     """
 
     tasks: int
@@ -137,16 +136,15 @@ def _powers_of_two(most: int) -> list[int]:
 
 
 def _side(tasks: Sequence[TaskResult], ks: Sequence[int]) -> Side:
-    rewards = [reward for task in tasks for reward in task.rewards]
-    counted = [task for task in tasks if task.misses is not None and task.rewards]
-    misses = sum(task.misses or 0 for task in counted)
+    scored = [task for task in tasks if task.rewards]
+    misses = [task.misses / len(task.rewards) for task in scored if task.misses is not None]
     return Side(
         tasks=len(tasks),
         rollouts=sum(task.played for task in tasks),
         exact=_exact(tasks),
-        mean_reward=math.fsum(rewards) / len(rewards) if rewards else None,
+        mean_reward=statistics.fmean(statistics.fmean(task.rewards) for task in scored) if scored else None,
         pass_at=tuple(_pass_at(tasks, k) for k in ks),
-        ortho_miss=misses / sum(len(task.rewards) for task in counted) if counted else None,
+        ortho_miss=statistics.fmean(misses) if misses else None,
         truncated=sum(task.truncated for task in tasks),
         errored=sum(task.errored for task in tasks),
     )
@@ -156,7 +154,7 @@ def _exact(tasks: Sequence[TaskResult]) -> Estimate | None:
     scored = [task for task in tasks if task.rewards]
     if not scored:
         return None
-    return share([task.exact for task in scored], [task.cluster for task in scored])
+    return mean_over_tasks([task.exact for task in scored], [task.cluster for task in scored])
 
 
 def _pass_at(tasks: Sequence[TaskResult], k: int) -> PassAt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from buckeye.monitor.intervals import MIN_DIFFERENT, RESAMPLES, Estimate
+from buckeye.monitor.intervals import Estimate
 from buckeye.run.report.evaluations import Evaluation
 from buckeye.run.report.floor import PLAYED_PER_CELL
 from buckeye.run.report.gather import Report
@@ -86,16 +86,12 @@ def markdown(report: Report, pictures: Sequence[tuple[str, str]]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_NOTE = f"""Shares are in per cent with their 95 % interval, changes in percentage points. A cluster is a
-set of tasks about the same word (the first of their `lemma_ids`); it counts as one observation. Intervals
-are percentiles of a bootstrap over clusters ({RESAMPLES:,} resamples), those of a change over the tasks of
-both evaluations, in pairs. An asterisk marks an interval from the Wilson score with the number of clusters
-as n (for a change from those of the shares that rose and fell, combined as by Newcombe), used where fewer
-than {MIN_DIFFERENT} clusters differ from the commonest outcome, as with no success at all. *No content* is
-the exact match of the best policy that never looks at what is asked (nothing, one string always, the prompt
-again, all short words, a random word, the answer of another task), chosen for each row, on up to
-{PLAYED_PER_CELL} tasks of every family and split. With so many rows, about one in twenty intervals of a
-change leaves out 0 by chance."""
+_NOTE = f"""Shares are means over tasks, in per cent with their 95 % interval, changes in percentage points. A
+cluster is a set of tasks about the same word (the first of their `lemma_ids`); it counts as one observation.
+Changes are those of the tasks of both evaluations, in pairs. *No content* is the exact match of the best
+policy that never looks at what is asked (nothing, one string always, the prompt again, all short words, a
+random word, the answer of another task), chosen for each row, on up to {PLAYED_PER_CELL} tasks of every
+family and split. With so many rows, about one in twenty intervals of a change leaves out 0 by chance."""
 
 
 def _exact_cells(row: Row) -> tuple[str, ...]:
@@ -211,18 +207,14 @@ def _share(estimate: Estimate | None) -> str:
     if estimate is None:
         return _NONE
     low, high = 100 * estimate.low, 100 * estimate.high
-    return f"{100 * estimate.value:.1f} [{low:.1f}, {high:.1f}]{_star(estimate)}"
+    return f"{100 * estimate.value:.1f} [{low:.1f}, {high:.1f}]"
 
 
 def _change(estimate: Estimate | None) -> str:
     if estimate is None:
         return _NONE
     low, high = 100 * estimate.low, 100 * estimate.high
-    return f"{100 * estimate.value:+.1f} [{low:+.1f}, {high:+.1f}]{_star(estimate)}"
-
-
-def _star(estimate: Estimate) -> str:
-    return "*" if estimate.method == "score" else " "
+    return f"{100 * estimate.value:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def _percent(value: float | None) -> str:
@@ -247,4 +239,4 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 
 def _escaped(cell: str) -> str:
-    return cell.strip().replace("|", "\\|").replace("*", "\\*")
+    return cell.replace("|", "\\|").replace("*", "\\*")
