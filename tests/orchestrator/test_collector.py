@@ -37,9 +37,9 @@ def collector(
         "batch_size": groups * size,
         "group_size": size,
         "min_group_size": min(2, size),
-        "max_async_level": level,
+        "run_ahead": level,
         "lockstep": lockstep is not None,
-        "max_off_policy_steps": 8,
+        "most_token_age": 8 if level else 0,
         "oversampling_factor": 1.0,
         "max_empty_batches": 3,
         "max_steps": None,
@@ -129,7 +129,7 @@ def test_nothing_is_started_beyond_the_last_step():
 def test_an_overtaken_group_is_dropped_as_stale_and_played_again():
     async def play():
         engine = FakeEngine(version=0)
-        c = collector(engine, LetterEnvironment(), level=1, groups=2)
+        c = collector(engine, LetterEnvironment(), level=1, groups=2, most_token_age=1)
         await c.collect(0, lambda version: None)  # two more groups of version 0 are now in flight
         await asyncio.sleep(0.01)
         engine.version = 2
@@ -151,7 +151,7 @@ def test_a_failed_rollout_is_retried_and_then_leaves_a_smaller_group():
 
     engine, env = FakeEngine(), LetterEnvironment(size=1, fail=fail)
     (batch,) = asyncio.run(batches(collector(engine, env, groups=1), engine, 1))
-    assert batch.errored_rollouts == 4 - len(batch.groups[0].scored)
+    assert len(batch.errors) == 4 - len(batch.groups[0].scored)
     assert all(r.outcome.error and r.reward is None for r in batch.groups[0].rollouts if r.reward is None)
 
 
@@ -170,7 +170,7 @@ def test_a_group_is_trained_with_what_is_left_of_it_if_that_is_enough(failing, l
     assert [size for task, size in sizes.items() if task == "letters-0"] == trained
     assert sizes["letters-1"] == 4
     assert batch.dropped == ({} if trained else {"errored": 1})
-    assert batch.errored_rollouts == failing
+    assert len(batch.errors) == failing
     assert all(reward in (0.0, 1.0) for reward in batch.played_rewards)
     assert len(batch.played_rewards) == 4 * (3 - len(trained)) - failing
 
@@ -431,8 +431,8 @@ def test_an_environment_that_cancels_itself_is_an_errored_rollout():
     (batch,) = asyncio.run(batches(collector(engine, env, groups=4), engine, 1))
     assert len(batch.groups) == 4  # of the four tasks one can never be used
     assert batch.dropped["errored"] >= 1
-    assert batch.errored_rollouts == 4 * batch.dropped["errored"]
-    assert "cancelled" in batch.last_error
+    assert len(batch.errors) == 4 * batch.dropped["errored"]
+    assert "cancelled" in batch.errors[-1]
 
 
 def test_who_waits_for_weights_looks_once_for_each_news_and_says_how_long_it_took():

@@ -285,7 +285,7 @@ FRESH = {"next_group": 0, "pending": []}
 
 
 def collector(
-    engine, *, state=FRESH, lockstep=None, level=0, drop_zero_spread=True, oversampling=1.0, others=()
+    engine, *, state=FRESH, lockstep=None, level=0, drop_zero_spread=True, oversampling=1.0, others=(), age=8
 ):
     environments = named(CellEnvironment(RATES), *others)
     player = RolloutPlayer(
@@ -302,9 +302,9 @@ def collector(
         batch_size=16,
         group_size=4,
         min_group_size=2,
-        max_async_level=level,
+        run_ahead=level,
         lockstep=lockstep is not None,
-        max_off_policy_steps=8,
+        most_token_age=age if level else 0,
         oversampling_factor=oversampling,
         max_empty_batches=50,
         max_steps=None,
@@ -367,7 +367,7 @@ def test_groups_dropped_for_want_of_spread_are_counted():
 def test_a_stale_group_is_played_again_with_its_task_and_counted_once():
     async def run():
         engine = FakeEngine(version=0)
-        c = collector(engine, level=1, drop_zero_spread=False)
+        c = collector(engine, level=1, drop_zero_spread=False, age=1)
         await c.collect(0, lambda version: None)  # four more groups of version 0 are now in flight
         await asyncio.sleep(0.01)
         before = c.state()

@@ -10,7 +10,7 @@ from buckeye.envs.base import Outcome, Task
 from buckeye.monitor import stopwatch
 from buckeye.monitor.stopwatch import BusyClock
 from buckeye.orchestrator import timing
-from buckeye.orchestrator.collector import Collected
+from buckeye.orchestrator.collected import Collected
 from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.orchestrator.timing import LoopTimes, Throughput
 

@@ -130,7 +130,8 @@ def test_an_environment_that_always_fails_is_not_a_reward_of_zero(runner):
     assert not runner.metrics("out", "trainer")
     assert '"restart"' not in (runner.root / "out" / "events.jsonl").read_text()  # no other try can mend it
     played = (runner.root / "out" / "rollouts" / "step_0.dropped.jsonl").read_text().splitlines()
-    assert len(played) == 2 * 16
+    assert sum(not json.loads(line)["retried"] for line in played) == 2 * 16
+    assert len(played) == 2 * 2 * 16  # it fails before the policy is asked, so each is tried again
     assert all(
         one["dropped"] == "errored" and "no such tool" in one["error"] for one in map(json.loads, played)
     )

@@ -225,7 +225,7 @@ def test_samples_that_cannot_be_learned_from_change_nothing(tmp_path, tiny_model
 def test_a_sample_that_is_older_than_allowed_is_left_out(tmp_path, tiny_model, batches):
     old = _with(batches[2].samples[0], versions=0)
     put(tmp_path, [*batches[:2], replace(batches[2], samples=(old, *batches[2].samples[1:]))])
-    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=3, max_async_level=1))
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=3, max_off_policy_steps=1))
     assert [r["samples_left_out"] for r in records(tmp_path)] == [0, 0, 1]
     assert "sample 0 (version: " in (tmp_path / "logs" / "run.log").read_text()
 

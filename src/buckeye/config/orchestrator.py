@@ -35,6 +35,7 @@ from buckeye.config.shared import (
     PolicyModelConfig,
     WandbConfig,
     WeightBroadcast,
+    most_token_age,
 )
 
 
@@ -165,16 +166,21 @@ class OrchestratorConfig(BaseConfig):
     max_steps: PositiveInt | None = None
     """Batches to make; None never ends."""
     max_async_level: NonNegativeInt = 1
-    """How many steps sampling may run ahead of training; 0 is synchronous."""
+    """How many steps sampling may run ahead of training, up to max_off_policy_steps; 0 is synchronous."""
     deterministic: bool | None = None
     """Sample in lockstep: a synchronous run is the same to the bit every time, and waits for the slowest
     rollout of each turn. None does so where max_async_level is 0 and the engine can: the embedded one."""
     strict_async_level: bool = False
     """Sample batch N with exactly version N - max_async_level, even if a newer one is there."""
     max_off_policy_steps: NonNegativeInt = 8
-    """A group during which the weights changed more often is dropped."""
+    """How many steps old a token may be when it is trained on: a batch waits for groups that the next one
+    would be too late for. 0 in a synchronous run."""
+    late_groups: Literal["await", "cut"] = "await"
+    """What becomes of groups that a batch waits for when it could have younger ones instead: cut ends their
+    replies where they are, and they are trained on as truncated."""
     oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
-    """How many more groups are kept in flight than a batch needs."""
+    """How many times the groups that batches have room for are played. Where that is more than
+    max_off_policy_steps lets wait, those that finish first are taken: short ones, as collection/bias says."""
     max_concurrent: PositiveInt | None = None
     """Most rollouts at a time; None is no limit."""
     num_train_workers: PositiveInt = 1
@@ -197,7 +203,10 @@ class OrchestratorConfig(BaseConfig):
     rollout_timeout: PositiveFloat = 600.0
     """Seconds that a rollout may take, from when an engine has a place for it."""
     max_rollout_retries: NonNegativeInt = 1
-    """How often a failed rollout is played again."""
+    """How often a rollout is played again that failed before the policy was asked, or by the engine."""
+    retry_after_reply: bool = False
+    """Play again what failed later, too. What the policy does when that fails is then missing from training:
+    mostly long rollouts."""
     min_group_size: PositiveInt | None = None
     """A group with fewer rollouts that have a reward is dropped, one with more is trained without those that
     failed; None is half of rollouts_per_example, rounded up, and at least 2."""
@@ -243,9 +252,19 @@ class OrchestratorConfig(BaseConfig):
     """Measure speed."""
 
     @property
+    def run_ahead(self) -> int:
+        """How many steps sampling runs ahead at most."""
+        return min(self.max_async_level, self.max_off_policy_steps)
+
+    @property
+    def most_token_age(self) -> int:
+        """How many steps old a token may be when it is trained on."""
+        return most_token_age(self.max_async_level, self.max_off_policy_steps)
+
+    @property
     def rollouts_at_once(self) -> int:
         """Most rollouts that are played at a time."""
-        played = math.ceil(self.batch_size * self.oversampling_factor) * (1 + self.max_async_level)
+        played = math.ceil(self.batch_size * self.oversampling_factor) * (1 + self.run_ahead)
         return min(played, self.max_concurrent or played)
 
     @property

@@ -80,6 +80,8 @@ class RLConfig(BaseConfig):
     """seq_len of trainer and orchestrator."""
     max_async_level: NonNegativeInt | None = None
     """How many steps sampling may run ahead of training; 0 is synchronous."""
+    max_off_policy_steps: NonNegativeInt | None = None
+    """How many steps old a token may be when it is trained on."""
     bench: bool = False
     """Measure speed."""
     strict: bool = False

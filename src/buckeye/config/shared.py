@@ -150,3 +150,9 @@ class EvalSamplingConfig(BaseConfig):
     """How long a reasoning model should think."""
     seed: int | None = None
     """Seed of the sampling."""
+
+
+def most_token_age(max_async_level: int, max_off_policy_steps: int) -> int:
+    """How many policy versions a token may be behind the step that trains on it: `max_off_policy_steps`, and
+    none at all in a synchronous run."""
+    return max_off_policy_steps if max_async_level else 0

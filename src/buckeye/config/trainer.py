@@ -370,6 +370,8 @@ class TrainerConfig(BaseConfig):
     """Optimizer steps; None never ends."""
     max_async_level: NonNegativeInt = 1
     """How many steps sampling may run ahead of training; 0 is synchronous."""
+    max_off_policy_steps: NonNegativeInt = 8
+    """How many steps old a token may be when it is trained on; older samples are left out."""
     seq_len: PositiveInt = 2048
     """Tokens that are computed at once: samples are packed into rows of this length."""
     seed: int = 0

@@ -22,7 +22,8 @@ class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
     """A line of such a file. `group` counts the tasks that were played, and `number` the rollouts of this
     one; `dropped` is why the group was not trained on, None where it was. `text` is what the policy saw and
     wrote, a text for each training sample, and `messages` the conversation after the last reply.
-    `advantages` are what each turn was trained with, None for a rollout that was not trained on."""
+    `advantages` are what each turn was trained with, None for a rollout that was not trained on. Sampling was
+    ended early for one that is `cut`; one that is `retried` failed, and was played again: the next line."""
 
     group: int
     task_id: str
@@ -39,6 +40,9 @@ class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     trace: list[str] = []
     truncated: bool = False
+    cut: bool = False
+    retried: bool = False
+    seconds: float = 0.0
     turns: int = 0
     turns_extended: int = 0
     turns_branched: int = 0
@@ -116,8 +120,8 @@ def read_rollouts(run: Path, step: int) -> tuple[list[PlayedRollout], int]:
 
 
 def _rollout(line: dict[str, Any], numbers: Counter[int]) -> PlayedRollout:
-    """Numbered within its group. Raises `msgspec.ValidationError`."""
+    """Numbered within its group, attempts at the same rollout alike. Raises `msgspec.ValidationError`."""
     rollout = msgspec.convert(line, PlayedRollout)
     numbered = msgspec.structs.replace(rollout, number=numbers[rollout.group])
-    numbers[rollout.group] += 1
+    numbers[rollout.group] += not rollout.retried
     return numbered

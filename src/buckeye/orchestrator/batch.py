@@ -148,8 +148,9 @@ async def write_rollouts(
     """Write one JSON line per rollout, errored ones included: task, reward, advantages, components, text,
     messages, counts, and why its group was dropped if it was; as soon as there is room on the disk.
 
-    `advantages` are of the same groups; None if they are not trained on. What a message holds that JSON
-    cannot is written as text.
+    Attempts that failed before a rollout was played again come before it, as `retried`. `advantages` are of
+    the same groups; None if they are not trained on. What a message holds that JSON cannot is written as
+    text.
     """
     of_groups = advantages if advantages is not None else [None] * len(groups)
     lines = [
@@ -169,6 +170,9 @@ async def write_rollouts(
                 "error": rollout.outcome.error,
                 "trace": list(rollout.outcome.trace),
                 "truncated": rollout.truncated,
+                "cut": rollout.cut,
+                "retried": retried,
+                "seconds": round(rollout.seconds, 3),
                 "turns": rollout.turns,
                 "turns_extended": rollout.extended,
                 "turns_branched": rollout.branched,
@@ -181,7 +185,7 @@ async def write_rollouts(
             default=str,
         )
         for (dropped, group), of_group in zip(groups, of_groups, strict=True)
-        for rollout, by_turn in _with_advantages(group, of_group)
+        for rollout, retried, by_turn in _with_advantages(group, of_group)
     ]
     text = utf8("\n".join(lines) + "\n")
 
@@ -194,12 +198,14 @@ async def write_rollouts(
 
 def _with_advantages(
     group: Group, advantages: Sequence[Sequence[float]] | None
-) -> Iterator[tuple[Rollout, list[float] | None]]:
-    """All rollouts of a group; those without a reward have no advantage."""
+) -> Iterator[tuple[Rollout, bool, list[float] | None]]:
+    """All plays of a group, and whether each was played again; those without a reward have no advantage."""
     given = iter(advantages or ())
     for rollout in group.rollouts:
+        for failed in rollout.retried:
+            yield failed, True, None
         trained = advantages is not None and rollout.reward is not None
-        yield rollout, list(next(given)) if trained else None
+        yield rollout, False, list(next(given)) if trained else None
 
 
 def prune_rollouts(folder: Path, step: int, *, keep: int) -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from buckeye import beat
 from buckeye.errors import FinalRunError, RunError
-from buckeye.orchestrator.environment_metrics import EnvironmentTally
+from buckeye.orchestrator.collected import Collected
 from buckeye.orchestrator.filters import GroupFilter, smallest_group
+from buckeye.orchestrator.in_flight import Flight, leaves_room
 from buckeye.orchestrator.pauses import EnvironmentPauses
-from buckeye.orchestrator.rollout import Group, Rollout, RolloutPlayer
+from buckeye.orchestrator.rollout import Group, RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.space import Patience
 
@@ -25,8 +27,8 @@ _LOOK_SECONDS = 1.0
 
 _ADVICE = {
     "errored": "Most rollouts fail: `buckeye env check` plays the environment by itself",
-    "stale": "Rollouts take longer than max_async_level steps of training: raise it",
-    "off_policy": "The weights change faster than rollouts end: raise max_off_policy_steps",
+    "stale": "The weights change faster than rollouts end: raise max_off_policy_steps, or lower "
+    "oversampling_factor",
     "too_easy": "The model solves nearly all of these tasks: it needs harder ones",
     "too_hard": "The model solves nearly none of these tasks: it needs easier ones, or fine-tuning first",
     "no_spread": "The rollouts of a task all get the same reward: raise rollouts_per_example or choose tasks "
@@ -43,9 +45,10 @@ class CollectorSettings:
     `min_group_size` (None: see `smallest_group`): a group with fewer rollouts that have a reward is dropped
     as errored, and its task comes again in the next epoch. Which rollouts fail is no accident (the long ones
     do), so what is left of a group that lost most of them is no fair comparison.
-    `max_async_level`: batch N may hold tokens of policy versions >= N - max_async_level; 0 is synchronous.
-    `max_off_policy_steps`: a group is dropped if the weights were updated more often than this since its
-    first token was sampled.
+    `run_ahead`: groups are started for batches up to that many after the present policy version; 0 is
+    synchronous.
+    `most_token_age`: batch N holds no token of a version before N - `most_token_age`. Not below `run_ahead`.
+    `cut_late_groups`: do not wait for groups that the next batch would be too late for; end their sampling.
     `max_steps`: no group is started for a batch that will not be trained.
     `weights_timeout`: seconds to wait for a new policy version when nothing else is going on. They do not
     pass while a process of the run in `output_dir` waits for disk space, or while there is a version that
@@ -57,56 +60,39 @@ class CollectorSettings:
     batch_size: int
     group_size: int
     min_group_size: int | None
-    max_async_level: int
-    max_off_policy_steps: int
+    run_ahead: int
+    most_token_age: int
     oversampling_factor: float
     max_empty_batches: int
     max_steps: int | None
     weights_timeout: float
     filter_group: GroupFilter
     measuring: Callable[[], int | None] = lambda: None
+    cut_late_groups: bool = False
     lockstep: bool = False
 
 
-@dataclass(slots=True)
-class Collected:
-    """The groups of one batch, and those that were dropped while gathering them, each with the reason.
-    `played_rewards` are those of the dropped groups too, so that a filter does not flatter or hide the
-    policy. With `all_solved` it is not full: every task is solved for good, and no later batch will be."""
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A group that was played, the `oldest` version that sampled a token of it (the present one if none did),
+    and the `fault` for which it is dropped, whatever its age."""
 
-    groups: list[Group]
-    dropped_groups: list[tuple[str, Group]] = field(default_factory=list)
-    errored_rollouts: int = 0
-    last_error: str | None = None
-    played_rewards: list[float] = field(default_factory=list)
-    waited_seconds: float = 0.0
-    all_solved: bool = False
-    by_environment: EnvironmentTally = field(default_factory=EnvironmentTally)
-
-    @property
-    def size(self) -> int:
-        """How many rollouts were played for its groups."""
-        return sum(len(group.rollouts) for group in self.groups)
-
-    @property
-    def rollouts(self) -> list[Rollout]:
-        """All that were played, those of the dropped groups and the errored ones too."""
-        groups = [*self.groups, *(group for _, group in self.dropped_groups)]
-        return [rollout for group in groups for rollout in group.rollouts]
-
-    @property
-    def dropped(self) -> Counter[str]:
-        """How many groups were dropped, by reason."""
-        return Counter(reason for reason, _ in self.dropped_groups)
+    group: Group
+    oldest: int
+    fault: str | None
 
 
 class GroupCollector:
     """Keeps groups in flight and hands out batches of them.
 
     The rule of capacity (as in AReaL, Fu et al. 2025, eq. 3): with policy version v, groups may be started as
-    long as all that are started and unused still fit into the batches up to v + max_async_level. So a group
-    is bounded in age by construction; only stragglers that were overtaken can still turn out stale, and they
-    are dropped, counted, and their tasks played again.
+    long as all that are started and unused still fit into the batches up to v + run_ahead.
+
+    The rule of order: the oldest come first, and a batch is never filled with younger groups so far that an
+    older one, finished or not, finds no place before its tokens are too old (`leaves_room`). So long rollouts
+    are trained on as often as they are sampled, and none is lost, as long as no more is played than fits:
+    with `oversampling_factor` above 1, and as much more in flight than `most_token_age` batches hold, the
+    first to finish are taken. The others are cut, counted as stale, and their tasks played again.
     """
 
     def __init__(
@@ -125,8 +111,10 @@ class GroupCollector:
         self._passed_over: Counter[str] = Counter()
         self._next_group = int(state.get("next_group", 0))
         self._again = deque(int(i) for i in state.get("pending", []))
-        self._playing: dict[asyncio.Task[Group], int] = {}
-        self._finished: list[Group] = []
+        self._playing: dict[asyncio.Task[Group], Flight] = {}
+        self._finished: list[_Ended] = []
+        self._started = 0
+        self._booked = 0  # plays that are in the account of a batch
         self._failure: BaseException | None = None  # a defect of ours: rollouts do not raise
         self._news = asyncio.Event()
         self.version = 0
@@ -136,7 +124,8 @@ class GroupCollector:
     def state(self) -> dict[str, Any]:
         """What a resumed run needs: the next group, the groups that were started but not used, and what the
         sampler learned."""
-        pending = [*self._again, *self._playing.values(), *(g.index for g in self._finished)]
+        flights = [flight.index for flight in self._playing.values()]
+        pending = [*self._again, *flights, *(ended.group.index for ended in self._finished)]
         return {"next_group": self._next_group, "pending": sorted(pending), **self._sampler.state()}
 
     def set_version(self, version: int) -> None:
@@ -145,9 +134,27 @@ class GroupCollector:
         self._news.set()
 
     def metrics(self) -> dict[str, float]:
-        """Pauses, and how many groups of each environment were passed over because it was paused."""
+        """Pauses, how many groups of each environment were passed over because it was paused, and what is in
+        flight: groups, and for how long so far."""
         passed_over = {f"env/{name}/passed_over": n for name, n in self._passed_over.items()}
-        return {**self._pauses.metrics(), **passed_over}
+        seconds = [flight.seconds for flight in self._playing.values()]
+        return {
+            **self._pauses.metrics(),
+            **passed_over,
+            "groups/started": self._started,
+            "groups/in_flight": len(self._playing),
+            "groups/buffered": len(self._finished),
+            "collection/in_flight/seconds/mean": statistics.fmean(seconds) if seconds else 0.0,
+            "collection/in_flight/seconds/max": max(seconds, default=0.0),
+        }
+
+    @property
+    def unaccounted(self) -> int:
+        """How many plays have ended that are in no account: neither trained on, nor dropped, nor failed, nor
+        of a group that is still waited for. It is 0, or rollouts are lost."""
+        waiting = sum(len(ended.group.plays) for ended in self._finished)
+        playing = sum(flight.plays for flight in self._playing.values())
+        return self._player.plays - self._booked - waiting - playing
 
     @property
     def in_flight(self) -> int:
@@ -158,6 +165,10 @@ class GroupCollector:
     def buffered(self) -> int:
         """Groups played and not used yet."""
         return len(self._finished)
+
+    @property
+    def _buffered_rollouts(self) -> int:
+        return sum(len(ended.group.rollouts) for ended in self._finished)
 
     async def collect(self, step: int, on_wait: Callable[[int], None]) -> Collected:
         """Gather the batch of `step`. `on_wait(version)` is called when nothing goes on before that version.
@@ -174,6 +185,7 @@ class GroupCollector:
                 raise self._failure
             dropped_in_a_row = self._accept(step, collected, dropped_in_a_row)
             if collected.size >= settings.batch_size:
+                self._cut_lost(step)
                 return collected
             if dropped_in_a_row >= settings.max_empty_batches * settings.batch_size:
                 raise FinalRunError(self._all_dropped_message(collected))
@@ -183,17 +195,41 @@ class GroupCollector:
                 collected.all_solved = True
                 return collected
             if self._playing:
-                paused = self._pauses.paused()
-                left_out = f" ({', '.join(paused)}: paused)" if paused else ""
-                beat.report(f"rollouts of batch {step}{left_out}", on="inference")
+                if settings.cut_late_groups:
+                    self._cut_late(step, settings.batch_size - collected.size)
+                beat.report(f"rollouts of batch {step}{self._why_these()}", on="inference")
                 await self._wait_for_news(None)
             elif held:
                 beat.report(f"the end of the pause of {', '.join(sorted(held))}")
                 await self._wait_a_moment(self._pauses.seconds_left())
             else:
                 since = time.monotonic()
-                await self._wait_for_weights(step - settings.max_async_level, on_wait)
+                await self._wait_for_weights(step - settings.run_ahead, on_wait)
                 collected.waited_seconds += time.monotonic() - since
+
+    def _why_these(self) -> str:
+        """What is to be known of the rollouts that are waited for."""
+        notes = [f"{', '.join(paused)}: paused"] if (paused := self._pauses.paused()) else []
+        if self._finished:
+            notes.append(f"{len(self._finished)} younger groups wait for the places that older ones need")
+        return f" ({'; '.join(notes)})" if notes else ""
+
+    def _cut_lost(self, step: int) -> None:
+        """End the sampling of groups that no batch after `step` can have."""
+        for flight in self._playing.values():
+            if flight.version + self._settings.most_token_age <= step:
+                flight.cut()
+
+    def _cut_late(self, step: int, open_places: int) -> None:
+        """End the sampling of the oldest groups that batch `step` waits for, if the trainer waits for it and
+        there are younger ones that would fill it."""
+        if self.version < step or self._buffered_rollouts < open_places:
+            return
+        for flight in sorted(self._playing.values(), key=lambda f: (f.version, f.index)):
+            if open_places <= 0:
+                return
+            flight.cut()
+            open_places -= flight.size
 
     async def _wait_for_weights(self, version: int, on_wait: Callable[[int], None]) -> None:
         measured = self._settings.measuring()
@@ -208,16 +244,16 @@ class GroupCollector:
     def _start_groups(self, step: int, accepted: int) -> Set[str]:
         """Start what there is room for; if only environments that are held back could fill it: those."""
         settings = self._settings
-        last = self.version + settings.max_async_level
+        last = self.version + settings.run_ahead
         if settings.max_steps is not None:
             last = min(last, settings.max_steps - 1)
         batches = last + 1 - step
         capacity = math.ceil(settings.oversampling_factor * settings.batch_size * batches)
         if settings.lockstep and self._playing:
             return frozenset()  # whole waves only, so that every run makes the same ones
-        under_way = sum(map(self._size_of, self._playing.values())) + sum(
-            len(g.rollouts) for g in self._finished
-        )
+        oldest = step - settings.most_token_age
+        flying = sum(f.size for f in self._playing.values() if f.version >= oldest)  # the others are lost
+        under_way = flying + self._buffered_rollouts
         while accepted + under_way < capacity:
             held = self._pauses.held()
             index = self._next_index(held)
@@ -225,9 +261,11 @@ class GroupCollector:
                 return held
             self._next_group = max(self._next_group, index + 1)
             size = self._size_of(index)
-            playing = self._player.start_group(self._sampler[index], size)
+            flight = Flight(index, size, now=lambda: self.version)
+            playing = self._player.start_group(self._sampler[index], size, flight)
             self._pauses.started(self._sampler.environment_of(index).name)
-            self._playing[playing] = index
+            self._playing[playing] = flight
+            self._started += 1
             playing.add_done_callback(self._finish)
             under_way += size
         return frozenset()
@@ -254,12 +292,17 @@ class GroupCollector:
     def _finish(self, playing: asyncio.Task[Group]) -> None:
         del self._playing[playing]
         if not playing.cancelled():
-            self._failure = self._failure or playing.exception()
-            if playing.exception() is None:
-                group = playing.result()
-                self._pauses.ended(self._sampler.environment_of(group.index).name, group)
-                self._finished.append(group)
+            try:
+                self._keep(playing.result())
+            except BaseException as error:  # for whoever collects
+                self._failure = self._failure or error
         self._news.set()
+
+    def _keep(self, group: Group) -> None:
+        self._pauses.ended(self._sampler.environment_of(group.index).name, group)
+        oldest = group.oldest_version
+        version = self.version if oldest is None else oldest
+        self._finished.append(_Ended(group, version, self._fault(group)))
 
     async def _wait_for_news(self, timeout: float | None) -> None:
         """Until a group ends (each rollout has its own deadline) or the policy version changes."""
@@ -287,47 +330,69 @@ class GroupCollector:
     def _accept(self, step: int, collected: Collected, dropped_in_a_row: int) -> int:
         """Move finished groups into the batch; returns how many rollouts were dropped since the last accepted
         one."""
-        if self._settings.lockstep:
-            if self._playing:
-                return dropped_in_a_row
-            self._finished.sort(key=lambda g: g.index)
-        while self._finished and collected.size < self._settings.batch_size:
-            group = self._finished.pop(0)
-            collected.by_environment.add(group)
-            collected.errored_rollouts += len(group.errors)
-            collected.last_error = group.errors[-1] if group.errors else collected.last_error
-            collected.played_rewards += group.rewards
-            reason = self._reason_to_drop(group, step)
-            if reason in ("stale", "off_policy"):
+        if self._settings.lockstep and self._playing:
+            return dropped_in_a_row
+        waiting = self._waiting()
+        refused = math.inf  # a group of that size; there is no place for those of the same size after it
+        for ended in sorted(self._finished, key=self._order):
+            group, due, size = ended.group, self._due(ended.oldest), len(ended.group.rollouts)
+            open_places = self._settings.batch_size - collected.size
+            if open_places <= 0:
+                break
+            reason = self._reason_to_drop(ended, step)
+            if reason is None and (
+                size >= refused or not self._leaves_room(size, due, waiting, open_places, step)
+            ):
+                refused = min(refused, size)
+                continue
+            self._finished.remove(ended)
+            waiting[due] -= size
+            self._booked += len(group.plays)
+            collected.add(group, reason)
+            if reason == "stale":
                 self._again.append(group.index)
             else:  # of a group that has errored, the rollouts that are left say nothing about the task
                 self._sampler.settle(group.index, [] if reason == "errored" else group.rewards)
-            if reason is None:
-                collected.groups.append(group)
-                dropped_in_a_row = 0
-                continue
-            collected.dropped_groups.append((reason, group))
-            dropped_in_a_row += len(group.rollouts)
+            dropped_in_a_row = 0 if reason is None else dropped_in_a_row + size
         return dropped_in_a_row
 
-    def _reason_to_drop(self, group: Group, step: int) -> str | None:
-        settings = self._settings
-        if len(group.scored) < smallest_group(len(group.rollouts), settings.min_group_size):
-            return "errored"
-        oldest = group.oldest_version
-        if oldest is not None and step - oldest > settings.max_async_level:
-            return "stale"
-        if oldest is not None and self.version - oldest > settings.max_off_policy_steps:
-            return "off_policy"
-        return settings.filter_group(group)
+    def _order(self, ended: _Ended) -> tuple[int, int]:
+        """The oldest first; in a lockstep all are of one version."""
+        return 0 if self._settings.lockstep else ended.oldest, ended.group.index
+
+    def _due(self, oldest: int) -> int:
+        """The last batch that may have tokens of version `oldest`."""
+        return oldest + self._settings.most_token_age
+
+    def _waiting(self) -> Counter[int]:
+        """How many rollouts, finished or in flight, have which last batch."""
+        waiting: Counter[int] = Counter()
+        for flight in self._playing.values():
+            waiting[self._due(flight.version)] += flight.size
+        for ended in self._finished:
+            waiting[self._due(ended.oldest)] += len(ended.group.rollouts)
+        return waiting
+
+    def _leaves_room(self, size: int, due: int, waiting: Counter[int], open_places: int, step: int) -> bool:
+        batch_size = self._settings.batch_size
+        return leaves_room(size, due, waiting, open_places=open_places, batch=step, batch_size=batch_size)
+
+    def _reason_to_drop(self, ended: _Ended, step: int) -> str | None:
+        return "stale" if ended.group.scored and self._due(ended.oldest) < step else ended.fault
+
+    def _fault(self, group: Group) -> str | None:
+        if len(group.scored) < smallest_group(len(group.rollouts), self._settings.min_group_size):
+            return "stale" if any(rollout.cut for rollout in group.rollouts) else "errored"
+        return self._settings.filter_group(group)
 
     def _all_dropped_message(self, collected: Collected) -> str:
         reasons = ", ".join(f"{count} {reason}" for reason, count in collected.dropped.most_common())
+        errors = collected.errors
         advice = _ADVICE[collected.dropped.most_common(1)[0][0]]
         return (
             f"{self._settings.max_empty_batches} batches' worth of groups in a row gave nothing to train on "
-            f"({reasons}; {collected.errored_rollouts} rollouts errored"
-            + (f", the last with: {collected.last_error}" if collected.last_error else "")
+            f"({reasons}; {len(errors)} rollouts errored"
+            + (f", the last with: {errors[-1]}" if errors else "")
             + f"). {advice}. Raise orchestrator.max_empty_batches to try for longer"
         )
 

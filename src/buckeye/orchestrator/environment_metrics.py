@@ -20,11 +20,12 @@ class _Played:
     tokens: list[int] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
-    def add(self, rollout: Rollout) -> None:
+    def add(self, rollout: Rollout, *, drawn: bool) -> None:
         if rollout.reward is None:
             self.errors[rollout.outcome.boundary or "step"] += 1
             return
-        self.rewards.append(rollout.reward)
+        if drawn:
+            self.rewards.append(rollout.reward)
         self.turns.append(rollout.turns)
         self.completion_tokens.append(rollout.completion_tokens)
         self.tokens.append(rollout.total_tokens)
@@ -36,10 +37,11 @@ class EnvironmentTally:
     def __init__(self) -> None:
         self._played: defaultdict[str, _Played] = defaultdict(_Played)
 
-    def add(self, group: Group) -> None:
-        """Take note of all rollouts of a group."""
-        for rollout in group.rollouts:
-            self._played[rollout.env_name].add(rollout)
+    def add(self, group: Group, *, drawn: bool = True) -> None:
+        """Take note of all rollouts of a group, and of the attempts that failed before. It is not `drawn` if
+        its task is played again in its place: its rewards do not count."""
+        for play in group.plays:
+            self._played[play.env_name].add(play, drawn=drawn)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """`env/<name>/...`; `share` is that of the rollouts in the batch of `groups`."""
@@ -52,6 +54,7 @@ class EnvironmentTally:
             metrics |= {f"{key}/errors/{boundary}": count for boundary, count in played.errors.items()}
             if played.rewards:
                 metrics[f"{key}/reward/played"] = statistics.fmean(played.rewards)
+            if played.turns:
                 metrics[f"{key}/turns/mean"] = statistics.fmean(played.turns)
                 metrics[f"{key}/completion_len/mean"] = statistics.fmean(played.completion_tokens)
                 metrics[f"{key}/seq_len/mean"] = statistics.fmean(played.tokens)

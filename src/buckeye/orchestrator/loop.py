@@ -30,7 +30,9 @@ from buckeye.orchestrator.batch import (
     prune_rollouts,
     write_rollouts,
 )
-from buckeye.orchestrator.collector import Collected, CollectorSettings, GroupCollector
+from buckeye.orchestrator.collected import Collected
+from buckeye.orchestrator.collection import CollectionWatch
+from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
     evaluated_split,
@@ -99,6 +101,7 @@ class Orchestrator:
         self.times = LoopTimes(self.client)
         self.loop_watch = LoopWatch(TaskPlayer._play_once.__code__, tell_of_a_held_up_loop)
         self.run_watch = RunWatch(config.output_dir)
+        self.collection = CollectionWatch()
         self.shaping = reward_shaping(config)
         check_advantage(config.advantage)
         self.environments = self._load(config.env)
@@ -201,9 +204,10 @@ class Orchestrator:
             batch_size=config.batch_size,
             group_size=config.rollouts_per_example,
             min_group_size=config.min_group_size,
-            max_async_level=config.max_async_level,
+            run_ahead=config.run_ahead,
+            most_token_age=config.most_token_age,
+            cut_late_groups=config.late_groups == "cut",
             lockstep=self.lockstep is not None,
-            max_off_policy_steps=config.max_off_policy_steps,
             oversampling_factor=config.oversampling_factor,
             max_empty_batches=config.max_empty_batches,
             max_steps=config.max_steps,
@@ -227,6 +231,7 @@ class Orchestrator:
             seed=seed,
             timeout=config.rollout_timeout,
             retries=config.max_rollout_retries,
+            retry_after_reply=config.retry_after_reply,
             max_concurrent=config.max_concurrent,
             shaping=shaping,
         )
@@ -338,6 +343,7 @@ class Orchestrator:
         val_reward: float | None,
     ) -> None:
         tokens = sum(r.total_tokens for g in collected.groups for r in g.scored)
+        unaccounted = collector.unaccounted
         metrics |= {
             "perf/throughput": self.throughput.add(tokens, metrics["time/step"]),
             "progress/total_tokens": self.state["tokens"],
@@ -345,13 +351,14 @@ class Orchestrator:
             "progress/total_problems": self.state["problems"],
             "reward/played": statistics.fmean(collected.played_rewards),
             "policy_version": collector.version,
-            "groups/in_flight": collector.in_flight,
-            "groups/buffered": collector.buffered,
-            "rollouts/errored": collected.errored_rollouts,
+            "rollouts/errored": len(collected.errors),
+            **{f"rollouts/{name}": count for name, count in collected.account().items()},
+            "rollouts/unaccounted": unaccounted,
             "batches/written_again": self.outbox.written_again,
             **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
             **self.sampler.metrics(),
             **collector.metrics(),
+            **self.collection.record(collected),
             **collected.by_environment.metrics(collected.groups),
             **self.client.metrics(),
         }
@@ -373,23 +380,34 @@ class Orchestrator:
             metrics["seq_len/mean"],
             came_to_nothing,
         )
-        if collected.dropped or collected.errored_rollouts:
+        self._tell_dropped(step, collected, unaccounted)
+        self.run_watch.look()
+
+    def _tell_dropped(self, step: int, collected: Collected, unaccounted: int) -> None:
+        errors = collected.errors
+        if collected.dropped or errors:
             log.log(
-                logging.WARNING if collected.errored_rollouts else logging.INFO,
+                logging.WARNING if errors or collected.loses_too_much else logging.INFO,
                 "Step %d: groups dropped: %s; rollouts errored: %d%s",
                 step,
                 ", ".join(f"{n} {reason}" for reason, n in sorted(collected.dropped.items())) or "none",
-                collected.errored_rollouts,
-                f", the last with: {collected.last_error}" if collected.last_error else "",
+                len(errors),
+                f", the last with: {errors[-1]}" if errors else "",
             )
-        self.run_watch.look()
+        if unaccounted:
+            log.error(
+                "Step %d: %d plays are in no account: rollouts were lost, or counted twice. This is a defect "
+                "of Buckeye: please report it",
+                step,
+                unaccounted,
+            )
 
     async def _validate_if_due(self, step: int, watcher: WeightsWatcher) -> float | None:
         settings = self.config.val
         if settings is None or step % settings.interval:
             return None
         log.info("Running validation for step %d", step)
-        oldest = max(self.start_step, step - self.config.max_async_level)
+        oldest = max(self.start_step, step - self.config.run_ahead)
         async with watcher.fixed(oldest, self.config.weights_timeout) as version:
             beat.report(f"rollouts of the validation of step {version}", on="inference")
             player = self._measuring_player("val", version, sampling_params(self.config))

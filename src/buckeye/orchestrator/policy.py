@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import contextlib
 import hashlib
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -45,6 +45,8 @@ class RecordingPolicy:
 
     Each call extends the token ids of an earlier one verbatim where it can; where the chat template, or the
     environment, rewrites earlier turns, or goes on from the same turn twice, a new segment is begun.
+    From when `is_cut()` on, the engines may give up what is open: that ends the reply as a limit would, and
+    there are no more.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class RecordingPolicy:
         params: SamplingParams,
         seq_len: int,
         seed: int,
+        is_cut: Callable[[], bool] = lambda: False,
     ) -> None:
         self._sampler = sampler
+        self._is_cut = is_cut
         self._renderer = renderer
         self._params = params
         self._seed = seed
@@ -70,7 +74,9 @@ class RecordingPolicy:
         self.sampling_seconds = 0.0
         """How long it has waited for the engines; the time of calls that were open together counts once."""
         self.turns_without_room = 0
-        """Turns that got an empty reply because seq_len was full; not among `turns`."""
+        """Turns that got an empty reply because seq_len was full, or it was cut; not among `turns`."""
+        self.was_cut = False
+        """Whether it would have said more."""
         self.finish_reason: FinishReason = "stop"
         self.replies: list[str] = []
         """The text of each turn."""
@@ -141,13 +147,18 @@ class RecordingPolicy:
     async def _answer(self, prompt: Prompt, opening: Opening, options: CallOptions) -> Reply:
         ids = [*prompt.ids, *opening.ids]
         room = self.seq_len - len(ids)
-        if room <= 0:
+        if room <= 0 or self._is_cut():
             return self._out_of_room(len(ids), options)
         params = self._params_of(options, ids, room)
         with self._samples.open(prompt), self._timed():
             generation = await self._sampler.generate(ids, params)
         if generation.finish_reason == "abort":
-            raise InferenceError("the engine aborted the reply")
+            if not self._is_cut():
+                raise InferenceError("the engine aborted the reply")
+            if not generation.token_ids:
+                return self._out_of_room(len(ids), options)
+            self.was_cut = True
+            generation = replace(generation, finish_reason="length")
         generation, cut = self._until_stop(generation, options.stop)
         reply = self._reply(prompt, opening, generation, cut)
         if options.trained:
@@ -177,15 +188,16 @@ class RecordingPolicy:
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
+        clock = asyncio.get_running_loop().time
         if not self._open:
-            self._waiting_since = time.monotonic()
+            self._waiting_since = clock()
         self._open += 1
         try:
             yield
         finally:
             self._open -= 1
             if not self._open:
-                self.sampling_seconds += time.monotonic() - self._waiting_since
+                self.sampling_seconds += clock() - self._waiting_since
 
     def _until_stop(self, generation: Generation, stops: tuple[str, ...]) -> tuple[Generation, _Cut | None]:
         """What was sampled up to the token that completes the first stop text, and where that was cut. What
@@ -209,6 +221,9 @@ class RecordingPolicy:
         return kept, _Cut(text=growing.text, stop=stop)
 
     def _out_of_room(self, prompt_tokens: int, options: CallOptions) -> Reply:
+        self.was_cut = self.was_cut or self._is_cut()
+        if self.was_cut and self.turns == 0:
+            raise InferenceError("it was cut off before its first token")
         if self.turns == 0:
             raise PromptTooLongError(
                 f"the prompt has {prompt_tokens} tokens and seq_len is {self.seq_len}: "

@@ -1,11 +1,10 @@
-"""Playing rollouts. A bad rollout is data: retried, then counted as errored; it never gets a reward of 0."""
+"""Playing rollouts. A bad rollout is data: counted as errored, and kept; it never gets a reward of 0."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,11 +13,12 @@ from typing import Protocol
 from buckeye.envs.base import FinishReason, GroupEnvironment, Message, Outcome, Policy, Task
 from buckeye.envs.outcomes import checked, errored, raised
 from buckeye.errors import InferenceError
-from buckeye.inference.client import InferenceClient, SamplingParams
+from buckeye.inference.client import InferenceClient, SamplingParams, SilentError
 from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.advantages import Scored
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.group_rewards import finished_outcomes
+from buckeye.orchestrator.in_flight import Flight
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.policy import RecordingPolicy, Sampler, derive_seed
 from buckeye.orchestrator.samples import Segment
@@ -34,10 +34,11 @@ _MOST_TOLD = 20  # kinds of errors that are shown in full
 class Rollout:
     """One played rollout. `reward` is None exactly when `outcome.error` is set. Of the turns after the first,
     `extended` continued the tokens before them and `branched` began a new segment. `sampling_seconds` of the
-    `seconds` it waited for sampled tokens; it `ended` then on the monotonic clock. `shaping` is what each
+    `seconds` it waited for sampled tokens; it `ended` then on the event loop's clock. `shaping` is what each
     cause adds to the reward before training on it. Its tokens were sampled with `temperature`; `replies` are
     what they say, turn by turn, and `messages` the conversation after the last of these. `prompt_tokens` and
-    `reply_tokens` are summed over the turns, as the policy counts them."""
+    `reply_tokens` are summed over the turns, as the policy counts them. It was `cut` if its sampling was
+    ended early, so that it could still be used. `retried` are the attempts before it, which failed."""
 
     env_name: str
     task: Task
@@ -56,6 +57,8 @@ class Rollout:
     messages: tuple[Message, ...] = ()
     prompt_tokens: int = 0
     reply_tokens: int = 0
+    cut: bool = False
+    retried: tuple[Rollout, ...] = ()
 
     @property
     def reward(self) -> float | None:
@@ -119,6 +122,16 @@ class Group:
     rollouts: tuple[Rollout, ...]
 
     @property
+    def plays(self) -> list[Rollout]:
+        """Its rollouts, and the attempts at them that failed before: everything that was played for it."""
+        return [play for rollout in self.rollouts for play in (*rollout.retried, rollout)]
+
+    @property
+    def failed(self) -> list[Rollout]:
+        """Those of its plays that have no reward."""
+        return [play for play in self.plays if play.reward is None]
+
+    @property
     def scored(self) -> list[Rollout]:
         """The rollouts that have a reward."""
         return [r for r in self.rollouts if r.reward is not None]
@@ -151,6 +164,7 @@ class PlayingPolicy(Policy, Protocol):
     messages: Sequence[Message]
     prompt_tokens: int
     completion_tokens: int
+    was_cut: bool
 
     @property
     def temperature(self) -> float: ...
@@ -169,15 +183,18 @@ MakePolicy = Callable[[NamedEnvironment, int], PlayingPolicy]
 class TaskPlayer:
     """Plays tasks, with a policy of its own for every rollout: `make_policy` gives what makes those of one
     rollout and its retries. A rollout begins, and its time of `timeout` seconds, when `wait_for_place` has
-    returned."""
+    returned. It is played again after an error, at most `retries` times, if the policy cannot have caused
+    that; with `retry_after_reply` after any (what fails is then replaced by what the policy does when it does
+    not fail)."""
 
     def __init__(
         self,
-        make_policy: Callable[[], MakePolicy],
+        make_policy: Callable[[Flight], MakePolicy],
         *,
         seed: int,
         timeout: float,
         retries: int,
+        retry_after_reply: bool = False,
         max_concurrent: int | None = None,
         shaping: RewardShaping | None = None,
         wait_for_place: Callable[[], Awaitable[None]] | None = None,
@@ -186,40 +203,66 @@ class TaskPlayer:
         self._seed = seed
         self._timeout = timeout
         self._retries = retries
+        self._retry_after_reply = retry_after_reply
         self._shaping = shaping
         self._told: set[tuple[str, str]] = set()
         self._wait_for_place = wait_for_place
         self._slots = asyncio.Semaphore(max_concurrent) if max_concurrent else contextlib.nullcontext()
+        self.plays = 0
+        """Attempts that have ended, those that failed included."""
 
-    def start_group(self, group: GroupTask, size: int) -> asyncio.Task[Group]:
+    def start_group(self, group: GroupTask, size: int, flight: Flight | None = None) -> asyncio.Task[Group]:
         """Start `size` rollouts of one task. Their seats in a lockstep are taken at once."""
-        members = [self.start(group.env, group.task, group.index, member) for member in range(size)]
+        flight = flight or Flight(group.index, size)
+        members = [
+            self.start(group.env, group.task, group.index, member, flight=flight) for member in range(size)
+        ]
         return asyncio.create_task(self._gather_group(group, members))
 
-    def start(self, env: NamedEnvironment, task: Task, *order: int) -> asyncio.Task[Rollout]:
-        """Start one rollout, again after an error up to the number of retries. `order` seeds its sampling."""
-        return asyncio.create_task(self._play_in_slot(env, task, self._make_policy(), order))
+    def start(
+        self, env: NamedEnvironment, task: Task, *order: int, flight: Flight | None = None
+    ) -> asyncio.Task[Rollout]:
+        """Start one rollout. `order` seeds its sampling."""
+        return asyncio.create_task(self._play_in_slot(env, task, order, flight or Flight()))
 
     async def _play_in_slot(
-        self, env: NamedEnvironment, task: Task, make_policy: MakePolicy, order: tuple[int, ...]
+        self, env: NamedEnvironment, task: Task, order: tuple[int, ...], flight: Flight
     ) -> Rollout:
+        make_policy = self._make_policy(flight)
         async with env.admission.slot(), self._slots:  # who waits for the first holds none of the others
             if self._wait_for_place is not None:
                 await self._wait_for_place()
-            return await self._play(env, task, make_policy, order)
+            return await self._play(env, task, make_policy, order, flight)
 
     async def _play(
-        self, env: NamedEnvironment, task: Task, make_policy: MakePolicy, order: tuple[int, ...]
+        self,
+        env: NamedEnvironment,
+        task: Task,
+        make_policy: MakePolicy,
+        order: tuple[int, ...],
+        flight: Flight,
     ) -> Rollout:
-        for attempt in range(self._retries + 1):
-            if attempt:
-                await env.admission.turn()
-            policy = make_policy(env, derive_seed(self._seed, *order, attempt))
+        flight.begin()
+        failed: list[Rollout] = []
+        while True:
+            policy = make_policy(env, derive_seed(self._seed, *order, len(failed)))
             rollout = await self._play_once(env, task, policy)
-            if rollout.outcome.error is None:
-                break
-            self._tell(rollout)
-        return rollout
+            self.plays += 1
+            flight.plays += 1
+            if rollout.outcome.error is not None:
+                self._tell(rollout)
+            if len(failed) == self._retries or flight.is_cut or not self._plays_again(rollout):
+                return replace(rollout, retried=tuple(failed)) if failed else rollout
+            failed.append(rollout)
+            await env.admission.turn()
+
+    def _plays_again(self, rollout: Rollout) -> bool:
+        """Whether it failed, and not for what the policy said or for how long that took: before it was asked
+        anything, or because no engine answered."""
+        if rollout.outcome.error is None:
+            return False
+        blameless = rollout.outcome.boundary == "model" or not rollout.sampling_seconds
+        return blameless or self._retry_after_reply
 
     def _tell(self, rollout: Rollout) -> None:
         """Show the first error that comes from a place in an environment's code with all places before it."""
@@ -231,7 +274,8 @@ class TaskPlayer:
             log.warning("%s, task %s: %s%s", rollout.env_name, rollout.task.id, rollout.outcome.error, frames)
 
     async def _play_once(self, env: NamedEnvironment, task: Task, policy: PlayingPolicy) -> Rollout:
-        started = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        started = clock()
         environment = env.environment
         play = environment.rollout
         if isinstance(environment, GroupEnvironment):
@@ -245,9 +289,9 @@ class TaskPlayer:
             segments=tuple(policy.segments),
             truncated=policy.finish_reason == "length",
             turns=policy.turns,
-            seconds=time.monotonic() - started,
+            seconds=clock() - started,
             sampling_seconds=policy.sampling_seconds,
-            ended=time.monotonic(),
+            ended=clock(),
             extended=policy.extended,
             branched=policy.branched,
             temperature=policy.temperature,
@@ -255,6 +299,7 @@ class TaskPlayer:
             messages=tuple(policy.messages),
             prompt_tokens=policy.prompt_tokens,
             reply_tokens=policy.completion_tokens,
+            cut=policy.was_cut,
         )
         return rollout if self._shaping is None else shaped(rollout, self._shaping)
 
@@ -301,6 +346,7 @@ class RolloutPlayer(TaskPlayer):
         seed: int,
         timeout: float,
         retries: int,
+        retry_after_reply: bool = False,
         max_concurrent: int | None = None,
         shaping: RewardShaping | None = None,
     ) -> None:
@@ -309,6 +355,7 @@ class RolloutPlayer(TaskPlayer):
             seed=seed,
             timeout=timeout,
             retries=retries,
+            retry_after_reply=retry_after_reply,
             max_concurrent=max_concurrent,
             shaping=shaping,
             wait_for_place=sampler.wait_for_place if isinstance(sampler, InferenceClient) else None,
@@ -318,31 +365,46 @@ class RolloutPlayer(TaskPlayer):
         self._params = params
         self._seq_len = seq_len
 
-    def start(self, env: NamedEnvironment, task: Task, *order: int) -> asyncio.Task[Rollout]:
+    def start(
+        self, env: NamedEnvironment, task: Task, *order: int, flight: Flight | None = None
+    ) -> asyncio.Task[Rollout]:
         """As `TaskPlayer.start`; in a lockstep its seat is taken at once."""
         if not isinstance(self._sampler, Lockstep):
-            return super().start(env, task, *order)
-        seat = self._sampler.seat(*order)
-        playing = asyncio.create_task(self._play_at_its_turn(env, task, self._recording(seat), order))
+            return super().start(env, task, *order, flight=flight)
+        seat, flight = self._sampler.seat(*order), flight or Flight()
+        make_policy = self._recording(seat, flight)
+        playing = asyncio.create_task(self._play_at_its_turn(env, task, make_policy, order, flight))
         playing.add_done_callback(lambda _: seat.leave())
         return playing
 
     async def _play_at_its_turn(
-        self, env: NamedEnvironment, task: Task, make_policy: MakePolicy, order: tuple[int, ...]
+        self,
+        env: NamedEnvironment,
+        task: Task,
+        make_policy: MakePolicy,
+        order: tuple[int, ...],
+        flight: Flight,
     ) -> Rollout:
         await env.admission.turn()
-        return await self._play(env, task, make_policy, order)
+        return await self._play(env, task, make_policy, order, flight)
 
-    def _of_a_session(self) -> MakePolicy:
+    def _of_a_session(self, flight: Flight) -> MakePolicy:
         assert not isinstance(self._sampler, Lockstep)
-        sampler = self._sampler.session() if isinstance(self._sampler, InferenceClient) else self._sampler
-        return self._recording(sampler)
+        if not isinstance(self._sampler, InferenceClient):
+            return self._recording(self._sampler, flight)
+        session = self._sampler.session()
+        flight.samples_with(session)
+        return self._recording(session, flight)
 
-    def _recording(self, sampler: Sampler) -> MakePolicy:
+    def _recording(self, sampler: Sampler, flight: Flight) -> MakePolicy:
         def make_policy(env: NamedEnvironment, seed: int) -> RecordingPolicy:
-            params = _params_of(env, self._params)
             return RecordingPolicy(
-                sampler=sampler, renderer=self._renderer, params=params, seq_len=self._seq_len, seed=seed
+                sampler=sampler,
+                renderer=self._renderer,
+                params=_params_of(env, self._params),
+                seq_len=self._seq_len,
+                seed=seed,
+                is_cut=lambda: flight.is_cut,
             )
 
         return make_policy
@@ -361,6 +423,8 @@ async def play_outcome(rollout: Callable[[], Awaitable[Outcome]], timeout: float
         return errored("step", "the environment cancelled its rollout")
     except TimeoutError:
         return errored("timeout", f"no outcome within {timeout:g} s")
+    except SilentError as error:
+        return errored("timeout", str(error))
     except Exception as error:  # not our code: whatever it raises is the end of this rollout only
         return raised("model" if isinstance(error, InferenceError) else "step", error)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from buckeye.inference.client import InferenceClient
 from buckeye.monitor.stopwatch import Stopwatch
-from buckeye.orchestrator.collector import Collected
+from buckeye.orchestrator.collected import Collected
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 

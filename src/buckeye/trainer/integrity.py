@@ -15,7 +15,7 @@ CAUSES = {
     "not_finite": "a log-prob or an advantage of a trained token is no finite number",
     "vocabulary": "token ids outside the model's vocabulary: it was sampled from another model",
     "version": "written by a policy version that this step cannot have, or that is older than "
-    "max_async_level allows",
+    "max_off_policy_steps allows",
     "temperature": "temperature 0: greedy tokens have no log-probability to learn from; set "
     "orchestrator.sampling.temperature above 0",
     "first_token": "its first token is to be trained on, and nothing comes before it",
@@ -52,9 +52,9 @@ class Inspection:
         return found
 
 
-def inspect(batch: Batch, *, vocabulary: int, max_async_level: int) -> Inspection:
+def inspect(batch: Batch, *, vocabulary: int, most_age: int) -> Inspection:
     """Take the samples out of a batch that cannot be learned from."""
-    oldest = batch.step - max_async_level
+    oldest = batch.step - most_age
     found = {
         index: cause
         for index, sample in enumerate(batch.samples)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from buckeye import beat
+from buckeye.config.shared import most_token_age
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import FinalRunError
 from buckeye.faults import fault_point
@@ -171,7 +172,9 @@ class RLTrainer:
     def _inspect(self, batch: Batch) -> Inspection:
         """What of a batch can be learned from; the rest is told."""
         vocabulary = self.learner.policy.model.config.vocab_size
-        found = inspect(batch, vocabulary=vocabulary, max_async_level=self.config.max_async_level)
+        config = self.config
+        most_age = most_token_age(config.max_async_level, config.max_off_policy_steps)
+        found = inspect(batch, vocabulary=vocabulary, most_age=most_age)
         if found.left_out:
             logger.warning(
                 "%d of the %d samples of batch %d are left out: %s",

@@ -4,7 +4,10 @@ weights, notices those that are lost, asks others instead, and takes them back w
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +27,7 @@ from buckeye.transport.weights import Canary
 _RECOVERY_SECONDS = 60.0
 _HEARTBEAT_SECONDS = 60.0  # a long prompt on a slow CPU keeps an engine busy for a while
 _MOST_LOSSES = 8
+_ABORT_AGAIN_SECONDS = 0.5
 
 T = TypeVar("T")
 
@@ -34,11 +38,35 @@ class Session:
 
     def __init__(self, client: InferenceClient) -> None:
         self._client = client
+        self._open: dict[str, Replica] = {}
+        self._aborted = False
         self.replica: Replica | None = None
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """Sample the next turn."""
         return await self._client.generate(prompt_ids, params, session=self)
+
+    async def abort(self) -> None:
+        """End what is being sampled: it comes back as it is, with finish reason "abort". A server that cannot
+        do that, because somebody else has started it, finishes it."""
+        self._aborted = True
+        while self._open:
+            for request_id, replica in list(self._open.items()):
+                with contextlib.suppress(InferenceError):
+                    await replica.abort(request_id)
+            await asyncio.sleep(_ABORT_AGAIN_SECONDS)  # it may have come before the request
+
+    async def _ask(self, replica: Replica, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        if self._aborted:
+            return Generation(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
+        request_id = uuid.uuid4().hex
+        self._open[request_id] = replica
+        try:
+            generation = await replica.generate(prompt_ids, params, request_id=request_id)
+        finally:
+            del self._open[request_id]
+        self.replica = replica
+        return generation
 
 
 class InferenceClient:
@@ -126,10 +154,9 @@ class InferenceClient:
         flight. If the server is lost, another one samples the same request."""
 
         async def ask(replica: Replica) -> Generation:
-            generation = await replica.generate(prompt_ids, params)
-            if session is not None:
-                session.replica = replica
-            return generation
+            if session is None:
+                return await replica.generate(prompt_ids, params)
+            return await session._ask(replica, prompt_ids, params)
 
         cost = len(prompt_ids) + params.max_tokens
         return await self._placed(ask, cost, prefer=session.replica if session is not None else None)

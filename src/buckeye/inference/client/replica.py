@@ -35,6 +35,10 @@ class DroppedError(ReplicaLostError):
     come at the same time, the system resets those that it does not take in soon enough."""
 
 
+class SilentError(InferenceError):
+    """No answer came in time: a long one may have been on its way."""
+
+
 class RefusedError(InferenceError):
     """The server answered, and what it said is no."""
 
@@ -162,18 +166,30 @@ class Replica:
         self.max_num_seqs = min((n for n in told if isinstance(n, int) and n > 0), default=None)
         return ",".join(sorted(str(worker.get("process", worker.get("pid"))) for worker in workers))
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str | None = None
+    ) -> Generation:
         """Sample one sequence. vLLM gets no seed: with one it samples row by row, and what it computes
-        depends on what else is in its batch all the same."""
+        depends on what else is in its batch all the same. `request_id` is what `abort` calls it."""
         fields = sampling_fields(params)
         if self.is_vllm:
             del fields["seed"]
-        return self._counted([await self.generate_fields(prompt_ids, fields)])[0]
+        named = {} if request_id is None else {"request_id": request_id}
+        return self._counted([await self.generate_fields(prompt_ids, fields, **named)])[0]
 
-    async def generate_fields(self, prompt_ids: Sequence[int], sampling: dict[str, Any]) -> Generation:
+    async def abort(self, request_id: str) -> None:
+        """End a request with what it has sampled, if the server has it."""
+        # vLLM knows it under a name that it makes of this one; both servers pass over what they do not know
+        names = [request_id, f"generate-tokens-{request_id}"]
+        await self.tell("POST", "/abort_requests", {"request_ids": names})
+
+    async def generate_fields(
+        self, prompt_ids: Sequence[int], sampling: dict[str, Any], **named: str
+    ) -> Generation:
         """Sample one sequence with the given fields of `sampling_params`. It is not counted."""
         route = "/inference/v1/generate"
-        body = {"token_ids": list(prompt_ids), "sampling_params": {**sampling, "logprobs": 0}}
+        body: dict[str, Any] = {"token_ids": list(prompt_ids), **named}
+        body["sampling_params"] = {**sampling, "logprobs": 0}
         given = self.version
         answer = await self._call_model(route, body)
         generation = self.parsed(route, lambda: generation_of(answer["choices"][0]))
@@ -258,7 +274,7 @@ class Replica:
         except TimeoutError:
             if self.epoch != epoch:
                 raise ReplicaLostError(f"{self.url} was taken out: {self.out}") from None
-            raise InferenceError(f"{self.url} did not answer {method} {path} within {seconds:g} s.") from None
+            raise SilentError(f"{self.url} did not answer {method} {path} within {seconds:g} s.") from None
         except httpx.TransportError as error:
             waited = time.monotonic() - started
             reason = str(error) or type(error).__name__

@@ -108,6 +108,7 @@ class ChatPolicy:
     messages: Sequence[Message] = ()
     turns: int = 0
     turns_without_room: int = 0
+    was_cut: bool = False
     finish_reason: FinishReason = "stop"
     sampling_seconds: float = 0.0
     replies: list[str] = field(default_factory=list)
@@ -141,8 +142,10 @@ class ChatPolicy:
         if tools:
             body["tools"] = list(tools)
         started = time.monotonic()
-        answer = await self.server.complete(body)
-        self.sampling_seconds += time.monotonic() - started
+        try:
+            answer = await self.server.complete(body)
+        finally:
+            self.sampling_seconds += time.monotonic() - started
         if answer is None:
             return self._no_room(messages, options)
         choice = answer["choices"][0]
@@ -189,7 +192,11 @@ class ChatPlayer(TaskPlayer):
             return ChatPolicy(server, sampling.with_seed(seed % 2**31))
 
         super().__init__(
-            lambda: make_policy, seed=seed, timeout=timeout, retries=retries, max_concurrent=max_concurrent
+            lambda flight: make_policy,
+            seed=seed,
+            timeout=timeout,
+            retries=retries,
+            max_concurrent=max_concurrent,
         )
         self.server = server
 

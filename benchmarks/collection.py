@@ -1,0 +1,339 @@
+"""Which rollouts reach the loss, and how fast: rules of collecting batches side by side, on virtual time.
+
+    python benchmarks/collection.py [--laws ...] [--levels 0 1 2 4] [--oversampling 1 1.5] [--batches 60]
+
+Batches of 16 groups of 8 rollouts. A rollout takes as long as a law says and has as many tokens; a step of
+training takes as long as a batch of rollouts in the mean. The engines have places for as many rollouts as
+may be in flight (plenty), or for half of them (scarce), and are at once at new weights. Time is virtual: what
+waits is what the clock jumps to, so nothing depends on the machine. Rules:
+
+    buckeye    what orchestrator/collector.py does: the real class
+    overtake   first to finish, dropped when older than the run-ahead: what Buckeye did before
+    prime-rl   first to finish; what is played longer than 8 updates is cancelled
+    areal      the oldest that are finished first; never dropped
+
+Shown of each: the share of groups dropped, the share of sampling time that came to nothing, the length of
+what was trained on against all that was begun, with its 95 % interval, and the time against `areal`, which
+neither waits for a group nor drops one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import math
+import random
+import selectors
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from buckeye.config.environments import EnvPauseConfig
+from buckeye.config.shared import most_token_age
+from buckeye.envs.base import Outcome, Task
+from buckeye.orchestrator.collected import Collected
+from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
+from buckeye.orchestrator.in_flight import Flight
+from buckeye.orchestrator.pauses import EnvironmentPauses
+from buckeye.orchestrator.rollout import Group, Rollout
+from buckeye.orchestrator.samples import Segment
+from buckeye.orchestrator.task_sampler import GroupTask
+
+GROUPS, SIZE = 16, 8
+AGE = 8
+
+LAWS: dict[str, Callable[[random.Random], float]] = {
+    "log-normal": lambda rng: rng.lognormvariate(0.0, 0.7),
+    "two kinds": lambda rng: rng.choice((0.5, 3.0)) * rng.uniform(0.8, 1.2),
+    "heavy tail": lambda rng: min(30.0, 0.5 * rng.paretovariate(1.5)),
+    "uniform": lambda rng: rng.uniform(0.2, 1.8),
+}
+"""Seconds of a rollout. Those of `two kinds` belong to the task: some are six times as long as others."""
+
+
+class VirtualTime(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to what is waited for next. Raises RuntimeError if that is nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(_Jumps(self))
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class _Jumps(selectors.SelectSelector):
+    def __init__(self, loop: VirtualTime) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("nothing is waited for that could happen")
+        self._loop.now += max(0.0, timeout)
+        return super().select(0)
+
+
+@dataclass(slots=True)
+class Engine:
+    """Plays groups: their durations are known when they begin. `begun` are the seconds of every rollout, by
+    group; a group that is cut ends at once."""
+
+    law: str
+    places: int
+    seed: int
+    begun: list[float] = field(default_factory=list)
+    plays: int = 0
+    _free: list[float] = field(default_factory=list)
+
+    def start_group(self, task: GroupTask, size: int, flight: Flight) -> asyncio.Task[Group]:
+        return asyncio.create_task(self._play(task, size, flight))
+
+    async def _play(self, task: GroupTask, size: int, flight: Flight) -> Group:
+        rng = random.Random(f"{self.law}/{self.seed}/{task.index}")
+        kind = rng.getstate()
+        seconds = []
+        for _ in range(size):
+            if self.law == "two kinds":
+                rng.setstate(kind)  # all rollouts of a task are as long
+            seconds.append(LAWS[self.law](rng))
+        clock = asyncio.get_running_loop().time
+        begins, ends = [], []
+        for one in seconds:
+            free = heapq.heappop(self._free) if len(self._free) >= self.places else 0.0
+            begins.append(max(clock(), free))
+            ends.append(begins[-1] + one)
+            heapq.heappush(self._free, ends[-1])
+        await asyncio.sleep(min(begins) - clock())
+        flight.begin()
+        self.begun.append(statistics.fmean(seconds))
+        while clock() < max(ends) and not flight.is_cut:
+            await asyncio.sleep(min(0.25, max(ends) - clock()))
+        flight.plays += size
+        self.plays += size
+        spent = [max(0.0, min(one, clock() - begun)) for one, begun in zip(seconds, begins, strict=True)]
+        return Group(index=task.index, rollouts=tuple(_rollout(flight, one) for one in spent))
+
+
+def _rollout(flight: Flight, seconds: float) -> Rollout:
+    segment = Segment(token_ids=[1], loss_mask=[True], logprobs=[0.0], versions=[flight.version], turns=[0])
+    return Rollout(
+        env_name="simulated",
+        task=Task(id="t", messages=()),
+        outcome=Outcome(reward=0.5),
+        segments=(segment,),
+        truncated=flight.is_cut,
+        cut=flight.is_cut,
+        turns=1,
+        seconds=seconds,
+        sampling_seconds=seconds,
+    )
+
+
+class _Tasks:
+    """As many as are asked for, each once."""
+
+    exhausted = False
+    environment = argparse.Namespace(name="simulated", play=argparse.Namespace(group_size=None))
+
+    def __getitem__(self, index: int) -> GroupTask:
+        return GroupTask(index=index, env=self.environment, task=Task(id=str(index), messages=()))  # type: ignore[arg-type]
+
+    def environment_of(self, index: int) -> Any:
+        return self.environment
+
+    def has_tasks_beside(self, held: Any) -> bool:
+        return True
+
+    def first_unsolved(self, index: int) -> int:
+        return index
+
+    def settle(self, index: int, rewards: Any) -> None: ...
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
+class Overtake(GroupCollector):
+    """The rule before: first to finish, and dropped when older than the run-ahead."""
+
+    def _order(self, ended: Any) -> tuple[int, int]:
+        return 0, self._finished.index(ended)
+
+    def _leaves_room(self, *args: Any) -> bool:
+        return True
+
+    def _reason_to_drop(self, ended: Any, step: int) -> str | None:
+        return "stale" if step - ended.oldest > self._settings.run_ahead else None
+
+    def _cut_lost(self, step: int) -> None: ...
+
+
+class PrimeRL(Overtake):
+    """First to finish; what spans more than so many updates is cancelled, and another task played."""
+
+    def set_version(self, version: int) -> None:
+        super().set_version(version)
+        for flight in self._playing.values():
+            if version - flight.version > AGE:
+                flight.cut()
+
+    def _reason_to_drop(self, ended: Any, step: int) -> str | None:
+        return "stale" if ended.group.rollouts[0].cut else None
+
+
+RULES: dict[str, type[GroupCollector]] = {
+    "buckeye": GroupCollector,
+    "overtake": Overtake,
+    "prime-rl": PrimeRL,
+    "areal": GroupCollector,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """Of one run: `trained` and `begun` are seconds of rollouts, a mean for each group."""
+
+    seconds: float
+    batches: list[Collected]
+    begun: list[float]
+    unaccounted: int
+
+    @property
+    def trained(self) -> list[float]:
+        return [_mean(group) for batch in self.batches for group in batch.groups]
+
+    @property
+    def dropped(self) -> float:
+        """The share of the groups that ended."""
+        dropped = sum(batch.dropped.total() for batch in self.batches)
+        return dropped / (dropped + len(self.trained))
+
+    @property
+    def lost(self) -> float:
+        """The share of the sampling time of the groups that ended which came to nothing."""
+        lost = sum(_mean(group) for batch in self.batches for _, group in batch.dropped_groups)
+        return lost / (lost + sum(self.trained))
+
+    @property
+    def bias(self) -> tuple[float, float]:
+        """Mean length of what was trained against what was begun, less 1, and the half width of its 95 %
+        interval if the one were a sample of its own."""
+        mean = statistics.fmean(self.begun)
+        error = statistics.stdev(self.begun) / math.sqrt(len(self.trained))
+        return statistics.fmean(self.trained) / mean - 1.0, 1.96 * error / mean
+
+
+def _mean(group: Group) -> float:
+    return statistics.fmean(rollout.seconds for rollout in group.rollouts)
+
+
+def simulate(
+    rule: str,
+    law: str,
+    *,
+    level: int,
+    oversampling: float = 1.0,
+    scarce: bool = False,
+    batches: int = 60,
+    seed: int = 0,
+    cut_late_groups: bool = False,
+    age: int = AGE,
+) -> Result:
+    """Collect `batches` batches while a trainer takes a mean batch's time for each."""
+    places = math.ceil(GROUPS * SIZE * (level + 1) * oversampling)
+    engine = Engine(law, places // 2 if scarce else places, seed)
+    settings = CollectorSettings(
+        output_dir=Path("nowhere"),
+        batch_size=GROUPS * SIZE,
+        group_size=SIZE,
+        min_group_size=None,
+        run_ahead=level,
+        most_token_age=10**6 if rule == "areal" else most_token_age(level, age),
+        cut_late_groups=cut_late_groups,
+        oversampling_factor=oversampling,
+        max_empty_batches=10,
+        max_steps=None,
+        weights_timeout=3600.0,
+        filter_group=lambda group: None,
+    )
+    tasks: Any = _Tasks()
+    pauses = EnvironmentPauses(["simulated"], EnvPauseConfig())
+    player: Any = engine
+    collector = RULES[rule](tasks, player, settings, pauses, state={})
+    with asyncio.Runner(loop_factory=VirtualTime) as runner:
+        return runner.run(_collect(collector, engine, batches))
+
+
+async def _collect(collector: GroupCollector, engine: Engine, batches: int) -> Result:
+    collected: list[Collected] = []
+    to_train: asyncio.Queue[None] = asyncio.Queue()
+
+    async def train() -> None:
+        for version in range(1, batches + 1):
+            await to_train.get()
+            await asyncio.sleep(1.0)
+            collector.set_version(version)
+
+    trainer = asyncio.create_task(train())
+    for step in range(batches):
+        collected.append(await collector.collect(step, lambda version: None))
+        to_train.put_nowait(None)
+    await trainer
+    now = asyncio.get_running_loop().time()
+    unaccounted = collector.unaccounted
+    await collector.close()
+    return Result(seconds=now, batches=collected, begun=engine.begun, unaccounted=unaccounted)
+
+
+def main() -> int:
+    """Print a table in Markdown."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--laws", nargs="+", choices=LAWS, default=list(LAWS))
+    parser.add_argument("--levels", nargs="+", type=int, default=[0, 1, 2, 4])
+    parser.add_argument("--oversampling", nargs="+", type=float, default=[1.0, 1.5])
+    parser.add_argument("--batches", type=int, default=60)
+    args = parser.parse_args()
+    print("| law | level | over-sampling | places | rule | dropped | lost | length | ± | time |")
+    print("|---|---:|---:|---|---|---:|---:|---:|---:|---:|")
+    for law in args.laws:
+        for level in args.levels:
+            for oversampling in args.oversampling:
+                for scarce in (False, True):
+                    results = {
+                        rule: simulate(
+                            rule,
+                            law,
+                            level=level,
+                            oversampling=oversampling,
+                            scarce=scarce,
+                            batches=args.batches,
+                        )
+                        for rule in RULES
+                    }
+                    for rule, result in results.items():
+                        bias, noise = result.bias
+                        cells = [
+                            law,
+                            str(level),
+                            f"{oversampling:g}",
+                            "scarce" if scarce else "plenty",
+                            rule,
+                            f"{result.dropped:.1%}",
+                            f"{result.lost:.1%}",
+                            f"{bias:+.1%}",
+                            f"{noise:.1%}",
+                            f"{result.seconds / results['areal'].seconds:.2f}",
+                        ]
+                        print(f"| {' | '.join(cells)} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Whether what is trained on is what was sampled: lengths and durations of what is kept and what is lost."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from buckeye.orchestrator.collected import Collected
+from buckeye.orchestrator.rollout import Group, Rollout
+
+_STEPS = 100  # are compared together: enough to see small differences, few enough to forget what has ended
+
+_MEASURES: Mapping[str, Callable[[Rollout], float]] = {
+    "seconds": lambda rollout: rollout.seconds,
+    "completion_len": lambda rollout: rollout.completion_tokens,
+}
+
+
+@dataclass(slots=True)
+class _Moments:
+    """Of some numbers: how many, their sum, and that of their squares."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        self.squares += value * value
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    @property
+    def error(self) -> float:
+        """The square of the mean's standard error; from two numbers on."""
+        variance = max(0.0, self.squares / self.count - self.mean**2) * self.count / (self.count - 1)
+        return variance / self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Between what is kept and everything, relative to the latter, and as standard errors (Welch 1947)."""
+
+    relative: float
+    errors: float
+
+
+def difference(kept: Sequence[_Moments], lost: Sequence[_Moments]) -> Difference | None:
+    """How far the mean of what is kept is from that of kept and lost together; None where too little is known
+    (fewer than two of each), or there is nothing to be relative to."""
+    a, b = _together(kept), _together(lost)
+    if a.count < 2 or b.count < 2:
+        return None
+    share, apart = b.count / (a.count + b.count), a.mean - b.mean
+    everything, error = a.mean - share * apart, math.sqrt(a.error + b.error)
+    if everything <= 0.0:
+        return None
+    sure = apart / error if error else math.copysign(math.inf, apart) if apart else 0.0
+    return Difference(share * apart / everything, max(-1e6, min(1e6, sure)))
+
+
+def _together(parts: Iterable[_Moments]) -> _Moments:
+    whole = _Moments()
+    for part in parts:
+        whole.count += part.count
+        whole.total += part.total
+        whole.squares += part.squares
+    return whole
+
+
+class _Comparison:
+    """The two sides of one question, over the last steps."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[_Moments, _Moments]] = deque(maxlen=_STEPS)
+
+    def add(self, kept: Iterable[float], lost: Iterable[float]) -> None:
+        sides = _Moments(), _Moments()
+        for side, values in zip(sides, (kept, lost), strict=True):
+            for value in values:
+                side.add(value)
+        self._steps.append(sides)
+
+    def values(self, name: str) -> dict[str, float]:
+        found = difference([kept for kept, _ in self._steps], [lost for _, lost in self._steps])
+        return {} if found is None else {name: found.relative, f"{name}/errors": found.errors}
+
+
+class CollectionWatch:
+    """Compares, over the last steps: the groups that could be used with those that were lost
+    (`collection/bias/...`; groups are independent of each other, rollouts of a group are not), the plays that
+    have a reward with those that failed (`collection/failures/...`), and the rewards of groups without and
+    with failures (`collection/failures/reward`, of groups that have both some and no reward)."""
+
+    def __init__(self) -> None:
+        names = [f"bias/{name}" for name in _MEASURES] + [f"failures/{name}" for name in _MEASURES]
+        self._comparisons = {name: _Comparison() for name in (*names, "failures/reward")}
+
+    def record(self, collected: Collected) -> dict[str, float]:
+        """What a step's record says of how its batch was collected, and what all steps until now say."""
+        lost = {id(group) for group in collected.lost}
+        arrived = [group for group in collected.all_groups if id(group) not in lost]
+        plays = [play for group in collected.all_groups for play in group.plays]
+        for name, measure in _MEASURES.items():
+            self._add(f"bias/{name}", _means(arrived, measure), _means(collected.lost, measure))
+            scored = [measure(play) for play in plays if play.reward is not None]
+            self._add(f"failures/{name}", scored, [measure(play) for play in plays if play.reward is None])
+        sound, failing = list[float](), list[float]()
+        for group in collected.all_groups:
+            if group.rewards:
+                (failing if group.failed else sound).append(statistics.fmean(group.rewards))
+        self._add("failures/reward", sound, failing)
+        return {**_of_step(collected, plays), **self._differences()}
+
+    def _add(self, name: str, kept: Iterable[float], lost: Iterable[float]) -> None:
+        self._comparisons[name].add(kept, lost)
+
+    def _differences(self) -> dict[str, float]:
+        return {
+            key: value
+            for name, comparison in self._comparisons.items()
+            for key, value in comparison.values(f"collection/{name}").items()
+        }
+
+
+def _of_step(collected: Collected, plays: Sequence[Rollout]) -> dict[str, float]:
+    dropped = [group for _, group in collected.dropped_groups]
+    sides = {"trained": collected.groups, "dropped": dropped, "finished": collected.all_groups}
+    values = {
+        f"collection/{side}/{name}/mean": statistics.fmean(means)
+        for side, groups in sides.items()
+        for name, measure in _MEASURES.items()
+        if (means := _means(groups, measure))
+    }
+    sampled = sum(play.sampling_seconds for play in plays)
+    trained = sum(r.sampling_seconds for group in collected.groups for r in group.scored)
+    return {
+        **values,
+        "collection/sampling_seconds": sampled,
+        "collection/lost_share": 1.0 - trained / sampled if sampled else 0.0,
+    }
+
+
+def _means(groups: Iterable[Group], measure: Callable[[Rollout], float]) -> list[float]:
+    return [statistics.fmean(map(measure, group.rollouts)) for group in groups]

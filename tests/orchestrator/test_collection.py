@@ -1,0 +1,147 @@
+"""What is said of how a batch was collected: accounts, and whether lengths of what is lost differ."""
+
+import math
+import random
+import statistics
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buckeye.orchestrator.collected import Collected
+from buckeye.orchestrator.collection import CollectionWatch
+
+from .played import group, rollout
+
+
+def played(reward, seconds, tokens=3):
+    return replace(rollout(reward, turns=(tokens,)), seconds=seconds, sampling_seconds=seconds)
+
+
+def collected(*groups):
+    """From pairs of the reason to drop a group and the group."""
+    batch = Collected(groups=[])
+    for reason, one in groups:
+        batch.add(one, reason)
+    return batch
+
+
+def test_every_play_is_in_one_account_and_every_draw_counts_once():
+    failed = played(None, 4.0)
+    again = replace(played(1.0, 2.0), retried=(failed, failed))
+    batch = collected(
+        (None, group(again, played(0.0, 1.0))),
+        ("stale", group(played(1.0, 9.0), replace(played(1.0, 9.0), cut=True))),
+        ("no_spread", group(played(0.0, 1.0), played(0.0, 1.0))),
+        ("errored", group(played(None, 3.0), played(1.0, 3.0))),
+    )
+    assert batch.account() == {
+        "played": 10,
+        "trained": 2,
+        "dropped": 5,
+        "failed": 3,
+        "retried": 2,
+        "cut": 1,
+    }
+    assert batch.played_rewards == [1.0, 0.0, 0.0, 0.0, 1.0]  # the stale task is played again
+    assert batch.by_environment.metrics(batch.groups)["env/letters/reward/played"] == pytest.approx(0.4)
+    assert batch.by_environment.metrics(batch.groups)["env/letters/errored"] == 3
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, "stale", "errored", "no_spread"]),
+            st.lists(st.tuples(st.sampled_from([None, 0.0, 1.0]), st.integers(0, 2)), min_size=1, max_size=4),
+        ),
+        max_size=8,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_accounts_add_up(groups):
+    failed = played(None, 1.0)
+    batch = collected(
+        *[
+            (reason, group(*[replace(played(reward, 1.0), retried=(failed,) * n) for reward, n in members]))
+            for reason, members in groups
+        ]
+    )
+    account = batch.account()
+    assert account["played"] == sum(1 + n for _, members in groups for _, n in members)
+    assert account["played"] == account["trained"] + account["dropped"] + account["failed"]
+
+
+def test_numbers_by_hand():
+    batch = collected(
+        (None, group(played(1.0, 1.0, 10), played(1.0, 3.0, 30))),
+        ("stale", group(played(1.0, 6.0, 40))),
+        ("no_spread", group(played(1.0, 2.0, 20))),
+    )
+    values = CollectionWatch().record(batch)
+    assert values["collection/trained/seconds/mean"] == 2.0
+    assert values["collection/dropped/seconds/mean"] == 4.0
+    assert values["collection/finished/seconds/mean"] == pytest.approx(10 / 3)
+    assert values["collection/finished/completion_len/mean"] == pytest.approx(80 / 3)
+    assert values["collection/sampling_seconds"] == 12.0
+    assert values["collection/lost_share"] == pytest.approx(8 / 12)
+    assert not any(name.startswith("collection/bias") for name in values)  # one lost group says nothing
+
+
+def test_the_difference_is_that_of_welch():
+    kept, lost = [1.0, 2.0, 3.0, 2.5], [4.0, 6.0, 5.0]
+    batch = collected(
+        *[(None, group(played(1.0, seconds))) for seconds in kept],
+        *[("stale", group(played(1.0, seconds))) for seconds in lost],
+    )
+    values = CollectionWatch().record(batch)
+    error = math.sqrt(statistics.variance(kept) / 4 + statistics.variance(lost) / 3)
+    apart = statistics.fmean(kept) - statistics.fmean(lost)
+    assert values["collection/bias/seconds/errors"] == pytest.approx(apart / error)
+    everything = statistics.fmean(kept + lost)
+    assert values["collection/bias/seconds"] == pytest.approx(statistics.fmean(kept) / everything - 1)
+    assert values["collection/bias/completion_len"] == 0.0
+    assert values["collection/bias/completion_len/errors"] == 0.0
+
+
+def test_what_is_dropped_by_a_filter_is_no_bias_of_the_collection():
+    watch = CollectionWatch()
+    for _ in range(5):
+        values = watch.record(
+            collected((None, group(played(1.0, 1.0))), ("too_easy", group(played(1.0, 9.0))))
+        )
+    assert "collection/bias/seconds" not in values
+
+
+def sampled(rng, lost_when_long):
+    """A step of 16 groups of which some are lost, at random or because they are long."""
+    groups = []
+    for _ in range(16):
+        seconds = rng.lognormvariate(0.0, 0.7)
+        lost = rng.random() < (0.3 if not lost_when_long else 0.05 if seconds < 1.0 else 0.5)
+        groups.append(("stale" if lost else None, group(played(1.0, seconds))))
+    return collected(*groups)
+
+
+@pytest.mark.parametrize("lost_when_long", [False, True])
+def test_a_bias_is_seen_and_chance_is_not_taken_for_one(lost_when_long):
+    most = []
+    for seed in range(10):
+        rng, watch = random.Random(seed), CollectionWatch()
+        seen = [
+            watch.record(sampled(rng, lost_when_long)).get("collection/bias/seconds/errors", 0.0)
+            for _ in range(100)
+        ]
+        most.append(min(seen[20:]))
+    assert (max(most) < -4.0) if lost_when_long else (min(most) > -4.0)
+
+
+def test_failures_are_compared_with_length_and_reward():
+    batch = collected(
+        *[(None, group(played(1.0, s), played(1.0, s))) for s in (1.0, 1.2, 0.8)],
+        *[(None, group(played(0.2, s), played(None, 9.0 + s))) for s in (1.0, 1.1, 0.9)],
+    )
+    values = CollectionWatch().record(batch)
+    assert values["collection/failures/seconds"] < -0.5
+    assert values["collection/failures/seconds/errors"] < -4
+    assert values["collection/failures/reward"] == pytest.approx(1.0 / 0.6 - 1)

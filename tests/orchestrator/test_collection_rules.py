@@ -1,0 +1,145 @@
+"""Which rollouts reach the loss, on virtual time: benchmarks/collection.py with the real collector."""
+
+import statistics
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from buckeye.orchestrator.in_flight import leaves_room
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from collection import GROUPS, LAWS, SIZE, simulate
+
+
+def checked(result):
+    """What holds of every run, whatever the law and the settings."""
+    assert result.unaccounted == 0
+    for batch in result.batches:
+        account = batch.account()
+        assert account["played"] == account["trained"] + account["dropped"] + account["failed"]
+        assert account["trained"] == GROUPS * SIZE
+    return result
+
+
+def ages(result):
+    return [
+        step - group.oldest_version for step, batch in enumerate(result.batches) for group in batch.groups
+    ]
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("level", [0, 1, 2, 4])
+@pytest.mark.parametrize("scarce", [False, True], ids=["plenty", "scarce"])
+def test_without_oversampling_nothing_is_lost_and_long_rollouts_are_trained_as_often(law, level, scarce):
+    result = checked(simulate("buckeye", law, level=level, scarce=scarce, batches=20))
+    bias, noise = result.bias
+    assert not any(batch.dropped for batch in result.batches)
+    assert abs(bias) <= noise
+    assert max(ages(result)) <= (8 if level else 0)
+
+
+@pytest.mark.parametrize("law", ["log-normal", "two kinds"])
+def test_the_first_to_finish_are_shorter_and_the_measure_says_so(law):
+    """The control: the rule of before prefers short rollouts, and the same measure sees it."""
+    result = checked(simulate("overtake", law, level=1, batches=30))
+    bias, noise = result.bias
+    assert result.dropped > 0.1
+    assert bias < -noise
+
+
+def test_no_slower_than_a_rule_that_never_waits_and_faster_than_one_that_drops():
+    seconds = {
+        rule: simulate(rule, "log-normal", level=1, batches=30).seconds
+        for rule in ("buckeye", "areal", "overtake", "prime-rl")
+    }
+    assert seconds["buckeye"] <= 1.05 * min(seconds["areal"], seconds["prime-rl"])
+    assert seconds["overtake"] > 1.15 * seconds["buckeye"]
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("age", [1, 2, 3])
+def test_a_young_age_makes_batches_wait_and_loses_nothing(law, age):
+    result = checked(simulate("buckeye", law, level=1, age=age, batches=20))
+    assert max(ages(result)) <= age
+    assert not any(batch.dropped for batch in result.batches)
+
+
+def test_late_groups_are_cut_where_that_is_asked_for_and_trained_as_truncated():
+    waits = checked(simulate("buckeye", "heavy tail", level=2, age=2, batches=40))
+    cuts = checked(simulate("buckeye", "heavy tail", level=2, age=2, batches=40, cut_late_groups=True))
+    assert sum(batch.account()["cut"] for batch in waits.batches) == 0
+    assert sum(batch.account()["cut"] for batch in cuts.batches) > 0
+    assert not any(batch.dropped for batch in cuts.batches)
+    assert max(ages(cuts)) <= 2
+    assert cuts.seconds < waits.seconds
+    assert all(r.truncated for batch in cuts.batches for g in batch.groups for r in g.scored if r.cut)
+
+
+def test_oversampling_beyond_what_may_wait_takes_the_first_to_finish_and_ends_the_others():
+    result = checked(simulate("buckeye", "log-normal", level=0, oversampling=1.5, batches=20))
+    dropped = [group for batch in result.batches for _, group in batch.dropped_groups]
+    assert {reason for batch in result.batches for reason in batch.dropped} == {"stale"}
+    assert any(
+        group.rollouts[0].cut for group in dropped
+    )  # what can be used no more is not played to its end
+    bias, noise = result.bias
+    assert bias < -noise
+    assert statistics.fmean(g.rollouts[0].seconds for g in dropped) > 0
+
+
+def test_with_room_to_wait_oversampling_loses_nothing():
+    result = checked(simulate("buckeye", "log-normal", level=1, oversampling=1.5, batches=20))
+    assert not any(batch.dropped for batch in result.batches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+def test_long_runs_are_without_bias(law):
+    for level in (1, 2, 4):
+        for seed in range(3):
+            result = checked(simulate("buckeye", law, level=level, batches=120, seed=seed))
+            bias, noise = result.bias
+            assert abs(bias) <= noise
+            assert result.dropped == 0.0
+
+
+# --- the test of deadlines, against all ways to fill the batches ---
+
+GROUP = st.tuples(st.integers(3, 7), st.just(1))
+
+
+def possible(size, waiting, *, open_places, batch, batch_size):
+    """Whether every group finds a place in time after one of `size` was taken, by trying one after the other
+    with the earliest deadline first, in the first batch that has room."""
+    room = {batch: open_places - size}
+    for due, other in sorted(waiting):
+        for number in range(batch, due + 1):
+            room.setdefault(number, batch_size)
+            if room[number] >= other:
+                room[number] -= other
+                break
+        else:
+            return False
+    return True
+
+
+@given(
+    due=st.integers(3, 7),
+    waiting=st.lists(GROUP, max_size=12),
+    open_places=st.integers(1, 4),
+    batch_size=st.integers(1, 4),
+)
+@settings(max_examples=300, deadline=None)
+@example(due=4, waiting=[(3, 1)], open_places=1, batch_size=1)
+def test_a_group_has_a_place_exactly_if_all_that_are_due_sooner_still_find_one(
+    due, waiting, open_places, batch_size
+):
+    options = {"open_places": open_places, "batch": 3, "batch_size": batch_size}
+    sooner = [one for one in waiting if one[0] < due]
+    counts = Counter(other for other, _ in waiting)
+    assert leaves_room(1, due, counts, **options) == possible(1, sooner, **options)
