@@ -4,8 +4,10 @@ statistics, and functions of one's own."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
+import torch
 
 from buckeye.config.losses import CustomLossConfig
 from buckeye.errors import UsageError
@@ -201,6 +203,55 @@ def test_averages():
     assert (values["masked_low"], values["masked_high"]) == (0.25, 0.25)
     assert values["trained_tokens"] == 4
     assert ratio_range(inputs) == pytest.approx((0.1, 9.0))
+
+
+ALL_LOSSES = [
+    *((kind, {}) for kind in sorted(LOSS_TYPES)),
+    ("masked_ratio", {"kl_tau": 0.1}),
+    ("ppo", {"kl_coef": 0.1}),
+    ("ppo", {"kl_coef": 0.1, "kl_estimator": "k1"}),
+    ("reinforce", {"entropy_coef": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings"), ALL_LOSSES, ids=str)
+def test_figures_are_of_the_same_tokens_whatever_the_loss(kind, settings):
+    """Five tokens of three samples. The last sample has no advantage, and not every loss needs it; the first
+    one has it at one of its tokens. The first and the third token are of the present weights."""
+    reference = [-1.0] * 5 if "kl_coef" in settings else None
+    inputs = inputs_of(
+        [1.0, 2.0, 4.0, 4.0, 1e300],
+        [0.0, 1.0, -1.0, -1.0, 0.0],
+        [0, 0, 1, 1, 2],
+        staleness=[0, 1, 0, 2, 0],
+        reference=reference,
+    )
+    entropies = torch.tensor([0.1, 0.2, 0.6, 0.3, 9.0], dtype=inputs.entropies.dtype)
+    inputs = replace(inputs, entropies=entropies.requires_grad_())
+    values = averages({k: float(v) for k, v in sums_of(inputs, kind, **settings).statistics.items()})
+    of_2, of_4 = 2 - LN2 - 1, 4 - 2 * LN2 - 1
+    assert values["entropy"] == pytest.approx((0.1 + 0.2 + 0.6 + 0.3) / 4)
+    assert values["entropy_fresh"] == pytest.approx((0.1 + 0.6) / 2)
+    assert values["mismatch_kl"] == pytest.approx((of_2 + 2 * of_4) / 4)
+    assert values["mismatch_kl_fresh"] == pytest.approx((0 + of_4) / 2)
+    assert values["ratio_mean"] == pytest.approx(11 / 4)
+    assert values["effective_sample_size"] == pytest.approx(11**2 / (4 * 37))
+    assert ratio_range(inputs) == pytest.approx((1.0, 4.0))
+    assert values["trained_tokens"] == 5
+
+
+def test_what_is_masked_in_samples_without_advantage_is_not_counted():
+    inputs = inputs_of([9.0, 1.0, 9.0], [1.0, 1.0, 0.0], [0, 0, 1])
+    values = averages(
+        {k: float(v) for k, v in sums_of(inputs, "masked_ratio", kl_tau=0.1).statistics.items()}
+    )
+    assert values["masked_high"] == 0.5
+
+
+def test_without_tokens_of_age_0_nothing_is_said_of_them():
+    values = averages({k: float(v) for k, v in sums_of(inputs_of([2.0], [1.0]), "ppo").statistics.items()})
+    assert "entropy" in values
+    assert not [name for name in values if name.endswith("_fresh")]
 
 
 def test_without_tokens_there_are_no_averages():

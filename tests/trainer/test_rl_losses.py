@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -48,6 +49,37 @@ def test_a_loss_does_not_depend_on_the_rows(tmp_path, tiny_model, batches, loss)
     assert len(numbers[0]) > 9
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-4, abs=1e-6)
     assert numbers[0]["grad_norm"] > 0
+
+
+EVERY_SAMPLE = [{"type": "dppo"}, {"type": "ppo", "kl_coef": 0.1}, {"type": "reinforce", "entropy_coef": 0.1}]
+
+
+def written(sample, version, **changes):
+    return replace(sample, versions=np.where(sample.loss_mask, version, -1).astype(np.int32), **changes)
+
+
+def test_the_figures_of_a_batch_do_not_depend_on_the_loss(tmp_path, tiny_model, batches):
+    """In the second batch one sample is of the present weights, one of those before, and one, also old, has
+    no advantage: not every loss computes it."""
+    fresh, old, idle = batches[1].samples[:3]
+    without = np.zeros_like(idle.advantages)
+    samples = (written(fresh, 1), written(old, 0), written(idle, 0, advantages=without))
+    found = []
+    for number, loss in enumerate([{"type": "masked_ratio"}, *EVERY_SAMPLE]):
+        output = tmp_path / str(number)
+        put(output, [batches[0], replace(batches[1], samples=samples)])
+        still = {"optim": {"lr": 1e-12}, "max_steps": 2, "loss": loss}
+        run_trainer(trainer_config(tiny_model, output, **still))
+        found.append(records(output)[1])
+    names = ("entropy", "mismatch_kl", "ratio", "effective", "staleness", "zero_advantage_share")
+    first, *others = ({k: v for k, v in record.items() if k.startswith(names)} for record in found)
+    assert {"entropy_fresh", "mismatch_kl_fresh"} < first.keys()
+    for other in others:
+        assert other == pytest.approx(first, rel=1e-5, abs=1e-7)
+    tokens = [int(sample.loss_mask.sum()) for sample in samples]
+    share = tokens[1] / (tokens[0] + tokens[1])
+    assert (first["staleness_mean"], first["staleness_share_1"]) == (share, share)
+    assert [record["trained_tokens"] for record in found] == [sum(tokens[:2]), *[sum(tokens)] * 3]
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "target_modules": ["q_proj", "down_proj"]}])

@@ -83,7 +83,7 @@ class BatchLoss:
 
 def samples_to_train(batch: Batch, config: LossConfig) -> list[Sample]:
     """The samples that can move the weights. One without advantage cannot, unless the loss has another term:
-    its forward pass is saved, and the statistics of the step are over the other samples."""
+    its forward pass is saved. The statistics of the step are over the other samples in either case."""
     useful = (lambda s: bool(s.loss_mask.any())) if needs_every_sample(config) else has_advantage
     return [s for s in batch.samples if useful(s)]
 
@@ -94,9 +94,10 @@ def has_advantage(sample: Sample) -> bool:
 
 
 def staleness(batch: Batch) -> dict[str, float]:
-    """How many versions behind this step the policies were that wrote the trained tokens: mean and maximum,
-    and for each age which share of the tokens has it."""
-    versions = np.concatenate([s.versions[s.loss_mask] for s in batch.samples] or [np.zeros(0, np.int32)])
+    """How many versions behind this step the policies were that wrote the tokens of the samples with an
+    advantage: mean and maximum, and for each age which share of the tokens has it."""
+    written = [s.versions[s.loss_mask] for s in batch.samples if has_advantage(s)]
+    versions = np.concatenate(written or [np.zeros(0, np.int32)])
     if not len(versions):
         return {}
     ages, counts = np.unique(batch.step - versions, return_counts=True)

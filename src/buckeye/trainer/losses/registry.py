@@ -61,8 +61,7 @@ def total_loss(inputs: LossInputs, config: LossConfig) -> LossSums:
             terms = terms + addition
     if normalization_of(config) == "sequence":
         terms = terms / sequence_lengths(inputs)
-    sums = statistics.token_sums(inputs) | {name: mark.sum() for name, mark in marks.items()}
-    return LossSums(loss=terms.sum(), statistics=sums)
+    return LossSums(loss=terms.sum(), statistics=statistics.token_sums(inputs, marks))
 
 
 def statistic_names(config: LossConfig) -> tuple[str, ...]:
