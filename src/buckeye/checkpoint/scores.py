@@ -73,26 +73,20 @@ def _score(path: Path, step: int, figures: Mapping[str, Any], restarts: Mapping[
         raise UsageError(f"The evaluation {path} cannot be read: {error!r}") from None
 
 
-def scores_of(info: CheckpointInfo, scores: Sequence[Score], *, reach: int) -> list[Score]:
-    """The evaluation of each environment that is nearest to a checkpoint, at most `reach` steps away: where
-    sampling runs ahead of training, what is evaluated is that much older or younger than the checkpoint.
+def scores_of(info: CheckpointInfo, scores: Sequence[Score]) -> list[Score]:
+    """The evaluations of a checkpoint's weights, by environment.
 
-    Those of other weights do not count: of an attempt before the one that wrote the checkpoint, or of a later
-    one that trained its step again.
+    Those of other weights do not count: of another step, of an attempt before the one that wrote the
+    checkpoint, or of a later one that trained its step again.
     """
-    near = [s for s in scores if abs(s.step - info.step) <= reach and s.is_of(info)]
-    nearest: dict[str, Score] = {}
-    for score in sorted(near, key=lambda s: (abs(s.step - info.step), s.step)):
-        nearest.setdefault(score.environment, score)
-    return [nearest[name] for name in sorted(nearest)]
+    found = [s for s in scores if s.step == info.step and s.is_of(info)]
+    return sorted(found, key=lambda score: score.environment)
 
 
-def best_by_reward(
-    checkpoints: Iterable[CheckpointInfo], scores: Sequence[Score], *, reach: int
-) -> Best | None:
+def best_by_reward(checkpoints: Iterable[CheckpointInfo], scores: Sequence[Score]) -> Best | None:
     """The checkpoint with the highest mean reward over all evaluated environments (see `scores_of`), and of
     equals the later one; None if none was evaluated on all of them."""
-    measured = [(info, scores_of(info, scores, reach=reach)) for info in checkpoints]
+    measured = [(info, scores_of(info, scores)) for info in checkpoints]
     environments = {s.environment for _, found in measured for s in found}
     complete = [
         Best(info=info, mean_reward=statistics.fmean(s.mean_reward for s in found), scores=found, of=0)

@@ -16,7 +16,6 @@ from buckeye.monitor.metrics import Record, Step, read_run
 from buckeye.monitor.signals import Finding, findings
 from buckeye.run.elsewhere import read_elsewhere, record_now
 from buckeye.run.export.choose import choose_checkpoint
-from buckeye.run.export.facts import evaluation_reach, read_config
 from buckeye.run.processes import last_lines
 from buckeye.run.record import GOING_ON, STATUS_FILE, ProcessRecord, RunRecord, State
 from buckeye.run.resume import where_it_left_off
@@ -143,9 +142,7 @@ def newest_checkpoint(output_dir: Path) -> CheckpointInfo | None:
 def find_checkpoint(output_dir: Path, step: str) -> CheckpointInfo:
     """The checkpoint that best, last or a number means. Raises UsageError for a best one where nothing was
     evaluated, and CheckpointError where there is no such checkpoint."""
-    _, config = read_config(output_dir)
-    scores = read_scores(output_dir)
-    return choose_checkpoint(output_dir, step, scores, reach=evaluation_reach(config)).info
+    return choose_checkpoint(output_dir, step, read_scores(output_dir)).info
 
 
 def _trained(output_dir: Path, record: RunRecord) -> list[Step]:

@@ -51,12 +51,10 @@ _POLL_SECONDS = 0.1
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPolicy:
     """`interval` is the number of steps between checkpoints (None: only when asked), `keep` how many remain
-    (None: all). `reach`: an evaluation of weights that many steps away may stand for a checkpoint.
-    `timeout_seconds` is how long ranks wait for each other's shards."""
+    (None: all). `timeout_seconds` is how long ranks wait for each other's shards."""
 
     interval: int | None
     keep: int | None
-    reach: int
     timeout_seconds: float
 
 
@@ -108,7 +106,6 @@ class Output:
         policy = CheckpointPolicy(
             interval=config.ckpt.interval if config.ckpt is not None else None,
             keep=config.ckpt.keep if config.ckpt is not None else None,
-            reach=config.max_async_level if isinstance(config, TrainerConfig) else 0,
             timeout_seconds=config.dist_timeout_seconds,
         )
         return cls(config.output_dir, learner, identity, metrics, policy, _stored(config, learner))
@@ -299,9 +296,7 @@ class Output:
         if self._policy.keep is None:
             return
         try:
-            best = best_by_reward(
-                list_checkpoints(self._checkpoints), read_scores(self._run), reach=self._policy.reach
-            )
+            best = best_by_reward(list_checkpoints(self._checkpoints), read_scores(self._run))
         except BuckeyeError as error:
             logger.warning("No old checkpoint is deleted, since the best one is not known: %s", error)
             return

@@ -58,8 +58,7 @@ def _results(facts: RunFacts) -> str:
     before = {s.environment: s for s in facts.before}
     rows: list[Sequence[str]] = [
         (
-            f"{score.environment}, split `{score.split}`, mean reward of {score.rollouts} rollouts"
-            + (f", after {score.step} steps" if score.step != facts.progress["step"] else ""),
+            f"{score.environment}, split `{score.split}`, mean reward of {score.rollouts} rollouts",
             f"{before[score.environment].mean_reward:.4f}" if score.environment in before else "not measured",
             f"{score.mean_reward:.4f}",
         )

@@ -19,7 +19,7 @@ class Choice:
     reason: str
 
 
-def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score], *, reach: int) -> Choice:
+def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score]) -> Choice:
     """The checkpoint of `run` that `step` means: `best`, `last`, a number, or None for the best one
     where that is known, else the newest.
 
@@ -36,7 +36,7 @@ def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score], *, r
         raise UsageError(f"--step {step}: write best, last, or the number of a checkpoint's step")
     newest = resolve_checkpoint(root, -1)  # says so if there is none at all
     checkpoints = {info.step: info for info in list_checkpoints(root)}
-    best = _best_by_reward(checkpoints, scores, reach) or _best_by_loss(checkpoints, run)
+    best = _best_by_reward(checkpoints, scores) or _best_by_loss(checkpoints, run)
     if best is None and step == "best":
         raise UsageError(
             f"Which checkpoint of {run} is the best is not known: none was evaluated. Choose --step last or "
@@ -45,24 +45,16 @@ def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score], *, r
     return best or Choice(info=newest, reason="the newest checkpoint; none was evaluated")
 
 
-def _best_by_reward(
-    checkpoints: Mapping[int, CheckpointInfo], scores: Sequence[Score], reach: int
-) -> Choice | None:
-    best = best_by_reward(checkpoints.values(), scores, reach=reach)
+def _best_by_reward(checkpoints: Mapping[int, CheckpointInfo], scores: Sequence[Score]) -> Choice | None:
+    best = best_by_reward(checkpoints.values(), scores)
     if best is None:
         return None
     environments = ", ".join(score.environment for score in best.scores)
     reason = (
         f"the best of {best.of} evaluated checkpoints by mean reward "
-        f"({best.mean_reward:.4f} over {environments}{_measured_at(best.scores, best.info.step)})"
+        f"({best.mean_reward:.4f} over {environments})"
     )
     return Choice(info=best.info, reason=reason)
-
-
-def _measured_at(scores: Sequence[Score], step: int) -> str:
-    """Says at which step the evaluations were, if not at the checkpoint's."""
-    others = sorted({score.step for score in scores} - {step})
-    return f", measured after {' and '.join(map(str, others))} steps" if others else ""
 
 
 def _best_by_loss(checkpoints: Mapping[int, CheckpointInfo], run: Path) -> Choice | None:

@@ -13,7 +13,7 @@ from buckeye.errors import UsageError
 from buckeye.monitor.redact import redacted
 from buckeye.run.export.card import model_card
 from buckeye.run.export.choose import Choice, choose_checkpoint
-from buckeye.run.export.facts import RunFacts, evaluation_reach, gather_facts, read_config
+from buckeye.run.export.facts import RunFacts, gather_facts, read_config
 from buckeye.run.export.passages import passages_of
 from buckeye.run.export.push import Hub
 from buckeye.run.model_files import fetch_model, find_model, revision_of
@@ -62,7 +62,7 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
         raise UsageError("--private says how to --push; add --push ORG/NAME, or leave it out")
     hub = Hub(request.push, private=request.private) if request.push is not None else None
     scores = read_scores(request.run)
-    choice = choose_checkpoint(request.run, request.step, scores, reach=evaluation_reach(config))
+    choice = choose_checkpoint(request.run, request.step, scores)
     facts = gather_facts(request.run, choice, scores)
     _check_pushed(request, choice.info, facts)
     name = f"step_{choice.info.step}{'-merged' if request.merge_lora else ''}"

@@ -53,21 +53,17 @@ class RunFacts:
 
 def read_config(run: Path) -> tuple[str, dict[str, Any]]:
     """Which kind of run it was, `rl` or `sft`, and its resolved configuration. Raises UsageError."""
-    for kind in ("rl", "sft"):
+    for kind, part in (("rl", "trainer"), ("sft", "model")):
         path = run / "configs" / f"{kind}.json"
         if path.exists():
             try:
                 config = read_json(path)
-                evaluation_reach(config)
+                if not isinstance(config[part], dict):
+                    raise TypeError(f"`{part}` is no table")
                 return kind, config
             except (OSError, ValueError, LookupError, TypeError) as error:
                 raise UsageError(f"{path} cannot be read: {error!r}") from error
     raise UsageError(f"{run} holds no run of `rl` or `sft`: it has no configs/rl.json or configs/sft.json.")
-
-
-def evaluation_reach(config: Mapping[str, Any]) -> int:
-    """How many steps may be between a checkpoint and the evaluation that stands for it."""
-    return int(config["orchestrator"]["max_async_level"]) if "orchestrator" in config else 0
 
 
 def gather_facts(run: Path, choice: Choice, scores: Sequence[Score]) -> RunFacts:
@@ -85,7 +81,7 @@ def gather_facts(run: Path, choice: Choice, scores: Sequence[Score]) -> RunFacts
         settings=redacted(_rl_settings(config) if kind == "rl" else _sft_settings(config)),
         progress={name: int(progress[name]) for name in ("step", "samples", "tokens")},
         before=[s for s in scores if s.step == first and s.step < step],
-        after=scores_of(choice.info, scores, reach=evaluation_reach(config)),
+        after=scores_of(choice.info, scores),
         rewards=_training_rewards(run, step),
         losses=_validation_losses(run, step),
         versions=_versions(),
