@@ -94,7 +94,7 @@ def _row(output: Path) -> list[str]:
     began = first["time"] - first["seconds"] - first["time/wait"]
 
     def mean(name: str) -> float:
-        return statistics.fmean(trained[step].get(name, 0.0) for step in steps)
+        return statistics.fmean(trained[step][name] for step in steps if name in trained[step])
 
     return [
         f"{mean('staleness_mean'):.2f}",

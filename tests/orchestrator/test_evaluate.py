@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from buckeye.config.orchestrator import EvalConfig, EvalEnvConfig
 from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import SamplingParams
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
-from buckeye.orchestrator.evaluation_files import write_evaluation
+from buckeye.orchestrator.evaluation_files import evaluate_and_write, write_evaluation
 from buckeye.orchestrator.rollout import Rollout, RolloutPlayer, Segment
 from tests.waiting import HANG
 
@@ -115,6 +116,26 @@ def test_errored_rollouts_are_counted_and_not_scored():
     assert got.errored == 2
     assert "letters-2" not in got.by_task
     assert len(got.rewards) == 6
+
+
+@pytest.mark.parametrize(("version", "told"), [(3, False), (4, True)])
+def test_an_evaluation_says_which_versions_played_it(tmp_path, caplog, version, told):
+    player = RolloutPlayer(
+        sampler=FakeEngine(version=version),
+        renderer=LetterRenderer(),
+        params=SamplingParams(max_tokens=8),
+        seq_len=64,
+        seed=0,
+        timeout=HANG,
+        retries=0,
+    )
+    named = NamedEnvironment(name="letters", environment=LetterEnvironment(size=2))
+    settings = EvalConfig(env=[EvalEnvConfig(id="letters")], num_examples=2)
+    evaluated = [(settings.env[0], named)]
+    asyncio.run(evaluate_and_write(tmp_path, evaluated, settings, player, measured={"step": 3}))
+    figures = json.loads((tmp_path / "letters.json").read_text())
+    assert (figures["step"], figures["versions"]) == (3, [version])
+    assert ("The evaluation of step 3 on letters was played by versions 4" in caplog.text) is told
 
 
 def test_half_a_surrogate_pair_is_written_as_a_sign_that_can_be(tmp_path):

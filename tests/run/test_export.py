@@ -202,7 +202,9 @@ def test_an_evaluation_of_other_weights_says_nothing_of_a_checkpoint(reinforced)
         shutil.rmtree(reinforced / "evals" / f"step_{step}")
     for env in ("letters", "words"):
         _evaluate(reinforced, 3, env, 0.95)
-    assert json.loads((reinforced / "configs" / "rl.json").read_text())["orchestrator"]["max_async_level"] == 1
+    assert (
+        json.loads((reinforced / "configs" / "rl.json").read_text())["orchestrator"]["max_async_level"] == 1
+    )
     _, said = _export(reinforced)
     assert said[0] == (
         "step 6: the best of 2 evaluated checkpoints by mean reward (0.6500 over letters, words)"

@@ -67,7 +67,9 @@ def test_a_step_whose_answers_were_nearly_all_cut_off_is_no_success(finished):
 
 def assert_on_policy(runner, output, *, staleness):
     trainer = runner.metrics(output, "trainer").values()
-    assert all(r["staleness_max"] <= staleness for r in trainer)
+    assert all(r.get("staleness_max", 0) <= staleness for r in trainer)  # none without an advantage
+    ages = [r["batch/off_policy_level/max"] for r in runner.metrics(output, "orchestrator").values()]
+    assert max(ages) <= staleness
     assert all(abs(r.get("mismatch_kl", 0.0)) < 1e-4 for r in trainer)
 
 
@@ -164,6 +166,16 @@ def test_evaluation_and_validation_are_interleaved(runner):
     assert all([m["role"] for m in r["messages"]] == ["user", "assistant"] for r in rollouts)
     figures = json.loads((folder / "letters.json").read_text())
     assert (figures["step"], figures["id"], figures["n"]) == (4, "letters.py", 12)
+    for version in evals:
+        path = runner.root / "out" / "evals" / f"step_{version}" / "letters.json"
+        assert json.loads(path.read_text())["versions"] == [version]
+    validated = {
+        step: r["val_reward/version"]
+        for step, r in runner.metrics("out", "orchestrator").items()
+        if "val_reward/mean" in r
+    }
+    assert validated.keys() == {0, 2}
+    assert all(step - 1 <= version <= step for step, version in validated.items())
     assert figures["mean_reward"] == pytest.approx(evals[4]["eval/letters/avg@2"])
     reported = runner.here(runner.argv("env", "report", "letters.py", "--run", "out", "--json"))
     assert reported.returncode == 0, reported.stderr

@@ -54,6 +54,11 @@ class EvalResult:
         return dict(tasks)
 
     @property
+    def versions(self) -> list[int]:
+        """The policy versions that sampled its tokens."""
+        return sorted({v for r in self.played for s in r.segments for v in s.versions if v >= 0})
+
+    @property
     def rewards(self) -> list[float]:
         """Of the scored rollouts."""
         return [r.reward for r in self.played if r.reward is not None]

@@ -47,6 +47,9 @@ async def evaluate_and_write(
             rollouts_per_example=settings.rollouts_per_example if each is None else each,
         )
         log.log(result.level, result.summary())
+        if (step := measured.get("step")) is not None and {*result.versions} - {step}:
+            names = ", ".join(map(str, result.versions))
+            log.warning("The evaluation of step %d on %s was played by versions %s", step, env.name, names)
         record = {**measured, **environment_record(env_config, result.split)}
         for path, text in (await asyncio.to_thread(_files, directory, result, record)).items():
             what = f"the evaluation {path.name}"
@@ -119,6 +122,7 @@ def _figures(result: EvalResult) -> dict[str, Any]:
         "errored": result.errored,
         "rollouts_per_example": result.rollouts_per_example,
         "seconds": result.seconds,
+        "versions": result.versions,
         **result.metrics(),
     }
     if result.rewards:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -251,7 +251,7 @@ class Orchestrator:
             with self.times.stopwatch.of("evaluate"):
                 if self.lockstep is not None:  # which has one kind of rollouts at a time
                     await self.evaluations.caught_up(step, watcher)
-                val_reward = await self._validate_if_due(step, watcher)
+                validated = await self._validate_if_due(step, watcher)
             started = time.monotonic()
             self._begin_waves("step", step)
             with self.times.stopwatch.of("collect"):
@@ -268,7 +268,7 @@ class Orchestrator:
                 "time/loop_held_up": self.loop_watch.take_seconds(),
                 **self.times.record(collected, watcher),
             }
-            await self._report(step, collected, collector, measured | times, val_reward)
+            await self._report(step, collected, collector, measured | times, validated)
             step += 1
         await self.evaluations.caught_up(step, watcher)
 
@@ -340,7 +340,7 @@ class Orchestrator:
         collected: Collected,
         collector: GroupCollector,
         metrics: dict[str, float],
-        val_reward: float | None,
+        validated: Mapping[str, float],
     ) -> None:
         tokens = sum(r.total_tokens for g in collected.groups for r in g.scored)
         unaccounted = collector.unaccounted
@@ -362,10 +362,8 @@ class Orchestrator:
             **collected.by_environment.metrics(collected.groups),
             **self.client.metrics(),
         }
-        val = ""
-        if val_reward is not None:
-            metrics["val_reward/mean"] = val_reward
-            val = f" | Val. Reward: {val_reward:.4f}"
+        metrics |= validated
+        val = f" | Val. Reward: {validated['val_reward/mean']:.4f}" if validated else ""
         await self.metrics.write_async("orchestrator", step, metrics)
         level, came_to_nothing = _success(collected.rollouts)
         log.log(
@@ -402,10 +400,12 @@ class Orchestrator:
                 unaccounted,
             )
 
-    async def _validate_if_due(self, step: int, watcher: WeightsWatcher) -> float | None:
+    async def _validate_if_due(self, step: int, watcher: WeightsWatcher) -> dict[str, float]:
+        """The mean reward over the tasks of all environments, and the version that played them: the newest
+        there is, which may be older than the step. Empty if none is due, or nothing was scored."""
         settings = self.config.val
         if settings is None or step % settings.interval:
-            return None
+            return {}
         log.info("Running validation for step %d", step)
         oldest = max(self.start_step, step - self.config.run_ahead)
         async with watcher.fixed(oldest, self.config.weights_timeout) as version:
@@ -421,8 +421,10 @@ class Orchestrator:
                 )
                 for env in self.environments
             ]
-        rewards = [reward for result in results for reward in result.rewards]
-        return statistics.fmean(rewards) if rewards else None
+        rewards = [reward for result in results for reward in result.task_rewards]
+        return (
+            {"val_reward/mean": statistics.fmean(rewards), "val_reward/version": version} if rewards else {}
+        )
 
 
 def _success(rollouts: Sequence[Rollout]) -> tuple[int, str]:
