@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import torch
 
 from buckeye.inference.architecture import read_spec
 from buckeye.inference.cache import KVCache
+from buckeye.inference.client import SamplingParams
 from buckeye.inference.decoder import Decoder
 from buckeye.inference.engine import Engine
 from buckeye.inference.vllm.install import install_vllm
@@ -244,6 +246,22 @@ class Server:
     def stop(self) -> int:
         self.process.terminate()
         return self.process.wait()
+
+
+async def cut_short(client, prompt, tokens, *, tries=40):
+    """What comes of a session that was ended in the middle of its reply: tried until it is caught there."""
+    for number in range(tries):
+        session = client.session()
+        params = SamplingParams(max_tokens=tokens, seed=number)
+        sampling = asyncio.create_task(session.generate(prompt, params))
+        await asyncio.sleep(0.004 * number)
+        await client.replicas[0].tell("POST", "/pause?mode=keep")
+        await session.abort()
+        generation = await sampling
+        await client.replicas[0].tell("POST", "/resume")
+        if generation.finish_reason == "abort" and generation.token_ids:
+            return generation
+    raise AssertionError(f"of {tries} replies none was caught in the middle")
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from buckeye.transport.weights import read_weights_manifest
 from tests.ports import free_port
 from tests.waiting import HANG
 
-from .conftest import near
+from .conftest import cut_short, near
 from .test_server import metric, publish, wait_for
 
 IDS = list(range(40, 60))
@@ -109,6 +109,39 @@ def test_a_cancelled_generation_is_aborted_on_the_server(server, http, chat_mode
 
     run([server.url], use, model=str(chat_model.directory))
     wait_for(lambda: metric(http, "vllm:num_requests_waiting") == 0)
+
+
+def test_a_session_that_is_ended_gives_back_what_was_sampled(server, http, chat_model):
+    generation = run([server.url], lambda c: cut_short(c, IDS, 100), model=str(chat_model.directory))
+    expected = chat_model.logprobs(IDS, generation.token_ids)
+    assert torch.tensor(generation.logprobs) == near(expected)
+    assert len(generation.versions) == len(generation.token_ids)
+
+
+def test_nothing_is_asked_in_a_session_that_was_ended(server, http, chat_model):
+    async def use(client):
+        session = client.session()
+        await session.abort()
+        return await session.generate(IDS, PARAMS)
+
+    generation = run([server.url], use, model=str(chat_model.directory))
+    assert (generation.token_ids, generation.finish_reason) == ([], "abort")
+
+
+def test_a_server_that_cannot_end_a_reply_finishes_it():
+    answers = {GENERATE: (200, {"choices": [CHOICE]})}  # and no route to end one
+
+    async def use(client):
+        session = client.session()
+        sampling = asyncio.create_task(session.generate(IDS, PARAMS))
+        await asyncio.sleep(0)
+        ending = asyncio.create_task(session.abort())
+        generation = await sampling
+        await ending
+        return generation
+
+    with Fake(answers) as fake:
+        assert run([fake.url], use).finish_reason == CHOICE["finish_reason"]
 
 
 def test_another_model_on_the_port_is_noticed(server):

@@ -31,7 +31,7 @@ from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE, Vllm, find_vllm,
 from buckeye.storage import sha256_file
 from buckeye.transport.weights import combined_checksum, read_weights_manifest
 
-from .conftest import Server, near
+from .conftest import Server, cut_short, near
 from .test_server import publish
 
 KEY = "a key for tests"
@@ -294,6 +294,12 @@ class TestRealVllm:
         for one, other in zip(ours, theirs, strict=True):
             assert one.token_ids == other.token_ids
             assert one.logprobs == near(other.logprobs)
+
+    def test_a_session_that_is_ended_gives_back_what_was_sampled(self, vllm_server, tied):
+        generation = run(vllm_server, tied[0], lambda client: cut_short(client, [5, 6, 7], 150))
+        expected = tied[0].logprobs([5, 6, 7], generation.token_ids)
+        assert torch.tensor(generation.logprobs) == near(expected)
+        assert len(generation.versions) == len(generation.token_ids)
 
     def test_an_update_in_flight_replaces_every_weight(self, vllm_server, tied, tmp_path):
         """No key of the old weights is used again, the tied head is the new one, and both versions show."""

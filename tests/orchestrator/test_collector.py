@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from buckeye.config.environments import EnvPauseConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome
-from buckeye.errors import FinalRunError, RunError
-from buckeye.inference.client import SamplingParams
+from buckeye.errors import FinalRunError, InferenceError, RunError
+from buckeye.inference.client import SamplingParams, SilentError
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.filters import group_filter, smallest_group
@@ -30,7 +30,18 @@ FRESH = {"next_group": 0, "pending": []}
 
 
 def collector(
-    engine, env, *, level=1, groups=2, size=4, state=FRESH, lockstep=None, again_below=None, **changes
+    engine,
+    env,
+    *,
+    level=1,
+    groups=2,
+    size=4,
+    state=FRESH,
+    lockstep=None,
+    again_below=None,
+    retries=1,
+    retry_after_reply=False,
+    **changes,
 ):
     options = {
         "output_dir": Path("none"),
@@ -53,7 +64,8 @@ def collector(
         seq_len=64,
         seed=7,
         timeout=HANG,
-        retries=1,
+        retries=retries,
+        retry_after_reply=retry_after_reply,
     )
     sampler = TaskSampler(
         [NamedEnvironment(name=env.name, environment=env)],
@@ -147,12 +159,68 @@ def test_an_overtaken_group_is_dropped_as_stale_and_played_again():
 
 def test_a_failed_rollout_is_retried_and_then_leaves_a_smaller_group():
     def fail(task, attempt):
-        return attempt in (1, 2, 3)  # the first member fails, is retried and fails; a later one recovers
+        return attempt in (1, 2, 3, 5)  # one member fails twice, the others are played again or not at all
 
     engine, env = FakeEngine(), LetterEnvironment(size=1, fail=fail)
     (batch,) = asyncio.run(batches(collector(engine, env, groups=1), engine, 1))
-    assert len(batch.errors) == 4 - len(batch.groups[0].scored)
-    assert all(r.outcome.error and r.reward is None for r in batch.groups[0].rollouts if r.reward is None)
+    (group,) = batch.groups
+    assert [len(rollout.retried) for rollout in group.rollouts] == [1, 1, 1, 0]
+    assert [rollout.reward is None for rollout in group.rollouts] == [True, False, False, False]
+    assert all(play.outcome.error for rollout in group.rollouts for play in rollout.retried)
+    assert batch.account() == {"played": 7, "trained": 3, "dropped": 0, "failed": 4, "retried": 3, "cut": 0}
+    assert len(batch.errors) == 1
+
+
+class LongOnesFail(LetterEnvironment):
+    """Half of its replies are long, and of these three in five fail, after they were given."""
+
+    def __init__(self):
+        super().__init__(size=1)
+        self.random = random.Random(3)
+
+    async def rollout(self, task, policy):
+        reply = await policy.chat(task.messages)
+        is_long = reply.text[0] in "ab"
+        if is_long and self.random.random() < 0.6:
+            raise RuntimeError("too long for this tool")
+        return Outcome(reward=1.0, components={"long": float(is_long)})
+
+
+@pytest.mark.parametrize(("anything", "retries"), [(False, 3), (True, 1), (True, 3)])
+def test_what_the_reply_may_have_caused_is_not_played_again_unless_asked_for(anything, retries):
+    """Playing it again hides how much fails, and trains on the short replies that come instead."""
+    engine, env = FakeEngine(), LongOnesFail()
+    options = {"retries": retries, "retry_after_reply": anything, "min_group_size": 1}
+    c = collector(engine, env, level=0, groups=200, **options)
+    (batch,) = asyncio.run(batches(c, engine, 1))
+    account = batch.account()
+    assert account["played"] == account["trained"] + account["failed"] + account["dropped"]
+    assert account["failed"] / account["played"] == pytest.approx(0.3, abs=0.05)  # whatever is played again
+    scored = [r for g in batch.groups for r in g.scored]
+    share = sum(r.outcome.components["long"] for r in scored) / len(scored)
+    assert (account["retried"] == 0) is not anything
+    assert share == pytest.approx(0.2 / 0.7, abs=0.05)  # what fails cannot be trained on: that is said
+    hidden = 1 - len(batch.errors) / account["failed"]
+    assert (hidden == 0.0) is not anything
+
+
+def test_who_was_never_asked_and_who_got_no_answer_is_played_again():
+    """Neither says anything about the policy; a deadline does: the reply may have been a long one."""
+    silent, broken = iter([1]), iter([1])
+
+    class Engine(FakeEngine):
+        async def generate(self, prompt_ids, params):
+            if next(silent, 0):
+                raise SilentError("http://x did not answer POST /generate within 3 s.")
+            if next(broken, 0):
+                raise InferenceError("http://x refused")
+            return await super().generate(prompt_ids, params)
+
+    engine, env = Engine(), LetterEnvironment(size=1, fail=lambda task, attempt: attempt == 5)
+    (batch,) = asyncio.run(batches(collector(engine, env, groups=1), engine, 1))
+    boundaries = [[p.outcome.boundary for p in r.retried] for r in batch.groups[0].rollouts]
+    assert sorted(boundaries, key=str) == [["model"], ["step"], [], []]
+    assert [r.outcome.boundary for r in batch.groups[0].rollouts if r.reward is None] == ["timeout"]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from buckeye.transport.weights import Canary
 _RECOVERY_SECONDS = 60.0
 _HEARTBEAT_SECONDS = 60.0  # a long prompt on a slow CPU keeps an engine busy for a while
 _MOST_LOSSES = 8
-_ABORT_AGAIN_SECONDS = 0.5
+_ABORT_AGAIN_SECONDS = 0.02
 
 T = TypeVar("T")
 
@@ -50,11 +50,13 @@ class Session:
         """End what is being sampled: it comes back as it is, with finish reason "abort". A server that cannot
         do that, because somebody else has started it, finishes it."""
         self._aborted = True
+        pause = _ABORT_AGAIN_SECONDS
         while self._open:
             for request_id, replica in list(self._open.items()):
                 with contextlib.suppress(InferenceError):
                     await replica.abort(request_id)
-            await asyncio.sleep(_ABORT_AGAIN_SECONDS)  # it may have come before the request
+            await asyncio.sleep(pause)  # what was asked last may have come before the request
+            pause *= 2
 
     async def _ask(self, replica: Replica, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         if self._aborted:
