@@ -142,6 +142,31 @@ def test_rare_rewards_of_one_are_no_reason_to_warn(seed):
     assert nothing_learnt(steps(*batches), RUN) is None
 
 
+def biased(kind, relative, errors, measure="seconds"):
+    name = f"collection/{kind}/{measure}"
+    return {"reward/mean": 0.3, name: relative, f"{name}/errors": errors}
+
+
+def test_what_is_trained_on_is_not_what_was_sampled():
+    (finding,) = findings(steps({}, biased("bias", -0.12, -6.0)), RUN)
+    assert finding.name == "biased"
+    assert (
+        finding.seen
+        == "The rollouts that are trained on are 12% shorter (seconds) than those that were sampled"
+    )
+    (finding,) = findings(steps(biased("failures", -0.3, -9.0, "completion_len")), RUN)
+    assert "Without the attempts that failed, rollouts are 30% shorter (completion_len)" in str(finding)
+    assert named(steps(biased("bias", -0.12, -3.0))) == []  # noise
+    assert named(steps(biased("bias", -0.001, -9.0))) == []  # sure, and too little to matter
+    assert named(steps(biased("bias", -0.12, -6.0), {"reward/mean": 0.3})) == []  # what was is not what is
+
+
+def test_a_bias_is_no_reason_that_nothing_was_learnt():
+    made = steps(*[{"reward/mean": 0.3, **biased("bias", -0.12, -6.0)}] * 4)
+    assert named(made) == ["biased"]
+    assert nothing_learnt(made, RUN) is None
+
+
 def test_records_of_before_say_nothing():
     """Those of earlier versions have not all of the numbers."""
     records = [{"process": "orchestrator", "step": step, "reward/mean": 0.5} for step in range(9)]

@@ -19,6 +19,7 @@ ENOUGH = 3
 _SURE = 2.0  # standard errors between two means
 _SURE_OF_BEST = 4.0  # the same, where one is the best of many
 _LITTLE_ESS = 0.05
+_SMALL_BIAS = 0.01
 _EQUAL = 1e-9
 
 HARDER_TASKS = "take harder tasks"
@@ -44,6 +45,14 @@ NUMBERS = (
     "effective_sample_size",
     "masked_low",
     "masked_high",
+    "collection/bias/seconds",
+    "collection/bias/seconds/errors",
+    "collection/bias/completion_len",
+    "collection/bias/completion_len/errors",
+    "collection/failures/seconds",
+    "collection/failures/seconds/errors",
+    "collection/failures/completion_len",
+    "collection/failures/completion_len/errors",
 )
 """What of the records is looked at."""
 
@@ -78,16 +87,21 @@ class Finding:
 
 def findings(steps: Sequence[Step], run: Path) -> list[Finding]:
     """What is wrong with the run in the directory `run` at the end of `steps`, in order: those that say that
-    nothing can be learned first. Steps whose batch is not recorded are passed over."""
+    nothing can be learned first, then those that what is learned is not what is sampled. Steps whose batch is
+    not recorded are passed over."""
     played = _played(steps)
+    return [*_hindrances(played, run), *_biases(played, run)]
+
+
+def _hindrances(played: Sequence[Step], run: Path) -> list[Finding]:
     found = _no_spread(played, run) or _cut_off(played, run)
     return [one for one in (found, _moved_too_far(played, run)) if one is not None]
 
 
 def nothing_learnt(steps: Sequence[Step], run: Path) -> str | None:
     """`nothing was learnt because ...`, of a run that ended with `steps`; None where that is not so."""
-    found, played = findings(steps, run), _played(steps)
-    lost = _has_fallen(played)
+    played = _played(steps)
+    found, lost = _hindrances(played, run), _has_fallen(played)
     if not found or (_has_improved(played) and not lost):
         return None
     how = "what was learnt was lost" if lost else "nothing was learnt"
@@ -224,6 +238,59 @@ def _moved_too_far(played: Sequence[Step], run: Path) -> Finding | None:
         f"tokens were left out, effective sample size {ess:.2f}"
     )
     return _finding(reason, far, run, seen)
+
+
+def _biases(played: Sequence[Step], run: Path) -> list[Finding]:
+    """By the newest step, which tells of many: the groups that are lost, or the rollouts that fail, are not
+    like the others."""
+    return [
+        _finding(reason, played[-1:], run, f"{what} {_more_or_less(value)} {than}")
+        for step in played[-1:]
+        for kind, (reason, what, than) in _BIASES.items()
+        if (value := _sure_difference(step, kind)) is not None
+    ]
+
+
+_BIASES = {
+    "bias": (
+        Reason(
+            name="biased",
+            cause="the groups that are dropped are not like the others, so the policy is not trained on what "
+            "it does",
+            advice="lower orchestrator.oversampling_factor, raise max_off_policy_steps, or see why rollouts "
+            "fail",
+        ),
+        "The rollouts that are trained on are",
+        "than those that were sampled",
+    ),
+    "failures": (
+        Reason(
+            name="biased_failures",
+            cause="what fails is no accident, so the policy is trained on less of its kind",
+            advice="see why they fail (--errored), or raise orchestrator.rollout_timeout",
+        ),
+        "Without the attempts that failed, rollouts are",
+        "than with them",
+    ),
+}
+
+
+def _sure_difference(step: Step, kind: str) -> tuple[str, float] | None:
+    """The first measure by which what is kept differs from everything by more than noise: its name and by how
+    much. Four standard errors, since many steps are looked at."""
+    for measure in ("seconds", "completion_len"):
+        name = f"orchestrator/collection/{kind}/{measure}"
+        relative, errors = step.value(name), step.value(f"{name}/errors")
+        if relative is None or errors is None:
+            continue
+        if abs(errors) >= _SURE_OF_BEST and abs(relative) >= _SMALL_BIAS:
+            return measure, relative
+    return None
+
+
+def _more_or_less(found: tuple[str, float]) -> str:
+    measure, relative = found
+    return f"{abs(relative):.0%} {'longer' if relative > 0 else 'shorter'} ({measure})"
 
 
 def _finding(reason: Reason, steps: Sequence[Step], run: Path, seen: str) -> Finding:
