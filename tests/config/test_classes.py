@@ -298,9 +298,10 @@ def test_values_that_python_would_take_for_numbers(refused, folder):
             " eval.sampling).",
         ),
         (
-            "--sampling.min-tokens 5 --sampling.max-tokens 4",
-            "sampling.min_tokens = 5 is more than sampling.max_tokens = 4.\n  sampling.min_tokens:"
-            " --sampling.min-tokens, sampling.max_tokens: --sampling.max-tokens",
+            "--sampling.min-tokens 5",
+            "--sampling.min-tokens: min_tokens = 5 cuts the distribution that tokens are sampled from, so the"
+            " importance ratios of training would be wrong; leave it at 0 (an evaluation may set it in"
+            " eval.sampling).",
         ),
         ("--sampling.temperature 0", "--sampling.temperature: is 0.0; expected a number > 0."),
     ],

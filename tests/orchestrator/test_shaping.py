@@ -18,13 +18,13 @@ from tests.waiting import HANG
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 
 
-def amounts(reward=1.0, stop_reason="answered", truncated=False, tokens=50, **settings):
+def amounts(reward=1.0, stop_reason="answered", truncated=False, tokens=50, turns=None, **settings):
     config = OrchestratorConfig(sampling={"max_tokens": 100}, reward_shaping=settings)
     return reward_shaping(config).amounts(
         Scored(
             reward=reward,
             turn_rewards=[reward],
-            turn_lengths=[tokens],
+            turn_lengths=turns or [tokens],
             task=Task(id="t", messages=()),
             replies=["no"],
             stop_reason=stop_reason,
@@ -49,6 +49,23 @@ def test_length_penalty_is_linear():
     assert amounts(tokens=0, length_penalty=0.2) == {"length": 0.0}
     assert amounts(tokens=50, length_penalty=0.2) == {"length": pytest.approx(-0.1)}
     assert amounts(tokens=100, length_penalty=0.2) == {"length": pytest.approx(-0.2)}
+
+
+def test_a_length_is_that_of_the_rollout_or_of_its_longest_reply():
+    turns = {"turns": [30, 50, 10], "length_penalty": 0.2}
+    assert amounts(**turns) == {"length": pytest.approx(-0.2 * 0.9)}
+    assert amounts(**turns, length_of="reply") == {"length": pytest.approx(-0.2 * 0.5)}
+    assert amounts(turns=[30, 90], overlong_cache=20, length_of="reply") == {"overlong": pytest.approx(-0.5)}
+    with pytest.raises(ValueError, match="length_of has no effect without"):
+        amounts(length_of="reply")
+
+
+@pytest.mark.parametrize(("tokens", "both"), [(50, -0.2), (82, -0.328), (90, -0.5), (100, -1.0)])
+def test_a_long_rollout_is_not_punished_twice(tokens, both):
+    """The larger of the two: 0.4 of the length, and from 80 tokens on what rises to 1."""
+    found = amounts(tokens=tokens, length_penalty=0.4, overlong_cache=20)
+    assert sum(found.values()) == pytest.approx(both)
+    assert all(amount <= 0.0 for amount in found.values())
 
 
 def test_a_stop_reason_replaces_the_reward_or_subtracts_from_it():

@@ -20,6 +20,7 @@ from buckeye.trainer.losses import (
     ratio_range,
     statistic_names,
 )
+from buckeye.trainer.losses.regularization import regularization
 from tests.trainer.losses_by_hand import config_of, counts, inputs_of, loss_and_gradient, sums_of
 
 LN2 = math.log(2.0)
@@ -131,6 +132,50 @@ def test_reference_kl_as_a_reward():
     # k1 = ln 2 for both: A = 1 - 0.1 ln 2
     _, gradient = loss_and_gradient(inputs, "masked_ratio", kl_coef=0.1, kl_estimator="k1")
     assert gradient == pytest.approx([-(1 - 0.1 * LN2), -2 * (1 - 0.1 * LN2)])
+
+
+POLICY, REFERENCE_POLICY = [0.5, 0.2, 0.2, 0.1], [0.1, 0.4, 0.3, 0.2]
+
+
+def kl_gradient(p, q):
+    """Of KL(softmax(z) || q) by z, at softmax(z) = p; and that of KL(q || softmax(z))."""
+    z = torch.tensor(p, dtype=torch.float64).log().requires_grad_()
+    log_p, log_q = z.log_softmax(0), torch.tensor(q, dtype=torch.float64).log()
+    forward = torch.autograd.grad((log_p.exp() * (log_p - log_q)).sum(), z, retain_graph=True)[0]
+    return forward, torch.autograd.grad((log_q.exp() * (log_q - log_p)).sum(), z)[0]
+
+
+def expected_gradient(estimator, sampler):
+    """Of the term of the loss by the logits, in the mean over all tokens that `sampler` may draw."""
+    z = torch.tensor(POLICY, dtype=torch.float64).log().requires_grad_()
+    mu = torch.tensor(sampler, dtype=torch.float64)
+    inputs = replace(
+        inputs_of([1.0] * 4, [0.0] * 4),
+        logprobs=z.log_softmax(0),
+        sampler_logprobs=mu.log(),
+        reference_logprobs=torch.tensor(REFERENCE_POLICY, dtype=torch.float64).log(),
+    )
+    terms = regularization(inputs, config_of("reinforce", kl_coef=1.0, kl_estimator=estimator))
+    return torch.autograd.grad((mu * terms).sum(), z)[0]
+
+
+OTHER_SAMPLERS = [[0.3, 0.3, 0.2, 0.2], [0.1, 0.1, 0.2, 0.6]]
+
+
+@pytest.mark.parametrize("sampler", [POLICY, *OTHER_SAMPLERS])
+def test_the_weighted_estimator_has_the_gradient_of_the_divergence_whoever_sampled(sampler):
+    found = expected_gradient("k3_weighted", sampler)
+    assert found.tolist() == pytest.approx(kl_gradient(POLICY, REFERENCE_POLICY)[0].tolist())
+
+
+def test_the_gradients_that_the_other_estimators_have():
+    """On policy: k2 that of KL(pi || reference), k3 that of KL(reference || pi). Off policy neither."""
+    forward, reverse = kl_gradient(POLICY, REFERENCE_POLICY)
+    assert expected_gradient("k2", POLICY).tolist() == pytest.approx(forward.tolist())
+    assert expected_gradient("k3", POLICY).tolist() == pytest.approx(reverse.tolist())
+    for sampler in OTHER_SAMPLERS:
+        for estimator, right in (("k2", forward), ("k3", reverse)):
+            assert (expected_gradient(estimator, sampler) - right).norm() > 0.2 * right.norm()
 
 
 def test_reference_kl_is_recorded_as_k3():

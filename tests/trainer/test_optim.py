@@ -180,6 +180,20 @@ def test_a_pattern_without_a_match_names_close_parameters():
         )
 
 
+def test_muon_has_momentum_of_its_own():
+    """Without it the second gradient alone counts: orthogonalised, the identity or its negative."""
+    for momentum, moved in ((0.0, 0.0), (0.9, -2.0)):
+        parameters = {"a": nn.Parameter(torch.zeros(4, 4))}
+        optimizer = build_optimizer(
+            parameters, kind="muon", weight_decay=0, momentum=momentum, nesterov=False
+        )
+        for sign in (1.0, -0.5):
+            parameters["a"].grad = sign * torch.eye(4)
+            optimizer.step(0.1)
+        size = 0.1 * 0.2 * 4**0.5  # the scale of `match_rms_adamw`
+        assert parameters["a"].diagonal().mean().item() == pytest.approx(moved * size, abs=0.5 * size)
+
+
 def test_muon_where_everything_is_hidden():
     parameters = {"a": nn.Parameter(torch.eye(4)), "b": nn.Parameter(torch.eye(4))}
     optimizer = build_optimizer(parameters, kind="muon", weight_decay=0)

@@ -11,7 +11,7 @@ from buckeye.config.base import BaseConfig, OwnFunctionConfig, conflict, variant
 
 Level = Literal["token", "sequence", "geometric"]
 Normalization = Literal["token", "sequence", "constant"]
-KlEstimator = Literal["k1", "k2", "k3"]
+KlEstimator = Literal["k1", "k2", "k3", "k3_weighted"]
 KlMask = Literal["all", "masked", "unmasked"]
 ClipFraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -62,7 +62,9 @@ class BaseLossConfig(BaseConfig):
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL divergence to the reference model; 0 does without one."""
     kl_estimator: KlEstimator = "k3"
-    """How it is estimated: k2 and k3 are terms of the loss, k1 is taken off the advantages."""
+    """How it is estimated: k2 and k3 are terms of the loss, right on policy only, and k3's gradient that of
+    the reverse divergence; k3_weighted is k3 times the ratio, right off policy, too; k1 is taken off the
+    advantages."""
     reference_model: str | None = None
     """The reference: a directory or name; None is the model that the run starts from."""
     entropy_coef: NonNegativeFloat = 0.0

@@ -47,7 +47,7 @@ class SamplingConfig(BaseConfig):
     max_tokens: PositiveInt | None = None
     """Longest reply, in tokens; None is what is left of seq_len."""
     min_tokens: NonNegativeInt = 0
-    """Shortest reply, in tokens."""
+    """Training needs the whole distribution: only 0."""
     repetition_penalty: PositiveFloat = 1.0
     """Above 1 discourages repetition."""
     top_p: float = 1.0
@@ -61,7 +61,7 @@ class SamplingConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _whole_distribution(self) -> SamplingConfig:
-        for name, whole in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0)):
+        for name, whole in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0), ("min_tokens", 0)):
             value = getattr(self, name)
             if value != whole:
                 raise conflict(
@@ -338,17 +338,6 @@ class OrchestratorConfig(BaseConfig):
                 'env_mix.strategy = "concatenate": leave one of the two out',
                 "env",
                 "env_mix",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _some_tokens(self) -> OrchestratorConfig:
-        least, most = self.sampling.min_tokens, self.sampling.max_tokens
-        if most is not None and least > most:
-            raise conflict(
-                f"sampling.min_tokens = {least} is more than sampling.max_tokens = {most}",
-                "sampling.min_tokens",
-                "sampling.max_tokens",
             )
         return self
 

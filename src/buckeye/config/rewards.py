@@ -72,21 +72,24 @@ AdvantageConfig = Annotated[
 
 
 class RewardShapingConfig(BaseConfig):
-    """Changes to the rewards of training rollouts; evaluations are never shaped. Lengths are sampled tokens
-    of the whole rollout. A stop reason is one that the environment gives, or "length": cut off at a limit."""
+    """Changes to the rewards of training rollouts; evaluations are never shaped. A stop reason is one that
+    the environment gives, or "length": cut off at a limit."""
 
     stop_reason_rewards: dict[str, float] = {}
     """The reward of rollouts with that stop reason, whatever the environment paid, e.g. length = -0.5."""
     stop_reason_penalties: dict[str, float] = {}
     """What is subtracted from rollouts with that stop reason, e.g. turn_limit = 0.2."""
+    length_of: Literal["rollout", "reply"] = "rollout"
+    """What both length penalties are about, in sampled tokens: the whole rollout, or its longest reply."""
     overlong_cache: PositiveInt | None = None
     """Over the last so many tokens before max_length a penalty rises from 0; None is off."""
     overlong_penalty: PositiveFloat = 1.0
     """What that penalty rises to."""
     length_penalty: NonNegativeFloat = 0.0
-    """Subtracted in proportion to the length; a rollout of max_length loses all of it."""
+    """Subtracted in proportion to the length: all of it at max_length. Where the overlong penalty is larger,
+    that counts alone."""
     max_length: PositiveInt | None = None
-    """The length at which both penalties are full; None is sampling.max_tokens."""
+    """The length in tokens at which both penalties are full; None is sampling.max_tokens, of one reply."""
     function: OwnFunctionConfig | None = None
     """What a function of your own adds: it sees the task, what was said, and what each component paid."""
 
@@ -107,6 +110,13 @@ class RewardShapingConfig(BaseConfig):
         if self.overlong_penalty != default and self.overlong_cache is None:
             raise conflict(
                 "overlong_penalty has no effect without overlong_cache", "overlong_penalty", "overlong_cache"
+            )
+        if self.length_of == "reply" and not self.measures_length:
+            raise conflict(
+                "length_of has no effect without overlong_cache or length_penalty",
+                "length_of",
+                "overlong_cache",
+                "length_penalty",
             )
         if self.max_length is not None and not self.measures_length:
             raise conflict(

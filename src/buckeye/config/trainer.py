@@ -201,6 +201,10 @@ class MuonConfig(BaseOptimizerConfig):
 
     type: Literal["muon"] = "muon"
     """The optimizer."""
+    momentum: Fraction = 0.95
+    """Muon's momentum, of the hidden matrices."""
+    nesterov: bool = True
+    """Nesterov's form of it."""
     betas1: Fraction = 0.9
     """AdamW's decay of the mean of gradients."""
     betas2: Fraction = 0.999

@@ -34,11 +34,13 @@ class RewardShaping:
         """What each cause that is set adds to the reward of a rollout; 0.0 where it does not apply.
 
         `stop_reason` replaces the reward or subtracts from it; `overlong` is `overlong_amount`; `length` is
-        -length_penalty * completion_tokens / max_length; `function` is what the user's own says. Raises
-        `OwnFunctionError` if that fails, and `UsageError` if it is not there.
+        -length_penalty * length / max_length, or what of that is more than `overlong`; `function` is what the
+        user's own says. Raises `OwnFunctionError` if that fails, and `UsageError` if it is not there.
         """
         settings, amounts = self.settings, {}
-        reward, completion_tokens = rollout.reward, sum(rollout.turn_lengths)
+        reward = rollout.reward
+        of_reply = settings.length_of == "reply"
+        length = max(rollout.turn_lengths, default=0) if of_reply else sum(rollout.turn_lengths)
         by_reason = {
             **{reason: value - reward for reason, value in settings.stop_reason_rewards.items()},
             **{reason: -penalty for reason, penalty in settings.stop_reason_penalties.items()},
@@ -49,10 +51,11 @@ class RewardShaping:
             amounts["stop_reason"] = by_reason.get(reason, 0.0)
         if self.max_length is not None and settings.overlong_cache is not None:
             amounts["overlong"] = settings.overlong_penalty * overlong_amount(
-                completion_tokens, self.max_length, settings.overlong_cache
+                length, self.max_length, settings.overlong_cache
             )
         if self.max_length is not None and settings.length_penalty:
-            amounts["length"] = -settings.length_penalty * completion_tokens / self.max_length
+            whole = -settings.length_penalty * length / self.max_length
+            amounts["length"] = min(0.0, whole - amounts.get("overlong", 0.0))
         if settings.function is not None:
             amounts["function"] = _own_amount(rollout, settings.function)
         return amounts

@@ -136,7 +136,7 @@ def build_optimizer(
     have AdamW's size (Liu et al. 2025, arXiv 2502.16982, "match_rms_adamw"); vectors and `embeddings` (names)
     go to AdamW. `adamw8bit` keeps both moments in 8 bits per element, in blocks with a scale each (Dettmers
     et al. 2022, arXiv 2110.02861), but for tensors under 4,096 elements. `betas` are AdamW's; `momentum` and
-    `nesterov` SGD's. Of several `groups` that match a parameter the first counts.
+    `nesterov` SGD's and Muon's. Of several `groups` that match a parameter the first counts.
 
     Raises `UsageError` for a pattern that no parameter matches, and where `adamw8bit` cannot run.
     """
@@ -158,7 +158,11 @@ def build_optimizer(
     if hidden:
         sharded = any(isinstance(parameters[name], DTensor) for name in hidden)
         muon = ShardedMuon if sharded else torch.optim.Muon
-        parts.append(muon(arranged(hidden), lr=0.0, adjust_lr_fn="match_rms_adamw"))
+        parts.append(
+            muon(
+                arranged(hidden), lr=0.0, momentum=momentum, nesterov=nesterov, adjust_lr_fn="match_rms_adamw"
+            )
+        )
     if others:
         parts.append(torch.optim.AdamW(arranged(others), lr=0.0, betas=betas, fused=True))
     return NamedOptimizer(parameters, parts, kind=kind)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from buckeye.config.trainer import (
     ConstantSchedulerConfig,
     LinearSchedulerConfig,
     LoRAConfig,
+    MuonConfig,
     OptimizerConfig,
     SchedulerConfig,
     SGDConfig,
@@ -161,34 +163,37 @@ def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> Polic
 
 
 def _optimizer(policy: Policy, optim: OptimizerConfig) -> NamedOptimizer:
-    groups = [ParameterGroup(**group.model_dump()) for group in optim.groups]
-    if isinstance(optim, SGDConfig):
-        return build_optimizer(
-            policy.trainable,
-            kind="sgd",
-            weight_decay=optim.weight_decay,
-            momentum=optim.momentum,
-            nesterov=optim.nesterov,
-            groups=groups,
-        )
+    settings: dict[str, Any] = {}
+    if isinstance(optim, SGDConfig | MuonConfig):
+        settings |= {"momentum": optim.momentum, "nesterov": optim.nesterov}
+    if not isinstance(optim, SGDConfig):
+        settings |= {"betas": (optim.betas1, optim.betas2), "embeddings": policy.embedding_names}
     return build_optimizer(
         policy.trainable,
         kind=optim.type,
         weight_decay=optim.weight_decay,
-        betas=(optim.betas1, optim.betas2),
-        embeddings=policy.embedding_names,
-        groups=groups,
+        groups=[ParameterGroup(**group.model_dump()) for group in optim.groups],
+        **settings,
     )
 
 
 def _schedule(scheduler: SchedulerConfig, *, peak: float, max_steps: int | None) -> Schedule:
     if isinstance(scheduler, ConstantSchedulerConfig):
         return Schedule(schedule="constant", peak=peak)
+    decay = scheduler.decay if isinstance(scheduler, LinearSchedulerConfig) else 0
+    if max_steps is not None and scheduler.warmup + decay > max_steps:
+        logger.warning(
+            "scheduler.warmup = %d and decay = %d are more than the %d steps of the run: the lr %s",
+            scheduler.warmup,
+            decay,
+            max_steps,
+            "never reaches its peak" if scheduler.warmup > max_steps else "falls as soon as it has risen",
+        )
     return Schedule(
         schedule=scheduler.type,
         peak=peak,
         warmup=scheduler.warmup,
-        decay=scheduler.decay if isinstance(scheduler, LinearSchedulerConfig) else 0,
+        decay=decay,
         min_lr=scheduler.min_lr,
         max_steps=max_steps,
     )
