@@ -15,6 +15,7 @@ from buckeye.config.losses import (
     ReinforceLossConfig,
     TruncateCorrectionConfig,
 )
+from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import TrainerConfig
 
 
@@ -47,6 +48,27 @@ def test_losses_by_flags(load, words, expected):
     assert load(TrainerConfig, words).loss == expected
 
 
+def test_a_recipe_sets_both_sides_and_what_is_said_stands(load):
+    words = "--trainer --orchestrator --inference --orchestrator.rollouts-per-example 8"
+    grpo = load(RLConfig, f"{words} --trainer.loss.type grpo")
+    assert grpo.trainer.loss.kl_coef == 0.04
+    assert grpo.trainer.loss.normalization == "sequence"
+    assert grpo.orchestrator.advantage.std_norm == "local"
+    dapo = load(RLConfig, f"{words} --trainer.loss.type dapo")
+    assert (dapo.trainer.loss.clip_low, dapo.trainer.loss.clip_high) == (0.2, 0.28)
+    assert (dapo.orchestrator.zero_spread, dapo.orchestrator.advantage.std_norm) == ("drop", "local")
+    said = load(
+        RLConfig,
+        f"{words} --trainer.loss.type dapo --trainer.loss.clip-high 0.3 --orchestrator.zero-spread keep "
+        "--orchestrator.advantage.type max_rl",
+    )
+    assert said.trainer.loss.clip_high == 0.3
+    assert said.orchestrator.zero_spread == "keep"
+    assert said.orchestrator.advantage.type == "max_rl"
+    assert load(RLConfig, f"{words} --trainer.loss.type rloo").orchestrator.advantage.leave_one_out
+    assert load(RLConfig, words).orchestrator.advantage.std_norm is None
+
+
 def test_a_loss_in_a_file(load, folder):
     folder.write("t.toml", '[loss]\ntype = "ppo"\ncorrection = {type = "mask", level = "sequence"}\n')
     assert load(TrainerConfig, "@ t.toml").loss.correction == MaskCorrectionConfig(level="sequence")
@@ -55,7 +77,7 @@ def test_a_loss_in_a_file(load, folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--loss.type grpo", "--loss.type"),
+        ("--loss.type grpa", "--loss.type"),
         ("--loss.clip-high 0.3", "--loss.clip-high"),
         ("--loss.type ppo --loss.mask-ratio-low 0.3", "--loss.mask-ratio-low"),
         ("--loss.correction.high 3", "--loss.correction"),

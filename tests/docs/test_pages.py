@@ -52,6 +52,18 @@ def test_every_benchmark_on_its_page_says_it():
     assert [section.splitlines()[0] for section in sections if "\nMeasured: " not in section] == []
 
 
+def test_the_tests_that_pages_name_are_there():
+    """Of a formula, a page says which test computes it."""
+    named = [
+        (page.name, path, test)
+        for page in PAGES
+        for path, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text(encoding="utf-8"))
+    ]
+    assert len(named) >= 10
+    for page, path, test in named:
+        assert f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), (page, path, test)
+
+
 def _measured(page):
     text = page.read_text(encoding="utf-8")
     return [" ".join(found.split()) for found in re.findall(r"Measured: (.+?)(?:\n\n|$)", text, re.S)]

@@ -35,6 +35,12 @@ def load_environment():
 '''
 
 
+def _adds_up(record):
+    """Whether every play of a step is in one account: of any run that a test looks at."""
+    parts = (record[f"rollouts/{name}"] for name in ("trained", "dropped", "failed"))
+    return record["rollouts/played"] == sum(parts) and record["rollouts/unaccounted"] == 0
+
+
 class Runner:
     """Runs commands of this environment's Python in a directory of its own."""
 
@@ -78,7 +84,10 @@ class Runner:
     def metrics(self, output, process):
         path = Path(self.root / output / "metrics.jsonl")
         records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return {r["step"]: r for r in records if r["process"] == process}
+        found = {r["step"]: r for r in records if r["process"] == process}
+        if process == "orchestrator":
+            assert all(_adds_up(record) for record in found.values())
+        return found
 
 
 @pytest.fixture(scope="session")

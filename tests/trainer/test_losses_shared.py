@@ -20,6 +20,7 @@ from buckeye.trainer.losses import (
     ratio_range,
     statistic_names,
 )
+from buckeye.trainer.losses.registry import RECIPES
 from buckeye.trainer.losses.regularization import regularization
 from tests.trainer.losses_by_hand import config_of, counts, inputs_of, loss_and_gradient, sums_of
 
@@ -108,6 +109,69 @@ def test_reinforce_has_no_weights_to_truncate():
 def test_cispo_is_not_truncated_twice():
     with pytest.raises(ValueError, match="cispo truncates importance weights by itself"):
         config_of("cispo", **correct("truncate", high=5.0))
+
+
+# --- the recipes, against the papers' equations written out ---
+
+RATIOS = [0.1, 0.7, 1.25, 1.5, 3.0, 9.0]
+ADVANTAGES = [1.0, -1.0, 1.0, -2.0, 1.0, 1.0]
+SEQUENCES = [0, 0, 0, 1, 1, 1]
+
+
+def clipped_term(ratio, advantage, low, high):
+    """-min(r A, clip(r) A) and its derivative by log pi (Schulman et al. 2017, eq. 7)."""
+    inside = min(max(ratio, 1 - low), 1 + high)
+    value = min(ratio * advantage, inside * advantage)
+    return -value, -ratio * advantage if ratio * advantage <= inside * advantage else 0.0
+
+
+def grpo(ratio, advantage, sequence):
+    """DeepSeekMath, arXiv 2402.03300: a mean over the tokens of an output, then over outputs; reference:
+    pi / 2, so pi_ref / pi - log(pi_ref / pi) - 1 = 0.5 + ln 2 - 1."""
+    value, slope = clipped_term(ratio, advantage, 0.2, 0.2)
+    return (value + 0.04 * (0.5 + LN2 - 1)) / 3, (slope + 0.04 * (1 - 0.5)) / 3
+
+
+def dapo(ratio, advantage, sequence):
+    """arXiv 2503.14476: a mean over tokens, clipped at 0.8 and 1.28."""
+    return clipped_term(ratio, advantage, 0.2, 0.28)
+
+
+def rloo(ratio, advantage, sequence):
+    """arXiv 2402.14740: -A log pi, whoever sampled."""
+    return -advantage * (-1.0 + math.log(ratio)), -advantage
+
+
+def tis(ratio, advantage, sequence):
+    """-sg[min(r, C)] A log pi with C = 2."""
+    weight = min(ratio, 2.0)
+    return -weight * advantage * (-1.0 + math.log(ratio)), -weight * advantage
+
+
+def icepop(ratio, advantage, sequence):
+    """arXiv 2510.18855: -r A where r is from 0.5 to 5, else nothing."""
+    kept = 0.5 <= ratio <= 5.0
+    return -ratio * advantage * kept, -ratio * advantage * kept
+
+
+def areal(ratio, advantage, sequence):
+    """arXiv 2505.24298, of fresh tokens: the proximal policy is pi, so u = 1; the weight is r, up to 5."""
+    kept = ratio <= 5.0
+    return -ratio * advantage * kept, -ratio * advantage * kept
+
+
+@pytest.mark.parametrize("term", [grpo, dapo, rloo, tis, icepop, areal], ids=lambda term: term.__name__)
+def test_recipes_are_those_of_the_papers(term):
+    reference = [math.log(ratio) - 1.0 - LN2 for ratio in RATIOS] if term is grpo else None
+    inputs = inputs_of(RATIOS, ADVANTAGES, SEQUENCES, reference=reference, staleness=[0] * 6)
+    expected = [term(*token) for token in zip(RATIOS, ADVANTAGES, SEQUENCES, strict=True)]
+    loss, gradient = loss_and_gradient(inputs, term.__name__)
+    assert loss == pytest.approx(sum(value for value, _ in expected))
+    assert gradient == pytest.approx([slope for _, slope in expected])
+
+
+def test_every_recipe_is_tested():
+    assert set(RECIPES) == {term.__name__ for term in (grpo, dapo, rloo, tis, icepop, areal)}
 
 
 REFERENCE = [-1.0 - LN2, -1.0 + LN2]  # log pi - log reference = ln 2 and -ln 2

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag, model_validator
 
@@ -80,10 +79,6 @@ class BaseLossConfig(BaseConfig):
 class MaskedRatioLossConfig(BaseLossConfig):
     """Importance-weighted policy gradient without tokens of extreme ratios (the default)."""
 
-    known_as: ClassVar[Mapping[str, str]] = {
-        "icepop": 'type = "masked_ratio", mask_ratio_low = 0.5, mask_ratio_high = 5.0'
-    }
-
     type: Literal["masked_ratio"] = "masked_ratio"
     """The loss."""
     ratio_type: Literal["token", "sequence"] = "token"
@@ -146,13 +141,7 @@ class ClippedRatioLossConfig(NormalizedLossConfig):
 
 
 class PPOLossConfig(ClippedRatioLossConfig):
-    """PPO's clipped ratio: GRPO's loss, and DAPO's with clip_high = 0.28."""
-
-    known_as: ClassVar[Mapping[str, str]] = {
-        "grpo": 'type = "ppo", normalization = "sequence", kl_coef = 0.04, and in the orchestrator '
-        'advantage.std_norm = "local"; or without a divisor type = "dr_grpo"',
-        "dapo": 'type = "ppo", clip_high = 0.28, and in the orchestrator zero_spread = "drop"',
-    }
+    """PPO's clipped ratio."""
 
     type: Literal["ppo"] = "ppo"
     """The loss."""
@@ -182,10 +171,6 @@ class GSPOLossConfig(NormalizedLossConfig):
 
 class CISPOLossConfig(NormalizedLossConfig):
     """Policy gradient with a clipped importance weight: every token keeps its gradient."""
-
-    known_as: ClassVar[Mapping[str, str]] = {
-        "tis": 'type = "cispo", clip_high = C - 1; or any other loss with correction.type = "truncate"'
-    }
 
     type: Literal["cispo"] = "cispo"
     """The loss."""
@@ -222,10 +207,6 @@ class DPPOLossConfig(NormalizedLossConfig):
 class DecoupledPPOLossConfig(NormalizedLossConfig):
     """PPO's clipping around a proximal policy between the sampler's and the present one, by staleness."""
 
-    known_as: ClassVar[Mapping[str, str]] = {
-        "areal": 'type = "decoupled_ppo", correction = {type = "mask", low = 0.0, high = 5.0}'
-    }
-
     type: Literal["decoupled_ppo"] = "decoupled_ppo"
     """The loss."""
     clip_low: ClipFraction = 0.2
@@ -236,10 +217,6 @@ class DecoupledPPOLossConfig(NormalizedLossConfig):
 
 class ReinforceLossConfig(NormalizedLossConfig):
     """The plain policy gradient, blind to who sampled: for synchronous runs, and to compare with."""
-
-    known_as: ClassVar[Mapping[str, str]] = {
-        "rloo": 'type = "reinforce", and in the orchestrator advantage.leave_one_out = true'
-    }
 
     type: Literal["reinforce"] = "reinforce"
     """The loss."""
@@ -261,6 +238,65 @@ class CustomLossConfig(NormalizedLossConfig, OwnFunctionConfig):
     """The loss."""
 
 
+# --- recipes: the losses above, with the settings of a paper ---
+
+
+class GRPOLossConfig(PPOLossConfig):
+    """PPO's clipped ratio as in GRPO (arXiv 2402.03300): a mean over sequences, and a KL term."""
+
+    type: Literal["grpo"] = "grpo"  # type: ignore[assignment]
+    """The loss."""
+    normalization: Normalization = "sequence"
+    """Mean over tokens, mean over sequences of their means, or sum divided by a constant per sequence."""
+    kl_coef: NonNegativeFloat = 0.04
+    """Weight of the KL divergence to the reference model; 0 does without one."""
+
+
+class DAPOLossConfig(PPOLossConfig):
+    """PPO's clipped ratio as in DAPO (arXiv 2503.14476): clipped higher above than below."""
+
+    type: Literal["dapo"] = "dapo"  # type: ignore[assignment]
+    """The loss."""
+    clip_high: NonNegativeFloat = 0.28
+    """The ratio is clipped above 1 + clip_high."""
+
+
+class RLOOLossConfig(ReinforceLossConfig):
+    """The plain policy gradient as in RLOO (arXiv 2402.14740); it wants a synchronous run."""
+
+    type: Literal["rloo"] = "rloo"  # type: ignore[assignment]
+    """The loss."""
+
+
+class TISLossConfig(CISPOLossConfig):
+    """The policy gradient with importance weights of at most 2: truncated importance sampling."""
+
+    type: Literal["tis"] = "tis"  # type: ignore[assignment]
+    """The loss."""
+    clip_high: NonNegativeFloat = 1.0
+    """The weight is clipped above 1 + clip_high."""
+
+
+class IcePopLossConfig(MaskedRatioLossConfig):
+    """The importance-weighted policy gradient with the limits of IcePop (arXiv 2510.18855)."""
+
+    type: Literal["icepop"] = "icepop"  # type: ignore[assignment]
+    """The loss."""
+    mask_ratio_high: PositiveFloat = 5.0
+    """Tokens with a larger ratio give no gradient."""
+    mask_ratio_low: NonNegativeFloat = 0.5
+    """Tokens with a smaller ratio give no gradient."""
+
+
+class AReaLLossConfig(DecoupledPPOLossConfig):
+    """Decoupled PPO as in AReaL (arXiv 2505.24298): tokens with a weight above 5 give no gradient."""
+
+    type: Literal["areal"] = "areal"  # type: ignore[assignment]
+    """The loss."""
+    correction: CorrectionConfig | None = MaskCorrectionConfig(low=0.0, high=5.0)
+    """Limits on the importance weights between sampler and trainer."""
+
+
 LossConfig = Annotated[
     Annotated[MaskedRatioLossConfig, Tag("masked_ratio")]
     | Annotated[PPOLossConfig, Tag("ppo")]
@@ -270,6 +306,12 @@ LossConfig = Annotated[
     | Annotated[DPPOLossConfig, Tag("dppo")]
     | Annotated[DecoupledPPOLossConfig, Tag("decoupled_ppo")]
     | Annotated[ReinforceLossConfig, Tag("reinforce")]
+    | Annotated[GRPOLossConfig, Tag("grpo")]
+    | Annotated[DAPOLossConfig, Tag("dapo")]
+    | Annotated[RLOOLossConfig, Tag("rloo")]
+    | Annotated[TISLossConfig, Tag("tis")]
+    | Annotated[IcePopLossConfig, Tag("icepop")]
+    | Annotated[AReaLLossConfig, Tag("areal")]
     | Annotated[CustomLossConfig, Tag("custom")],
     variant("masked_ratio"),
 ]

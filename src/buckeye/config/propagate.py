@@ -28,6 +28,12 @@ _ELSEWHERE: Mapping[KeyPath, KeyPath] = {("max_model_len",): ("inference", "mode
 """Settings of the run that a process has under another name."""
 _MAY_DIFFER = ("seq_len",)
 """Rows of the trainer may be longer than rollouts."""
+_RECIPES: Mapping[str, Mapping[KeyPath, Any]] = {
+    "grpo": {("advantage", "std_norm"): "local"},
+    "dapo": {("advantage", "std_norm"): "local", ("zero_spread",): "drop"},
+    "rloo": {("advantage", "leave_one_out"): True},
+}
+"""What goes with a loss of that name in the orchestrator."""
 _OWN_FIRST = ("log",)
 """The run's are for processes that say nothing, in whatever layer."""
 _IN_PYTHON = Place("given", Layer.FLAG)
@@ -100,6 +106,7 @@ def in_python(values: dict[str, Any]) -> Settings:
 def propagate(model: type[BaseConfig], settings: Settings) -> list[Problem]:
     """Complete the settings of an `rl` run in place, and return where they disagree."""
     _begin_processes(settings)
+    _follow_recipe(settings)
     problems = list(_share_resume(settings))
     for shared in shared_settings(model):
         if shared.section:
@@ -121,6 +128,18 @@ def _begin_processes(settings: Settings) -> None:
     for role in _ROLES if alone else _LEARNING_ROLES:
         if settings.get((role,)) is MISSING:
             settings.put((role,), {}, _BY_DEFAULT)
+
+
+def _follow_recipe(settings: Settings) -> None:
+    """A loss that is called by a paper's name brings what the paper does in the orchestrator, where nothing
+    else is said."""
+    loss = _entry(settings, ("trainer", "loss", "type"))
+    if loss is None:
+        return
+    for path, value in _RECIPES.get(str(loss.value), {}).items():
+        kind = settings.get(("orchestrator", *path[:-1], "type"))
+        if path[:1] != ("advantage",) or kind in (MISSING, "group", "turn"):
+            _fill(settings, _Entry(loss.path, value, loss.place), [("orchestrator", *path)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,21 @@ LOSS_TYPES: Mapping[str, LossType] = {
     "dppo": LossType(weighted.dppo_loss, weighted.DPPO_MARKS),
     "reinforce": LossType(weighted.reinforce_loss, ()),
 }
-"""All types but `custom`."""
+"""All types but `custom` and the recipes."""
+
+RECIPES: Mapping[str, str] = {
+    "grpo": "ppo",
+    "dapo": "ppo",
+    "rloo": "reinforce",
+    "tis": "cispo",
+    "icepop": "masked_ratio",
+    "areal": "decoupled_ppo",
+}
+"""Of which type the loss of a paper is, with other defaults."""
+
+
+def _loss_type(config: LossConfig) -> LossType:
+    return LOSS_TYPES[RECIPES.get(config.type, config.type)]
 
 
 def check_loss(config: LossConfig) -> None:
@@ -66,7 +80,7 @@ def total_loss(inputs: LossInputs, config: LossConfig) -> LossSums:
 
 def statistic_names(config: LossConfig) -> tuple[str, ...]:
     """The keys of `LossSums.statistics`."""
-    marks = () if isinstance(config, CustomLossConfig) else LOSS_TYPES[config.type].marks
+    marks = () if isinstance(config, CustomLossConfig) else _loss_type(config).marks
     corrected = isinstance(config, NormalizedLossConfig) and config.correction is not None
     return (
         *statistics.SUMS,
@@ -104,6 +118,6 @@ def needs_every_sample(config: LossConfig) -> bool:
 def _token_losses(inputs: LossInputs, config: LossConfig) -> TokenLosses:
     if isinstance(config, CustomLossConfig):
         return custom_loss(inputs, config)
-    function = LOSS_TYPES[config.type].function
+    function = _loss_type(config).function
     settings = [name for name in inspect.signature(function).parameters if name != "inputs"]
     return function(inputs, **{name: getattr(config, name) for name in settings})
