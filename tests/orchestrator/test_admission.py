@@ -9,7 +9,7 @@ from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.orchestrator.admission import Admission
 from buckeye.orchestrator.environments import NamedEnvironment, PlaySettings
 from buckeye.orchestrator.lockstep import Lockstep
-from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.orchestrator.player import RolloutPlayer
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 

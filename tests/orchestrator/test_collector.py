@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from buckeye.config.environments import EnvPauseConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome
+from buckeye.envs.outcomes import errored
 from buckeye.errors import FinalRunError, InferenceError, RunError
 from buckeye.inference.client import SamplingParams, SilentError
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
@@ -20,7 +21,7 @@ from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.filters import group_filter, smallest_group
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.pauses import EnvironmentPauses
-from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
 from tests.waiting import HANG
 
@@ -202,6 +203,19 @@ def test_what_the_reply_may_have_caused_is_not_played_again_unless_asked_for(any
     assert share == pytest.approx(0.2 / 0.7, abs=0.05)  # what fails cannot be trained on: that is said
     hidden = 1 - len(batch.errors) / account["failed"]
     assert (hidden == 0.0) is not anything
+
+
+def test_a_worker_that_is_gone_is_nobodys_answer():
+    class Gone(LetterEnvironment):
+        async def rollout(self, task, policy):
+            await policy.chat(task.messages)
+            self.attempts["all"] = attempt = self.attempts.get("all", 0) + 1
+            if attempt <= 2:
+                return errored("worker", "its worker is gone")
+            return Outcome(reward=1.0)
+
+    (batch,) = asyncio.run(batches(collector(FakeEngine(), Gone(size=1), level=0, groups=1), FakeEngine(), 1))
+    assert batch.account() == {"played": 6, "trained": 4, "dropped": 0, "failed": 2, "retried": 2, "cut": 0}
 
 
 def test_who_was_never_asked_and_who_got_no_answer_is_played_again():

@@ -21,7 +21,7 @@ from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.pauses import EnvironmentPauses
-from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler
 from tests.waiting import HANG
 

@@ -17,7 +17,8 @@ from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import SamplingParams
 from buckeye.orchestrator.batch import advantages_of, batch_metrics, make_batch, write_rollouts
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.rollout import Group, RolloutPlayer
+from buckeye.orchestrator.player import RolloutPlayer
+from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.task_sampler import GroupTask
 from tests.waiting import HANG
 

@@ -15,7 +15,8 @@ from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
 from buckeye.orchestrator.evaluation_files import evaluate_and_write, write_evaluation
-from buckeye.orchestrator.rollout import Rollout, RolloutPlayer, Segment
+from buckeye.orchestrator.player import RolloutPlayer
+from buckeye.orchestrator.rollout import Rollout, Segment
 from tests.waiting import HANG
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer

@@ -5,7 +5,7 @@ import time
 from types import SimpleNamespace
 
 from buckeye.orchestrator.loop_watch import LoopWatch
-from buckeye.orchestrator.rollout import TaskPlayer
+from buckeye.orchestrator.player import TaskPlayer
 
 
 async def play(env, rollout):

@@ -16,7 +16,8 @@ from buckeye.orchestrator.environments import NamedEnvironment, PlaySettings
 from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.pauses import EnvironmentPauses
-from buckeye.orchestrator.rollout import Group, Rollout, RolloutPlayer
+from buckeye.orchestrator.player import RolloutPlayer
+from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.orchestrator.task_sampler import TaskSampler
 from tests.waiting import HANG
 

@@ -14,8 +14,9 @@ from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.client import SamplingParams
 from buckeye.orchestrator.batch import batch_metrics
 from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.policy import RecordingPolicy, derive_seed
-from buckeye.orchestrator.rollout import Group, RolloutPlayer
+from buckeye.orchestrator.rollout import Group
 from tests.waiting import HANG
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer

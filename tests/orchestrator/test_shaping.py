@@ -10,7 +10,7 @@ from buckeye.errors import UsageError
 from buckeye.inference.client import SamplingParams
 from buckeye.orchestrator.advantages import Scored
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.shaping import overlong_amount, reward_shaping
 from buckeye.orchestrator.task_sampler import GroupTask
 from tests.waiting import HANG

@@ -119,6 +119,30 @@ def test_resuming_without_a_checkpoint_is_one_message(tmp_path, tiny_model):
         run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4, ckpt={"resume_step": -1}))
 
 
+@pytest.mark.parametrize(
+    ("warmup", "decay", "said"),
+    [(1, 5, "falls as soon as it has risen"), (4, 0, "never reaches its peak"), (1, 1, None)],
+)
+def test_a_schedule_that_is_longer_than_the_run_is_told(tmp_path, tiny_model, batches, warmup, decay, said):
+    put(tmp_path, batches[:2])
+    schedule = {"type": "linear", "warmup": warmup, "decay": decay}
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=2, scheduler=schedule))
+    log = (tmp_path / "logs" / "run.log").read_text()
+    assert (f"are more than the 2 steps of the run: the lr {said}" in log) is (said is not None)
+    assert ("more than the 2 steps" in log) is (said is not None)
+
+
+def test_muon_has_the_momentum_that_is_set(tmp_path, tiny_model, batches):
+    moved = {}
+    for momentum in (0.95, 0.0):
+        put(tmp_path / str(momentum), batches[:2])
+        optim = {"type": "muon", "momentum": momentum}
+        run_trainer(trainer_config(tiny_model, tmp_path / str(momentum), max_steps=2, optim=optim))
+        moved[momentum] = weights(tmp_path / str(momentum), 2)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(moved[0.95][name], moved[0.0][name])
+
+
 def test_parts_of_a_checkpoint_can_be_left_out(tmp_path, tiny_model, batches, monkeypatch):
     put(tmp_path, batches[:2])
     schedule = {"type": "linear", "warmup": 4, "decay": 0}

@@ -45,7 +45,9 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of the sampling, for a local model.")] = 0,
     max_concurrent: Annotated[int, typer.Option(min=1, help="Rollouts at a time.")] = 16,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a rollout may take.")] = 600.0,
-    retries: Annotated[int, typer.Option(min=0, help="How often an errored rollout is played again.")] = 1,
+    retries: Annotated[
+        int, typer.Option(min=0, help="How often a rollout is played again that failed before its answer.")
+    ] = 1,
     pass_reward: Annotated[float, typer.Option(help="Least reward that counts as a pass.")] = 1.0,
     output_dir: Annotated[
         Path | None, typer.Option(help="Where the rollouts go; outputs/evals/ENV-MODEL by default.")

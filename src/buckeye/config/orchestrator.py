@@ -203,7 +203,8 @@ class OrchestratorConfig(BaseConfig):
     rollout_timeout: PositiveFloat = 600.0
     """Seconds that a rollout may take, from when an engine has a place for it."""
     max_rollout_retries: NonNegativeInt = 1
-    """How often a rollout is played again that failed before the policy was asked, or by the engine."""
+    """How often a rollout is played again that failed before the policy was asked, or as its engine or worker
+    was lost."""
     retry_after_reply: bool = False
     """Play again what failed later, too. What the policy does when that fails is then missing from training:
     mostly long rollouts."""

@@ -19,7 +19,8 @@ from buckeye.orchestrator.collected import Collected
 from buckeye.orchestrator.filters import GroupFilter, smallest_group
 from buckeye.orchestrator.in_flight import Flight, leaves_room
 from buckeye.orchestrator.pauses import EnvironmentPauses
-from buckeye.orchestrator.rollout import Group, RolloutPlayer
+from buckeye.orchestrator.player import RolloutPlayer
+from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.space import Patience
 

@@ -16,7 +16,8 @@ from buckeye.monitor.intervals import pass_at_k
 from buckeye.monitor.metrics import read_run
 from buckeye.monitor.verdict import rollouts_level
 from buckeye.orchestrator.environments import HELD_OUT, NamedEnvironment, evaluated_split, tasks_of
-from buckeye.orchestrator.rollout import Group, Rollout, TaskPlayer
+from buckeye.orchestrator.player import TaskPlayer
+from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.orchestrator.task_sampler import GroupTask
 
 

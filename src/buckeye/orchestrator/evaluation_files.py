@@ -17,7 +17,7 @@ from buckeye.inference.client import SamplingParams
 from buckeye.monitor.intervals import cluster_of, mean_over_tasks
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.evaluate import EvalResult, count_passed, evaluate
-from buckeye.orchestrator.rollout import TaskPlayer
+from buckeye.orchestrator.player import TaskPlayer
 from buckeye.space import write_when_room, write_when_room_async
 from buckeye.storage import utf8, write_file
 

@@ -15,7 +15,7 @@ from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.evaluate import evaluated_versions
 from buckeye.orchestrator.evaluation_files import evaluate_and_write, sampling_record
-from buckeye.orchestrator.rollout import TaskPlayer
+from buckeye.orchestrator.player import TaskPlayer
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 from buckeye.process import RunIdentity
 from buckeye.storage import step_directory

@@ -48,8 +48,9 @@ from buckeye.orchestrator.lockstep import Lockstep, lockstep_of
 from buckeye.orchestrator.loop_watch import LoopWatch, tell_of_a_held_up_loop
 from buckeye.orchestrator.outbox import Outbox
 from buckeye.orchestrator.pauses import EnvironmentPauses
+from buckeye.orchestrator.player import RolloutPlayer, TaskPlayer
 from buckeye.orchestrator.policy import derive_seed
-from buckeye.orchestrator.rollout import Group, Rollout, RolloutPlayer, TaskPlayer
+from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.orchestrator.run_watch import RunWatch
 from buckeye.orchestrator.running import first_to_end, until_stopped
 from buckeye.orchestrator.shaping import RewardShaping, reward_shaping

@@ -18,7 +18,7 @@ from buckeye.monitor.log import setup_logging
 from buckeye.orchestrator.environments import fallback_note, load_environments, names_of
 from buckeye.orchestrator.evaluate import EvalResult, evaluate
 from buckeye.orchestrator.evaluation_files import environment_record, sampling_record, write_evaluation
-from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.run.gateway import gateway_here
 from buckeye.run.model_files import fetch_model
 from buckeye.run.serve import served_model

@@ -11,7 +11,7 @@ from buckeye.envs.base import GroupEnvironment, Outcome, Task
 from buckeye.inference.client import SamplingParams
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.group_rewards import finished_outcomes
-from buckeye.orchestrator.rollout import RolloutPlayer
+from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.task_sampler import GroupTask
 from tests.envs.workers.conftest import Says, play, rogue
 from tests.waiting import HANG

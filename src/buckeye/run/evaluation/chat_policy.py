@@ -16,7 +16,7 @@ from buckeye.envs.base import NO_OPTIONS, CallOptions, FinishReason, Message, Re
 from buckeye.errors import InferenceError, PromptTooLongError
 from buckeye.monitor.redact import redacted
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.rollout import TaskPlayer
+from buckeye.orchestrator.player import TaskPlayer
 from buckeye.orchestrator.samples import Segment
 from buckeye.storage import well_formed
 

@@ -1,0 +1,337 @@
+"""Playing rollouts: each with a policy of its own, a deadline, and another try unless the policy is to blame."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from buckeye.envs.base import FinishReason, GroupEnvironment, Message, Outcome, Policy, Task
+from buckeye.envs.outcomes import checked, errored, raised
+from buckeye.errors import InferenceError
+from buckeye.inference.client import InferenceClient, SamplingParams, SilentError
+from buckeye.inference.render import ChatRenderer
+from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.group_rewards import finished_outcomes
+from buckeye.orchestrator.in_flight import Flight
+from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.policy import RecordingPolicy, Sampler, derive_seed
+from buckeye.orchestrator.rollout import Group, Rollout
+from buckeye.orchestrator.samples import Segment
+from buckeye.orchestrator.shaping import OwnFunctionError, RewardShaping
+from buckeye.orchestrator.task_sampler import GroupTask
+
+log = logging.getLogger(__name__)
+
+_MOST_TOLD = 20  # kinds of errors that are shown in full
+_NOT_OF_THE_POLICY = ("load", "reset", "model", "worker")
+
+
+class PlayingPolicy(Policy, Protocol):
+    """A policy of one rollout, and what is to be known of it when that has ended: as in `RecordingPolicy`."""
+
+    turns: int
+    turns_without_room: int
+    finish_reason: FinishReason
+    sampling_seconds: float
+    replies: list[str]
+    messages: Sequence[Message]
+    prompt_tokens: int
+    completion_tokens: int
+    was_cut: bool
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def segments(self) -> Sequence[Segment]: ...
+    @property
+    def extended(self) -> int: ...
+    @property
+    def branched(self) -> int: ...
+
+
+MakePolicy = Callable[[NamedEnvironment, int], PlayingPolicy]
+"""Makes the policy of one rollout in an environment, with a seed."""
+
+
+class TaskPlayer:
+    """Plays tasks, with a policy of its own for every rollout: `make_policy` gives what makes those of one
+    rollout and its retries. A rollout begins, and its time of `timeout` seconds, when `wait_for_place` has
+    returned. It is played again after an error, at most `retries` times, if the policy cannot have caused
+    that; with `retry_after_reply` after any (what fails is then replaced by what the policy does when it does
+    not fail)."""
+
+    def __init__(
+        self,
+        make_policy: Callable[[Flight], MakePolicy],
+        *,
+        seed: int,
+        timeout: float,
+        retries: int,
+        retry_after_reply: bool = False,
+        max_concurrent: int | None = None,
+        shaping: RewardShaping | None = None,
+        wait_for_place: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._make_policy = make_policy
+        self._seed = seed
+        self._timeout = timeout
+        self._retries = retries
+        self._retry_after_reply = retry_after_reply
+        self._shaping = shaping
+        self._told: set[tuple[str, str]] = set()
+        self._wait_for_place = wait_for_place
+        self._slots = asyncio.Semaphore(max_concurrent) if max_concurrent else contextlib.nullcontext()
+        self.plays = 0
+        """Attempts that have ended, those that failed included."""
+
+    def start_group(self, group: GroupTask, size: int, flight: Flight | None = None) -> asyncio.Task[Group]:
+        """Start `size` rollouts of one task. Their seats in a lockstep are taken at once."""
+        flight = flight or Flight(group.index, size)
+        members = [
+            self.start(group.env, group.task, group.index, member, flight=flight) for member in range(size)
+        ]
+        return asyncio.create_task(self._gather_group(group, members))
+
+    def start(
+        self, env: NamedEnvironment, task: Task, *order: int, flight: Flight | None = None
+    ) -> asyncio.Task[Rollout]:
+        """Start one rollout. `order` seeds its sampling."""
+        return asyncio.create_task(self._play_in_slot(env, task, order, flight or Flight()))
+
+    async def _play_in_slot(
+        self, env: NamedEnvironment, task: Task, order: tuple[int, ...], flight: Flight
+    ) -> Rollout:
+        make_policy = self._make_policy(flight)
+        async with env.admission.slot(), self._slots:  # who waits for the first holds none of the others
+            if self._wait_for_place is not None:
+                await self._wait_for_place()
+            return await self._play(env, task, make_policy, order, flight)
+
+    async def _play(
+        self,
+        env: NamedEnvironment,
+        task: Task,
+        make_policy: MakePolicy,
+        order: tuple[int, ...],
+        flight: Flight,
+    ) -> Rollout:
+        flight.begin()
+        failed: list[Rollout] = []
+        while True:
+            policy = make_policy(env, derive_seed(self._seed, *order, len(failed)))
+            rollout = await self._play_once(env, task, policy)
+            self.plays += 1
+            flight.plays += 1
+            if rollout.outcome.error is not None:
+                self._tell(rollout)
+            if len(failed) == self._retries or flight.is_cut or not self._plays_again(rollout):
+                return replace(rollout, retried=tuple(failed)) if failed else rollout
+            failed.append(rollout)
+            await env.admission.turn()
+
+    def _plays_again(self, rollout: Rollout) -> bool:
+        """Whether it failed, and not for what the policy said or for how long that took: before it was asked
+        anything, because no engine answered, or with the process that it shared with others."""
+        if rollout.outcome.error is None:
+            return False
+        blameless = rollout.outcome.boundary in _NOT_OF_THE_POLICY or not rollout.sampling_seconds
+        return blameless or self._retry_after_reply
+
+    def _tell(self, rollout: Rollout) -> None:
+        """Show the first error that comes from a place in an environment's code with all places before it."""
+        log.debug("rollout of %s failed: %s", rollout.task.id, rollout.outcome.error)
+        trace = rollout.outcome.trace
+        if trace and (rollout.env_name, trace[-1]) not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add((rollout.env_name, trace[-1]))
+            frames = "".join(f"\n  {frame}" for frame in trace)
+            log.warning("%s, task %s: %s%s", rollout.env_name, rollout.task.id, rollout.outcome.error, frames)
+
+    async def _play_once(self, env: NamedEnvironment, task: Task, policy: PlayingPolicy) -> Rollout:
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        environment = env.environment
+        play = environment.rollout
+        if isinstance(environment, GroupEnvironment):
+            play = environment.rollout_in_group
+        played = await play_outcome(lambda: play(task, policy), self._timeout_of(env))
+        outcome = _with_all_turns(played, policy)
+        rollout = Rollout(
+            env_name=env.name,
+            task=task,
+            outcome=outcome,
+            segments=tuple(policy.segments),
+            truncated=policy.finish_reason == "length",
+            turns=policy.turns,
+            seconds=clock() - started,
+            sampling_seconds=policy.sampling_seconds,
+            ended=clock(),
+            extended=policy.extended,
+            branched=policy.branched,
+            temperature=policy.temperature,
+            replies=tuple(policy.replies),
+            messages=tuple(policy.messages),
+            prompt_tokens=policy.prompt_tokens,
+            reply_tokens=policy.completion_tokens,
+            cut=policy.was_cut,
+        )
+        return rollout if self._shaping is None else shaped(rollout, self._shaping)
+
+    def _timeout_of(self, env: NamedEnvironment) -> float:
+        return env.play.timeout or self._timeout
+
+    async def _gather_group(self, group: GroupTask, members: Sequence[asyncio.Task[Rollout]]) -> Group:
+        try:
+            played = await asyncio.gather(*members)
+        except asyncio.CancelledError:
+            for member in members:
+                member.cancel()
+            raise
+        return Group(index=group.index, rollouts=await self._scored_together(group, played))
+
+    async def _scored_together(self, group: GroupTask, played: Sequence[Rollout]) -> tuple[Rollout, ...]:
+        """The rollouts with the rewards that depend on the others of the group."""
+        before, turns = [rollout.outcome for rollout in played], [rollout.turns for rollout in played]
+        after = await finished_outcomes(
+            group.env.environment, group.task, before, turns, timeout=self._timeout_of(group.env)
+        )
+        rollouts = [replace(rollout, outcome=outcome) for rollout, outcome in zip(played, after, strict=True)]
+        pending = [outcome.pending is not None for outcome in before]
+        for rollout, waited in zip(rollouts, pending, strict=True):
+            if waited and rollout.reward is None:
+                self._tell(rollout)
+        return tuple(
+            shaped(rollout, self._shaping) if waited and self._shaping is not None else rollout
+            for rollout, waited in zip(rollouts, pending, strict=True)
+        )
+
+
+class RolloutPlayer(TaskPlayer):
+    """Plays with the current policy, token by token. `sampler` is the inference client, or a lockstep over
+    it, which sends whole waves and therefore ignores `max_concurrent`."""
+
+    def __init__(
+        self,
+        *,
+        sampler: Sampler | Lockstep,
+        renderer: ChatRenderer,
+        params: SamplingParams,
+        seq_len: int,
+        seed: int,
+        timeout: float,
+        retries: int,
+        retry_after_reply: bool = False,
+        max_concurrent: int | None = None,
+        shaping: RewardShaping | None = None,
+    ) -> None:
+        super().__init__(
+            self._of_a_session,
+            seed=seed,
+            timeout=timeout,
+            retries=retries,
+            retry_after_reply=retry_after_reply,
+            max_concurrent=max_concurrent,
+            shaping=shaping,
+            wait_for_place=sampler.wait_for_place if isinstance(sampler, InferenceClient) else None,
+        )
+        self._sampler = sampler
+        self._renderer = renderer
+        self._params = params
+        self._seq_len = seq_len
+
+    def start(
+        self, env: NamedEnvironment, task: Task, *order: int, flight: Flight | None = None
+    ) -> asyncio.Task[Rollout]:
+        """As `TaskPlayer.start`; in a lockstep its seat is taken at once."""
+        if not isinstance(self._sampler, Lockstep):
+            return super().start(env, task, *order, flight=flight)
+        seat, flight = self._sampler.seat(*order), flight or Flight()
+        make_policy = self._recording(seat, flight)
+        playing = asyncio.create_task(self._play_at_its_turn(env, task, make_policy, order, flight))
+        playing.add_done_callback(lambda _: seat.leave())
+        return playing
+
+    async def _play_at_its_turn(
+        self,
+        env: NamedEnvironment,
+        task: Task,
+        make_policy: MakePolicy,
+        order: tuple[int, ...],
+        flight: Flight,
+    ) -> Rollout:
+        await env.admission.turn()
+        return await self._play(env, task, make_policy, order, flight)
+
+    def _of_a_session(self, flight: Flight) -> MakePolicy:
+        assert not isinstance(self._sampler, Lockstep)
+        if not isinstance(self._sampler, InferenceClient):
+            return self._recording(self._sampler, flight)
+        session = self._sampler.session()
+        flight.samples_with(session)
+        return self._recording(session, flight)
+
+    def _recording(self, sampler: Sampler, flight: Flight) -> MakePolicy:
+        def make_policy(env: NamedEnvironment, seed: int) -> RecordingPolicy:
+            return RecordingPolicy(
+                sampler=sampler,
+                renderer=self._renderer,
+                params=_params_of(env, self._params),
+                seq_len=self._seq_len,
+                seed=seed,
+                is_cut=lambda: flight.is_cut,
+            )
+
+        return make_policy
+
+
+async def play_outcome(rollout: Callable[[], Awaitable[Outcome]], timeout: float) -> Outcome:
+    """The outcome of a rollout, checked; one with an error if it takes more than `timeout` seconds, raises,
+    or returns something else. Raises CancelledError only if this task itself is cancelled."""
+    try:
+        async with asyncio.timeout(timeout):
+            return checked(await rollout())
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise  # the run is ending
+        return errored("step", "the environment cancelled its rollout")
+    except TimeoutError:
+        return errored("timeout", f"no outcome within {timeout:g} s")
+    except SilentError as error:
+        return errored("timeout", str(error))
+    except Exception as error:  # not our code: whatever it raises is the end of this rollout only
+        return raised("model" if isinstance(error, InferenceError) else "step", error)
+
+
+def _params_of(env: NamedEnvironment, params: SamplingParams) -> SamplingParams:
+    """How the policy samples in this environment."""
+    play = env.play
+    return replace(
+        params,
+        temperature=params.temperature if play.temperature is None else play.temperature,
+        max_tokens=params.max_tokens if play.max_tokens is None else play.max_tokens,
+    )
+
+
+def shaped(rollout: Rollout, shaping: RewardShaping) -> Rollout:
+    """The rollout with what `shaping` adds to its reward; an errored one as it is, and one that a function of
+    the user's fails with is errored."""
+    if rollout.reward is None:
+        return rollout
+    try:
+        return replace(rollout, shaping=shaping.amounts(rollout.as_scored()))
+    except OwnFunctionError as error:
+        return replace(rollout, outcome=errored("score", str(error)))
+
+
+def _with_all_turns(outcome: Outcome, policy: PlayingPolicy) -> Outcome:
+    """The outcome, or that its turn_rewards are not those of the turns."""
+    if outcome.turn_rewards is None:
+        return outcome
+    given, most = len(outcome.turn_rewards), policy.turns + policy.turns_without_room
+    if policy.turns <= given <= most:
+        return outcome
+    return errored("score", f"turn_rewards has {given} entries; there were {most} turns")
