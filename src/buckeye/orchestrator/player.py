@@ -1,4 +1,4 @@
-"""Playing rollouts: each with a policy of its own, a deadline, and another try unless the policy is to blame."""
+"""Playing rollouts: each with its own policy and deadline, and another try unless the policy is to blame."""
 
 from __future__ import annotations
 
