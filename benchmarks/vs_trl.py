@@ -3,7 +3,7 @@
     python benchmarks/vs_trl.py [--only parity latency target] [--rounds 3] [--steps 16] [--quick]
 
 Both train the same weights (Qwen3, 4 layers x 256, 3.4 M parameters) with AdamW on 8 prompts x 8 answers of
-exactly 64 tokens a step. TRL generates with transformers, and is run in float32 and in bfloat16; the better
+at most 64 tokens a step. TRL generates with transformers, and is run in float32 and in bfloat16; the better
 one counts. It has an environment of its own, `.cache/venvs/trl`, which is made when it is missing.
 
     parity   seconds a step and memory
@@ -252,7 +252,7 @@ class Bench:
                 "rollouts_per_example": GROUP,
                 "seed": work.seed,
                 "advantage": {"std_norm": "local"},
-                "sampling": {"max_tokens": TOKENS, "min_tokens": TOKENS},
+                "sampling": {"max_tokens": TOKENS},
                 "env": [{"id": str(HERE / "letters.py"), "args": args}],
             },
             "inference": {"max_num_seqs": 256, "model": {"max_model_len": 256, "dtype": dtype}},

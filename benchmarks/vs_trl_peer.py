@@ -123,7 +123,6 @@ def main() -> None:
             gradient_accumulation_steps=1,
             num_generations=args.group,
             max_completion_length=args.tokens,
-            generation_kwargs={"min_new_tokens": args.tokens},
             max_steps=args.steps,
             learning_rate=args.lr,
             lr_scheduler_type="constant",

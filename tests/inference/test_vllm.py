@@ -146,6 +146,7 @@ def test_there_is_room_for_the_adapters_that_are_trained(fake_vllm):
         ({"max_lora_rank": 8}, r"is inference\.max_lora_rank here"),
         ({"hf_token": "x"}, "set HF_TOKEN"),
         ({"uds": "/tmp/x"}, "cannot be passed on"),
+        ({"logits_processors": ["my_package:Processor"]}, "the trainer would not know"),
     ],
 )
 def test_wrong_arguments_are_explained(fake_vllm, extra, message):

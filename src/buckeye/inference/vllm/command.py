@@ -60,6 +60,7 @@ _REFUSED = {
     "hf_token": "it would be seen in the list of processes: set HF_TOKEN in the environment",
     "uds": "Buckeye reaches its server by host and port",
     "headless": "Buckeye talks to the server over HTTP",
+    "logits_processors": "it changes what is sampled from, and the trainer would not know",
     "root_path": "Buckeye expects vLLM's own paths",
     "api_server_count": "weights are replaced through one API server; raise inference.parallel.dp",
     **dict.fromkeys(
