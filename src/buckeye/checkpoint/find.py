@@ -123,6 +123,8 @@ def read_commit(path: Path) -> dict[str, Any]:
         commit = storage.read_json(path / COMMITTED)
         if not isinstance(commit["files"], dict) or not isinstance(commit["attempt"], int):
             raise TypeError("not a commit manifest")
+        if any("\0" in name for name in commit["files"]):
+            raise ValueError("a name of a file has a zero byte")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is not a committed checkpoint ({error}).") from error
     return commit

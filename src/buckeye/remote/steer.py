@@ -186,7 +186,12 @@ def terminal_of(output_dir: Path) -> list[str]:
     there = away.job
     if there is None:
         raise UsageError(f"{output_dir} has no terminal yet. Its start says: {away.doing}")
-    target = parse_target(there.target)
+    try:
+        target, tmux = parse_target(there.target), shlex.split(there.tmux)
+    except ValueError as error:
+        raise UsageError(
+            f"{output_dir}: remote.json says where the run is, and cannot be used: {error}"
+        ) from None
     key = ["-i", there.identity_file] if there.identity_file else []
     argv = ["ssh", "-t", *key, "-p", str(target.port), "-o", f"UserKnownHostsFile={there.known_hosts}"]
-    return [*argv, f"{target.user}@{target.host}", *shlex.split(there.tmux)]
+    return [*argv, f"{target.user}@{target.host}", *tmux]
