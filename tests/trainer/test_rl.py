@@ -254,6 +254,37 @@ def test_a_sample_that_is_older_than_allowed_is_left_out(tmp_path, tiny_model, b
     assert "sample 0 (version: " in (tmp_path / "logs" / "run.log").read_text()
 
 
+def test_a_rollout_across_five_updates_has_the_ratio_of_each_token_to_the_version_that_wrote_it(
+    tmp_path, tiny_model, batches
+):
+    """The weights stand still (lr 0), so what each version would say is known, and ratios are by hand."""
+    sample = max(batches[0].samples, key=lambda sample: len(sample.token_ids))
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor(sample.token_ids, dtype=torch.long)[None]).logits[0]
+    exact = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(sample.token_ids[1:, None], dtype=torch.long))
+    written = np.flatnonzero(sample.loss_mask)
+    ages = np.linspace(5, 0, len(written)).round().astype(int)  # sampling went on through versions 0 to 5
+    ratios = np.array([1.0, 0.8, 1.25, 0.5, 2.0, 1.5])[ages]
+    versions, logprobs = sample.versions.copy(), sample.logprobs.copy()
+    versions[written] = 5 - ages
+    logprobs[written] = exact.numpy()[written - 1, 0] - np.log(ratios)
+    spanning = replace(sample, versions=versions, logprobs=logprobs)
+    put(tmp_path, [replace(batches[0], step=step) for step in range(5)])
+    put(tmp_path, [replace(batches[0], step=5, samples=(spanning,))])
+    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=6, optim={"type": "adamw", "lr": 0.0}))
+    record = records(tmp_path)[5]
+    assert record["samples_left_out"] == 0
+    assert record["ratio_mean"] == pytest.approx(ratios.mean(), rel=1e-4)
+    assert (record["ratio_min"], record["ratio_max"]) == pytest.approx((0.5, 2.0), rel=1e-4)
+    assert record["mismatch_kl"] == pytest.approx((ratios - np.log(ratios) - 1).mean(), rel=1e-3)
+    assert (record["staleness_max"], record["staleness_mean"]) == pytest.approx((5, ages.mean()))
+    for age in range(6):
+        assert record[f"staleness_share_{age}"] == pytest.approx((ages == age).mean())
+    loss = -(sample.advantages[written] * ratios).mean()  # masked_ratio: none is outside 0.125 to 8
+    assert record["loss"] == pytest.approx(loss, rel=1e-4)
+
+
 def test_a_batch_without_anything_to_learn_from_is_left_out(tmp_path, tiny_model, batches):
     nothing = tuple(_with(s, logprobs=np.nan) for s in batches[0].samples)
     put(tmp_path, [replace(batches[0], samples=nothing), batches[1]])
