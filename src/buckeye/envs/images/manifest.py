@@ -13,6 +13,8 @@ MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 """Media types of a manifest of one image for one platform."""
+MAX_LAYERS, MAX_PACKED_BYTES = 500, 64 * 2**30
+"""Of one image."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
@@ -40,9 +42,14 @@ def parse_manifest(content: dict[str, Any], *, digest: str, kind: str, shown: st
         raise PrepareError(f"image {shown}: a manifest of type {kind!r} is not understood.")
     try:
         layers = tuple(_blob(entry) for entry in content["layers"])
-        return Manifest(digest, _blob(content["config"]), layers)
+        manifest = Manifest(digest, _blob(content["config"]), layers)
     except (KeyError, TypeError, ValueError):
         raise PrepareError(f"image {shown}: its manifest is damaged.") from None
+    if len(manifest.layers) > MAX_LAYERS or sum(one.size for one in manifest.layers) > MAX_PACKED_BYTES:
+        raise PrepareError(
+            f"image {shown} has more than {MAX_LAYERS} layers or {MAX_PACKED_BYTES // 2**30} GiB to download."
+        )
+    return manifest
 
 
 def _blob(entry: dict[str, Any]) -> Blob:

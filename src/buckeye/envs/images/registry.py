@@ -20,11 +20,11 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
-from buckeye.envs.gateway.address import is_loopback
 from buckeye.envs.images.credentials import Login, find_login
 from buckeye.envs.images.manifest import MANIFESTS, Blob, Manifest, parse_manifest
 from buckeye.envs.images.reference import DOCKER_HUB, ImageReference
 from buckeye.envs.runtimes.base import PrepareError
+from buckeye.gate import is_loopback
 
 MIRROR_VARIABLE = "BUCKEYE_REGISTRY_MIRROR"
 """Names a registry that images of Docker Hub are fetched from."""
@@ -33,6 +33,7 @@ _INDEXES = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 _MAX_MANIFEST = 4 * 2**20
+_PLAIN = {"accept-encoding": "identity"}  # what is packed may be any number of bytes
 _CHUNK = 2**20
 _TIMEOUT = httpx.Timeout(60.0, connect=20.0)
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
@@ -102,13 +103,9 @@ class Registry:
 
     def _manifest(self, version: str) -> tuple[str, dict[str, Any], str]:
         try:
-            wanted = {"accept": ", ".join(MANIFESTS + _INDEXES)}
+            wanted = {"accept": ", ".join(MANIFESTS + _INDEXES), **_PLAIN}
             with self.ask("GET", f"/manifests/{version}", headers=wanted) as response:
-                raw = b""
-                for chunk in response.iter_bytes():
-                    raw += chunk
-                    if len(raw) > _MAX_MANIFEST:
-                        raise PrepareError(f"image {self._reference}: its manifest is too large.")
+                raw = self._read(response, "its manifest")
                 kind = response.headers.get("content-type", "").partition(";")[0].strip()
         except httpx.HTTPError as error:
             raise self.unreachable(error) from None
@@ -180,15 +177,26 @@ class Registry:
                 "scope": scope,
                 **query,
             }
-            answer = self._client.post(realm, data={**form, "client_id": "buckeye"})
+            asked = self._client.stream("POST", realm, data={**form, "client_id": "buckeye"}, headers=_PLAIN)
         else:
             headers = {} if self._login is None else {"authorization": _basic(self._login)}
-            answer = self._client.get(realm, params={**query, "scope": scope}, headers=headers)
+            params = {**query, "scope": scope}
+            asked = self._client.stream("GET", realm, params=params, headers={**headers, **_PLAIN})
+        with asked as answer:
+            content = self._read(answer, "the answer about its login")
         try:
-            given = answer.json()
+            given = json.loads(content)
             return f"Bearer {given.get('token') or given['access_token']}"
         except (ValueError, KeyError, AttributeError):
             raise PrepareError(self._refusal(answer.status_code)) from None
+
+    def _read(self, response: httpx.Response, what: str) -> bytes:
+        raw = bytearray()
+        for chunk in response.iter_raw():
+            raw += chunk
+            if len(raw) > _MAX_MANIFEST:
+                raise PrepareError(f"image {self._reference}: {what} is larger than {_MAX_MANIFEST} bytes.")
+        return bytes(raw)
 
     def _refusal(self, status: int) -> str:
         host = self._host

@@ -8,22 +8,36 @@ owners ignored.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import os
 import shutil
+import stat
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from buckeye.distribution import install_command
 from buckeye.envs.runtimes.base import PrepareError
 
-MAX_BYTES, MAX_ENTRIES = 64 * 2**30, 2_000_000
+MAX_BYTES, MAX_ENTRIES = 64 * 2**30, 1_000_000
 """Of one image, unpacked."""
+_MAX_RATIO, _SMALL = 200, 2**28  # a layer of text is packed to a tenth; a small one may be of zeros
+_MAX_EXTENSION, _MAX_GLOBAL, _MAX_GLOBALS = 2**20, 2**16, 100
+_EXTENSIONS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_DAMAGE = (tarfile.TarError, zlib.error, EOFError, OSError, OverflowError, ValueError, RecursionError)
+_SHOWN = 200
+_MAX_WINDOW = 2**27  # of zstd, in memory
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _MAX_LINKS, _MAX_DEPTH = 40, 200
@@ -54,12 +68,19 @@ def unpack_layers(
     for number, (path, digest) in enumerate(zip(layers, digests, strict=True), 1):
         try:
             with path.open("rb") as raw:
-                stream = _Hashing(_decompressed(raw), MAX_BYTES - done.bytes)
-                with tarfile.open(fileobj=stream, mode="r|") as layer:  # type: ignore[call-overload]
-                    _Layer(root, owner, done).apply(layer)
+                packed = os.fstat(raw.fileno()).st_size
+                most = max(_MAX_RATIO * packed, _SMALL)
+                stream = _Hashing(_decompressed(raw), min(MAX_BYTES - done.bytes, most))
+                with (
+                    _opened(root) as tree,
+                    tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as layer,  # type: ignore[call-overload]
+                ):
+                    _Layer(tree, owner, done).apply(layer)
                 stream.drain()
-        except (tarfile.TarError, zlib.error, EOFError, OSError, OverflowError, ValueError) as error:
-            raise PrepareError(f"layer {number} cannot be unpacked: {error}") from None
+        except _DAMAGE as error:
+            raise PrepareError(f"layer {number} cannot be unpacked: {str(error)[:_SHOWN]}") from None
+        except PrepareError as error:
+            raise PrepareError(f"layer {number}: {error}") from None
         done.bytes += stream.count
         if f"sha256:{stream.digest.hexdigest()}" != digest:
             raise PrepareError(
@@ -82,12 +103,24 @@ class _Hashing:
         self.digest.update(data)
         self.count += len(data)
         if self.count > self._limit:
-            raise PrepareError(f"the image is larger than {MAX_BYTES // 2**30} GiB unpacked.")
+            raise PrepareError(
+                f"it is larger than {self._limit} bytes unpacked. An image may have {MAX_BYTES // 2**30} GiB "
+                f"and a layer {_MAX_RATIO} times what it has packed."
+            )
         return data
 
     def drain(self) -> None:
         while self.read(_COPY):
             pass
+
+
+@contextlib.contextmanager
+def _opened(root: Path) -> Iterator[int]:
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _decompressed(raw: IO[bytes]) -> IO[bytes]:
@@ -111,7 +144,9 @@ class _Zstd:
                 "the image's layers are compressed with zstd. Push it with gzip, or install what reads them: "
                 + install_command("zstd")
             ) from None
-        self._stream = ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+        self._stream = ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(
+            raw, read_across_frames=True
+        )
         self._damage = ZstdError
 
     def read(self, size: int) -> bytes:
@@ -121,129 +156,245 @@ class _Zstd:
             raise OSError(str(error)) from None
 
 
-class _Layer:
-    """One layer onto the tree."""
+class _Header(tarfile.TarInfo):
+    """A header that is read only as far as memory allows: tarfile keeps long names and extended headers, and
+    the maps of sparse files, whole."""
 
-    def __init__(self, root: Path, owner: int | None, done: Unpacked) -> None:
-        self._root, self._owner, self._done = os.fspath(root), owner, done
-        self._mine: set[str] = set()
-        """What this layer itself has put there: its own opaque markers spare it."""
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+        """The header in a block. Raises PrepareError for one that announces too much, or a sparse file."""
+        header = super().frombuf(buf, encoding, errors)
+        if header.type == tarfile.GNUTYPE_SPARSE:
+            header._refuse_sparse()
+        most = _MAX_GLOBAL if header.type == tarfile.XGLTYPE else _MAX_EXTENSION
+        if header.type in _EXTENSIONS and header.size > most:
+            raise PrepareError(
+                f"a header declares {header.size} bytes of names and attributes; {most} are read."
+            )
+        return header
+
+    def _refuse_sparse(self, *_: object) -> NoReturn:
+        # a few bytes that stand for any number of them
+        raise PrepareError(f"{_shown(self.name)} is a sparse file, which is not read.")
+
+    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
+
+
+class _Layer:
+    """One layer onto the tree. The tree is never spoken of by a path: every step is taken from the descriptor
+    of a folder, by a name without a slash, and a link is never followed by the system."""
+
+    def __init__(self, root: int, owner: int | None, done: Unpacked) -> None:
+        self._root, self._owner, self._done = root, owner, done
+        self._mine: set[int] = set()
+        """The inodes of what this layer itself has put there and of the folders around: its own opaque
+        markers spare them."""
+        self._last: tuple[str, int] | None = None
+        """The folder of the last entry, and its descriptor: the next entry is mostly in it too."""
 
     def apply(self, layer: tarfile.TarFile) -> None:
-        modes: list[tuple[str, int]] = []
-        for member in layer:
-            self._done.entries += 1
-            if self._done.entries > MAX_ENTRIES:
-                raise PrepareError(f"the image has more than {MAX_ENTRIES} files.")
-            parent, name = self._place(member.name)
-            if not name:
-                continue
-            if name == _OPAQUE:
-                self._clear(parent)
-            elif name.startswith(_WHITEOUT):
-                hidden = name.removeprefix(_WHITEOUT)
-                if hidden in ("", ".", ".."):
-                    raise PrepareError(f"{member.name!r} hides nothing that can be named.")
-                _delete(os.path.join(parent, hidden))
-            else:
-                self._make(layer, member, os.path.join(parent, name), modes)
-        for path, mode in reversed(modes):  # a folder without write permission gets its files first
-            with contextlib.suppress(FileNotFoundError):
-                if not os.path.islink(path):
-                    os.chmod(path, mode)
+        """Unpack all entries of a layer that is read as a stream."""
+        try:
+            while (member := layer.next()) is not None:
+                layer.members.clear()  # type: ignore[attr-defined]  # tarfile would keep every header
+                if len(layer.pax_headers) > _MAX_GLOBALS:
+                    raise PrepareError(f"more than {_MAX_GLOBALS} attributes are given to all files.")
+                self._done.entries += 1
+                if self._done.entries > MAX_ENTRIES:
+                    raise PrepareError(f"the image has more than {MAX_ENTRIES} files.")
+                self._entry(layer, member)
+        finally:
+            self._forget()
 
-    def _make(
-        self, layer: tarfile.TarFile, member: tarfile.TarInfo, path: str, modes: list[tuple[str, int]]
-    ) -> None:
+    def _entry(self, layer: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        above, name = _split(member.name)
+        if not name:
+            return
+        if name == _OPAQUE:
+            self._clear(self._folder(above))
+        elif name.startswith(_WHITEOUT):
+            hidden = name.removeprefix(_WHITEOUT)
+            if hidden in ("", ".", ".."):
+                raise PrepareError(f"{_shown(member.name)} hides nothing that can be named.")
+            self._delete(self._folder(above), hidden)
+        else:
+            self._make(layer, member, self._folder(above), name)
+
+    def _make(self, layer: tarfile.TarFile, member: tarfile.TarInfo, folder: int, name: str) -> None:
         if member.isdir():
-            if os.path.islink(path) or not os.path.isdir(path):
-                _delete(path)
-                os.mkdir(path, 0o700)
-            os.chmod(path, 0o700 | (member.mode & 0o1777))
-            modes.append((path, (member.mode & 0o1777) | 0o700))
-        elif member.issparse():  # a few bytes that stand for any number of them
-            raise PrepareError(f"{member.name!r} is a sparse file, which is not read.")
+            self._make_folder(folder, name, member.mode & 0o1777)
         elif member.isreg():
-            _delete(path)
-            source = layer.extractfile(member)
-            assert source is not None
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
-            with open(descriptor, "wb") as file:
-                shutil.copyfileobj(source, file, _COPY)
-                os.fchmod(descriptor, member.mode & 0o777)
-            os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
+            self._make_file(layer, member, folder, name)
         elif member.issym():
-            _delete(path)
-            os.symlink(member.linkname, path)
+            self._delete(folder, name)
+            os.symlink(member.linkname, name, dir_fd=folder)
         elif member.islnk():
-            target = os.path.join(*self._place(member.linkname))
-            if os.path.islink(target) or not os.path.isfile(target):
-                raise PrepareError(
-                    f"{member.name!r} is a hard link to {member.linkname!r}, which is no file."
-                )
-            if target != path:
-                _delete(path)
-                os.link(target, path, follow_symlinks=False)
+            self._make_hard_link(member, folder, name)
         else:
             self._done.left_out += 1
             return
         if self._owner is not None:
-            os.chown(path, self._owner, self._owner, follow_symlinks=False)
-        self._mine.add(path)
+            os.chown(name, self._owner, self._owner, dir_fd=folder, follow_symlinks=False)
+        self._mine.add(os.lstat(name, dir_fd=folder).st_ino)
 
-    def _place(self, name: str) -> tuple[str, str]:
-        """Where an entry goes: its real folder inside the tree, made if need be, and its last name ("" for
-        the top)."""
-        if "\0" in name:
-            raise PrepareError("a file's name holds a zero byte.")
-        parts = [part for part in name.split("/") if part not in ("", ".")]
-        if ".." in parts:
-            raise PrepareError(f"{name!r} leads out of its layer.")
-        if not parts:
-            return self._root, ""
-        return self._folder(parts[:-1]), parts[-1]
+    def _make_folder(self, folder: int, name: str, mode: int) -> None:
+        made = self._step(folder, name)
+        if made is None:
+            self._delete(folder, name)
+            os.mkdir(name, 0o700, dir_fd=folder)
+            made = _open_folder(folder, name)
+        try:
+            os.fchmod(made, mode | 0o700)  # later entries are to get into it
+        finally:
+            os.close(made)
 
-    def _folder(self, parts: Sequence[str]) -> str:
-        here: list[str] = []
+    def _make_file(self, layer: tarfile.TarFile, member: tarfile.TarInfo, folder: int, name: str) -> None:
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+        except FileExistsError:
+            self._delete(folder, name)
+            descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+        source = layer.extractfile(member)
+        assert source is not None
+        with open(descriptor, "wb") as file:
+            shutil.copyfileobj(source, file, _COPY)
+            file.flush()
+            os.fchmod(descriptor, member.mode & 0o777)
+            os.utime(descriptor, (member.mtime, member.mtime))
+
+    def _make_hard_link(self, member: tarfile.TarInfo, folder: int, name: str) -> None:
+        above, of = _split(member.linkname)
+        there = self._walk(above)
+        try:
+            found = _seen(there, of) if of else None
+            if found is None or not stat.S_ISREG(found.st_mode):
+                raise PrepareError(
+                    f"{_shown(member.name)} is a hard link to {_shown(member.linkname)}, which is no file."
+                )
+            present = _seen(folder, name)
+            if present is not None and os.path.samestat(present, found):
+                return
+            self._delete(folder, name)
+            os.link(of, name, src_dir_fd=there, dst_dir_fd=folder, follow_symlinks=False)
+        finally:
+            os.close(there)
+
+    def _folder(self, parts: Sequence[str]) -> int:
+        """As `_walk`; the descriptor is ours, and good until the next call."""
+        key = "/".join(parts)
+        if self._last is None or self._last[0] != key:
+            self._forget()
+            self._last = key, self._walk(parts)
+        return self._last[1]
+
+    def _walk(self, parts: Sequence[str]) -> int:
+        """The descriptor of the folder that `parts` lead to inside the tree, made if need be."""
+        way = [os.dup(self._root)]  # the folders on the way down: `..` leads back the way that was come
         waiting = list(reversed(parts))
         links = 0
-        while waiting:
-            part = waiting.pop()
-            if part in ("", "."):
-                continue
-            if part == "..":
-                here = here[:-1]
-                continue
-            path = os.path.join(self._root, *here, part)
-            if os.path.islink(path):
+        try:
+            while waiting:
+                part = waiting.pop()
+                if part in ("", "."):
+                    continue
+                if part == "..":
+                    if len(way) > 1:
+                        os.close(way.pop())
+                    continue
+                target = _link_target(way[-1], part)
+                if target is None:
+                    way.append(self._enter(way[-1], part))
+                    if len(way) > _MAX_DEPTH:
+                        raise PrepareError(f"an entry lies in more than {_MAX_DEPTH} folders.")
+                    continue
                 links += 1
                 if links > _MAX_LINKS:
-                    raise PrepareError(f"{'/'.join(parts)!r} goes round in links.")
-                target = os.readlink(path)
-                if target.startswith("/"):
-                    here = []
+                    raise PrepareError(f"{_shown('/'.join(parts))} goes round in links.")
+                while target.startswith("/") and len(way) > 1:
+                    os.close(way.pop())
                 waiting += reversed(target.split("/"))
-                continue
-            if not os.path.isdir(path):
-                _delete(path)
-                os.mkdir(path, 0o755)
-                if self._owner is not None:
-                    os.chown(path, self._owner, self._owner)
-            here.append(part)
-            if len(here) > _MAX_DEPTH:
-                raise PrepareError(f"an entry lies in more than {_MAX_DEPTH} folders.")
-        return os.path.join(self._root, *here)
+            self._mine.update(os.fstat(one).st_ino for one in way)
+            return os.dup(way[-1])
+        finally:
+            for one in way:
+                os.close(one)
 
-    def _clear(self, folder: str) -> None:
+    def _enter(self, folder: int, name: str) -> int:
+        inside = self._step(folder, name)
+        if inside is not None:
+            return inside
+        self._unlink(folder, name)
+        os.mkdir(name, 0o755, dir_fd=folder)
+        if self._owner is not None:
+            os.chown(name, self._owner, self._owner, dir_fd=folder, follow_symlinks=False)
+        return _open_folder(folder, name)
+
+    def _step(self, folder: int, name: str) -> int | None:
+        """The folder of that name, opened; None if there is none, or something else."""
+        try:
+            return _open_folder(folder, name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:  # a link
+                return None
+            raise
+
+    def _clear(self, folder: int) -> None:
         for entry in os.listdir(folder):
-            path = os.path.join(folder, entry)
-            if path not in self._mine and not any(mine.startswith(path + "/") for mine in self._mine):
-                _delete(path)
+            if os.lstat(entry, dir_fd=folder).st_ino not in self._mine:
+                self._delete(folder, entry)
 
+    def _delete(self, folder: int, name: str) -> None:
+        """Remove what has that name, a folder with all in it."""
+        inside = self._step(folder, name)
+        if inside is None:
+            self._unlink(folder, name)
+            return
+        os.close(inside)
+        shutil.rmtree(name, dir_fd=folder)
+        if self._last is not None and self._last[1] != folder:
+            self._forget()  # it may have been in there
 
-def _delete(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
+    def _unlink(self, folder: int, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+            os.unlink(name, dir_fd=folder)
+
+    def _forget(self) -> None:
+        if self._last is not None:
+            os.close(self._last[1])
+            self._last = None
+
+
+def _open_folder(folder: int, name: str) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, dir_fd=folder)
+
+
+def _seen(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.lstat(name, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+
+
+def _link_target(folder: int, name: str) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError:
+        return None
+
+
+def _split(name: str) -> tuple[list[str], str]:
+    """The folders above an entry and its last name, "" for the top of the tree."""
+    if "\0" in name:
+        raise PrepareError("a file's name holds a zero byte.")
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise PrepareError(f"{_shown(name)} leads out of its layer.")
+    return parts[:-1], parts[-1] if parts else ""
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}...")
