@@ -83,11 +83,13 @@ def test_what_became_shorter_is_fetched_again(run):
 
 def test_a_large_file_comes_in_pieces(run, monkeypatch):
     monkeypatch.setattr(pull, "PIECE", 10)
-    (run.there / "a.json").write_bytes(bytes(range(25)))
-    (run.there / "a.jsonl").write_bytes(bytes(range(25)))
+    (run.there / "rollouts").mkdir()
+    (run.there / "rollouts/a.json").write_bytes(bytes(range(25)))
+    (run.there / "rollouts/a.jsonl").write_bytes(bytes(range(25)))
     run.update()
-    assert (run.here / "a.json").read_bytes() == (run.here / "a.jsonl").read_bytes() == bytes(range(25))
-    assert [offset for _, path, offset in run.asked if path == "a.jsonl"] == [0, 10, 20]
+    for name in ("a.json", "a.jsonl"):
+        assert (run.here / "rollouts" / name).read_bytes() == bytes(range(25))
+    assert [offset for _, path, offset in run.asked if path == "rollouts/a.jsonl"] == [0, 10, 20]
 
 
 def test_the_newest_checkpoint_comes_whole_and_the_others_at_the_end(run):

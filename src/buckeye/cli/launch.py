@@ -233,7 +233,7 @@ def _sft(argv: list[str]) -> int:
     with claimed(output_dir, resumed=resumed, resume_command=command):
         if first:
             local = Path(given.model.name).exists()  # else it is a name on the hub, which others know too
-            write_file(output_dir / "configs" / "sft.json", to_json(config if local else given))
+            write_file(output_dir / "configs" / "sft.json", to_json(config if local else given), mode=0o600)
         with tracked(wandb, output_dir=output_dir, run_id=run_identity().run_id, config=config):
             return 0 if run_sft(config) else INTERRUPTED
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from buckeye.errors import RemoteError
+from buckeye.monitor.console import printable
 from buckeye.remote.connection import Link, LostConnectionError
 from buckeye.remote.job import Job, Questions, questions
 from buckeye.remote.pod.agent import LOG
 from buckeye.remote.pull import PIECE, Mirror, listing
 from buckeye.space import human_bytes
+from buckeye.storage import utf8
 
 _LOOK_SECONDS = 1.0
 _PULL_SECONDS = 5.0
@@ -22,6 +24,7 @@ _PATIENCE = 2 * 3600.0
 _VANISHED_LOOKS = 3
 _START_SECONDS = 60.0
 _TELL_SECONDS = 15.0
+_MOST_LOG_BYTES = 2**30
 
 
 @dataclass(slots=True)
@@ -38,6 +41,7 @@ class Follower:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to ask the job to end, with a checkpoint."""
     _fetched: int = 0
+    _told_log: bool = False
 
     async def until_end(self) -> int:
         """The exit code of the job, when all that it has printed and written is here. Raises RemoteError if
@@ -81,7 +85,7 @@ class Follower:
             if silent >= _VANISHED_LOOKS:
                 raise RemoteError(
                     f"The run on {self.link.target} has vanished without a word: it was killed, or the "
-                    f"machine was started anew. {look['ended_by'] or ''}".strip()
+                    f"machine was started anew. {printable(str(look['ended_by'] or ''))[:1000]}".strip()
                 )
             now = time.monotonic()
             if self.stop.is_set() and look["running"] and not asked_to_stop:
@@ -95,13 +99,20 @@ class Follower:
     async def _print(self, asked: Questions, size: int) -> None:
         """Append what is new to the log here, and to the screen."""
         here = self.log.stat().st_size if self.log.exists() else 0
-        while here < size:
+        while here < min(size, _MOST_LOG_BYTES):
             _, content = await asked.ask("read", path=LOG, offset=here, length=min(PIECE, size - here))
+            if not content:
+                return
             with self.log.open("ab") as file:
                 file.write(content)
-            self.screen.write(content)
+            self.screen.write(utf8(printable(content.decode(errors="replace"))))
             self.screen.flush()
             here += len(content)
+        if size > _MOST_LOG_BYTES and not self._told_log:
+            self._told_log = True
+            self.tell(
+                f"The run there has printed more than {human_bytes(_MOST_LOG_BYTES)}: the rest is not shown"
+            )
 
     async def _keep_pulling(self) -> None:
         """Bring home what is new, until it is cancelled. That something cannot be written here is told, and

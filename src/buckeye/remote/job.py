@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from buckeye.errors import RemoteError
+from buckeye.monitor.console import printable
 from buckeye.remote.connection import Link, LostConnectionError
 
 _ANSWER_SECONDS = 60.0
+_MAX_WORDS, _MAX_SHOWN = 64 * 2**20, 1000
 
 _START = """
 umask 077
@@ -113,17 +115,24 @@ class Questions:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 process.stdin.write(json.dumps({"ask": question, **words}).encode() + b"\n")
                 lengths = await process.stdout.readexactly(16)
-                said: dict[str, Any] = json.loads(await process.stdout.readexactly(int(lengths[:8], 16)))
-                content = await process.stdout.readexactly(int(lengths[8:], 16))
+                words_size, size = int(lengths[:8], 16), int(lengths[8:], 16)
+                if words_size > _MAX_WORDS or size > words.get("length", 0):
+                    raise ValueError(f"an answer of {words_size} and {size} bytes")
+                said: dict[str, Any] = json.loads(await process.stdout.readexactly(words_size))
+                content = await process.stdout.readexactly(size)
+                if not isinstance(said, dict):
+                    raise ValueError("an answer that is no object")
         except TimeoutError:
             self._link.cut()
             raise LostConnectionError(f"{self._link.target} does not answer.") from None
+        except (ValueError, RecursionError) as error:
+            raise RemoteError(f"{self._link.target} answers what nobody asked for: {error}") from None
         except (asyncio.IncompleteReadError, ConnectionError, EOFError) as error:
             raise await self._ended(error) from None
         if "error" in said:
-            if said["error"].startswith("FileNotFoundError"):
+            if str(said["error"]).startswith("FileNotFoundError"):
                 raise FileNotFoundError(said["error"])
-            raise RemoteError(f"{self._link.target}: {said['error']}")
+            raise RemoteError(f"{self._link.target}: {printable(str(said['error'])[:_MAX_SHOWN])}")
         return said, content
 
     async def _ended(self, error: BaseException) -> RemoteError:

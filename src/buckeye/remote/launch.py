@@ -32,6 +32,7 @@ from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.pull import Mirror
 from buckeye.remote.steer import REMOTE_LOG, Notes
 from buckeye.remote.upload import Sent, send_project
+from buckeye.run.changes import record_config
 from buckeye.run.directory import RUN_FILE, locked, put_aside, refuse_used
 from buckeye.run.elsewhere import JobThere
 from buckeye.run.registry import register
@@ -242,7 +243,7 @@ class _RemoteRun:
             job=job,
             log=log,
             screen=sys.stdout.buffer,
-            mirror=Mirror(output, self._sent(), self._notes.tell),
+            mirror=Mirror(output, self._sent(), self._notes.tell, str(self._link.target)),
             tell=self._notes.tell,
         )
         code = await self._follower.until_end()
@@ -257,9 +258,13 @@ class _RemoteRun:
         return {name.removeprefix(prefix) for name in names} - _records(self._project.output_dir)
 
     def _remember(self, job: jobs.Job) -> None:
-        """Write down where the run is, for people and other commands."""
+        """Write down where the run is, for people and other commands, and what it is, which is not believed
+        of the machine there."""
+        record_config(self._project.config)
         self._notes.update(
             state="running",
+            arguments=self._project.arguments,
+            working_directory=str(self._project.root),
             job=JobThere(
                 id=job.run_id,
                 pod=self._pod.name if self._rents else None,

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+import msgspec
 
 from buckeye.checkpoint import CheckpointInfo, verify_checkpoint
 from buckeye.checkpoint.find import COMMITTED, read_commit
 from buckeye.errors import CheckpointError, RemoteError
+from buckeye.remote.kinds import CLEANED, MAX_FILES, cleaned, comes_home, link_comes_home
+from buckeye.space import human_bytes
 from buckeye.storage import remove_directory, write_directory, write_file
 
 PIECE = 4 * 2**20
 _GROWING = (".jsonl", ".log", ".stdout", ".stderr")
 _SMALL = 16 * 2**20  # what is rewritten, and larger than this, comes at the end
 _STEPS = ("checkpoints", "weights")
+_MOST_BYTES = 2**44
+_RESERVE = 2**30  # bytes of the disk here that are left to others
 
 
 class Ask(Protocol):
@@ -26,25 +32,32 @@ class Ask(Protocol):
     def __call__(self, question: str, **words: Any) -> Awaitable[tuple[dict[str, Any], bytes]]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class There:
+class There(msgspec.Struct, frozen=True, array_like=True):
     """A file there: its path in the run, bytes, time of change in ns, and where a link leads (None: no
     link)."""
 
     path: str
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
     changed: int
     link: str | None = None
 
 
-def listing(files: Iterable[Sequence[Any]]) -> list[There]:
-    """What an agent lists. Raises RemoteError for a path that leads out of the run."""
-    found = [There(str(p), int(size), int(changed), link) for p, size, changed, link in files]
-    for one in found:
+def listing(files: Any) -> list[There]:
+    """What an agent lists. Raises RemoteError for what is no list of files, and for a path that leads out of
+    the run."""
+    if not isinstance(files, list) or len(files) > MAX_FILES:
+        raise RemoteError(f"The other machine lists no files, or more than {MAX_FILES}.")
+    found = {}
+    for entry in files:
+        try:
+            one = msgspec.convert(entry, There, strict=True)
+        except msgspec.ValidationError as error:
+            raise RemoteError(f"The other machine lists something that is no file ({error}).") from None
         for path in (one.path, one.link or ""):
             if path.startswith("/") or ".." in path.split("/"):
-                raise RemoteError(f"The other machine lists {path!r}, which leads out of the run.")
-    return found
+                raise RemoteError(f"The other machine lists {path[:200]!r}, which leads out of the run.")
+        found[one.path] = one  # a name that is listed twice is one file
+    return list(found.values())
 
 
 @dataclass(slots=True)
@@ -55,12 +68,16 @@ class Mirror:
     folder: Path
     own: Collection[str]
     tell: Callable[[str], None]
+    place: str = "another machine"
+    """Where the run is, for people."""
+    _left: int = 0
     _whole: dict[str, tuple[int, int]] = field(default_factory=dict)
     _steps: dict[str, int] = field(default_factory=dict)
 
     async def update(self, files: Sequence[There], ask: Ask, *, final: bool = False) -> None:
         """Make the run here what it is there: the newest checkpoint with all of its files, records and logs;
         `final` also older checkpoints, the newest weights, and what is large."""
+        files = self._admitted(files)
         plain = [one for one in files if one.path.split("/")[0] not in _STEPS]
         for one in plain:
             try:
@@ -74,17 +91,48 @@ class Mirror:
                 continue
         self._prune(files)
 
+    def _admitted(self, files: Sequence[There]) -> list[There]:
+        """Those that come home; how many do not is told. Raises RemoteError if there is no room for them."""
+        home = [one for one in files if _is_welcome(one)]
+        left = len(files) - len(home)
+        if left > self._left:
+            names = ", ".join(repr(one.path[:80]) for one in files if not _is_welcome(one))
+            self.tell(f"{left} files stay there, not being of the kinds that come home: {names[:300]}")
+            self._left = left
+        missing = sum(one.size - _size(self.folder / one.path) for one in home)
+        free = shutil.disk_usage(self.folder).free
+        if missing > free - _RESERVE:
+            raise RemoteError(
+                f"The run has {human_bytes(missing)} more there than here, and {human_bytes(free)} are free "
+                f"at {self.folder}. Nothing is fetched until there is room."
+            )
+        return home
+
     async def _fetch(self, one: There, ask: Ask, *, final: bool) -> None:
         target = self.folder / one.path
         if one.path in self.own:
             return
         if one.link is not None:
             _link(target, one.link)
+        elif one.path in CLEANED:
+            await self._fetch_record(target, one, ask)
         elif one.path.endswith(_GROWING):
             await continue_file(target, one.path, one.size, ask)
         elif self._whole.get(one.path) != (one.size, one.changed) and (final or one.size <= _SMALL):
             await _fetch_whole(target, one, ask)
             self._whole[one.path] = (one.size, one.changed)
+
+    async def _fetch_record(self, target: Path, one: There, ask: Ask) -> None:
+        if one.size > _SMALL or self._whole.get(one.path) == (one.size, one.changed):
+            return
+        content = bytearray()
+        while len(content) < one.size:
+            _, piece = await ask("read", path=one.path, offset=len(content), length=min(PIECE, one.size))
+            if not piece:
+                break
+            content += piece
+        write_file(target, cleaned(one.path, bytes(content), self.place))
+        self._whole[one.path] = (one.size, one.changed)
 
     def _wanted_steps(self, files: Sequence[There], *, final: bool) -> list[str]:
         """`checkpoints/step_N` that are committed there and not here, and at the end the last weights; the
@@ -160,7 +208,7 @@ async def continue_file(target: Path, path: str, size: int, ask: Ask) -> None:
 async def _fetch_whole(target: Path, one: There, ask: Ask) -> None:
     """Fetch a file under another name and give it its name; small ones in one piece."""
     if one.size <= PIECE:
-        _, content = await ask("read", path=one.path, offset=0, length=PIECE)
+        _, content = await ask("read", path=one.path, offset=0, length=one.size)
         write_file(target, content)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -192,6 +240,17 @@ def _link(path: Path, target: str) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     temporary.replace(path)
+
+
+def _is_welcome(one: There) -> bool:
+    return comes_home(one.path) if one.link is None else link_comes_home(one.path, one.link)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _step_of(name: str) -> int:

@@ -158,7 +158,7 @@ async def _stop_there(output_dir: Path, there: JobThere, *, now: bool, tell: Cal
             job=job,
             log=output_dir / REMOTE_LOG,
             screen=sys.stderr.buffer,
-            mirror=Mirror(output_dir, set(there.sent), tell),
+            mirror=Mirror(output_dir, set(there.sent), tell, there.target),
             tell=tell,
         )
         follower.stop.set()

@@ -25,7 +25,7 @@ _OF_A_START = {"clean", "dry_run", "output_dir", "resume", "resume_step"}
 
 def record_config(config: RLConfig) -> None:
     """Write the configuration down as that of the run."""
-    write_file(config.output_dir / RECORDED_CONFIG, to_json(as_recorded(config)))
+    write_file(config.output_dir / RECORDED_CONFIG, to_json(as_recorded(config)), mode=0o600)
 
 
 def earlier_start(output_dir: Path) -> RunRecord | None:

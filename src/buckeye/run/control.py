@@ -20,6 +20,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, RunError, UsageError
 from buckeye.run.changes import RECORDED_CONFIG, changed_settings
 from buckeye.run.directory import locked
+from buckeye.run.elsewhere import read_elsewhere
 from buckeye.run.journal import write_event
 from buckeye.run.progress import human_duration
 from buckeye.run.record import (
@@ -108,6 +109,11 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
         raise UsageError(
             f"{output_dir} has finished all of its {record.max_steps} steps. To train on, say how far: "
             f"buckeye rl resume {output_dir} --max-steps N"
+        )
+    away = read_elsewhere(output_dir)
+    if away is not None:  # what was sent from here counts, and not what that machine says of itself
+        record = msgspec.structs.replace(
+            record, arguments=away.arguments, working_directory=away.working_directory
         )
     directory = Path(record.working_directory)
     arguments = with_output_dir(to_resume(record.arguments), output_dir)

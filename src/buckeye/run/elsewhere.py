@@ -32,7 +32,8 @@ class Elsewhere(msgspec.Struct, kw_only=True, frozen=True):
     """A start of the run `run_id` on another machine. Times are in seconds since the epoch.
 
     It is `starting` until there is a job, then `running`, and `over` when all that is to be done here is
-    done. `doing` is what was told last, at `said`; `stopping` that it was asked to end.
+    done. `doing` is what was told last, at `said`; `stopping` that it was asked to end. `arguments` are the
+    words after `rl` that the run was sent with, from `working_directory` here.
     """
 
     run_id: str
@@ -42,6 +43,8 @@ class Elsewhere(msgspec.Struct, kw_only=True, frozen=True):
     doing: str = ""
     stopping: bool = False
     job: JobThere | None = None
+    arguments: tuple[str, ...] = ()
+    working_directory: str = ""
 
 
 def write_elsewhere(output_dir: Path, away: Elsewhere) -> None:

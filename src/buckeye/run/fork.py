@@ -88,4 +88,6 @@ def _copy_config(source: Path, directory: Path, final: Path) -> None:
     """`configs/rl.json` with the new directory; those of the processes are written at the start."""
     config = read_json(source / "configs" / "rl.json")
     config["output_dir"] = str(final)
-    write_file(directory / "configs" / "rl.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    write_file(
+        directory / "configs" / "rl.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n", mode=0o600
+    )

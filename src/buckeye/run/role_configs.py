@@ -28,7 +28,8 @@ def write_role_configs(config: RLConfig, plan: RolePlan, *, model_path: Path, or
     directory.mkdir(parents=True, exist_ok=True)
     for role in plan.roles:
         if role.config_name is not None:
-            write_file(directory / role.config_name, _role_config(config, role, plan, model_path, origin))
+            config_text = _role_config(config, role, plan, model_path, origin)
+            write_file(directory / role.config_name, config_text, mode=0o600)  # settings may hold keys
 
 
 def _role_config(config: RLConfig, role: Role, plan: RolePlan, model_path: Path, origin: Origin) -> str:
