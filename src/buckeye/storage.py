@@ -28,6 +28,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from buckeye.faults import fault_point
+from buckeye.outside import read_regular
 
 _TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)(?:-([0-9a-f]{8}))?$", re.DOTALL)
 _HASHED_AT_ONCE = 4
@@ -150,10 +151,10 @@ def is_locked(path: Path) -> bool:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in a file. Raises `OSError`, or `ValueError` for what is none, or is nested so deeply
-    that nobody could walk it."""
+    """The JSON value in a file. Raises `OSError`, or `ValueError` for what is none, for a pipe or a device,
+    and for what is so large or nested so deeply that nobody could walk it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_regular(path).decode())
     except RecursionError:
         raise ValueError("its lists or tables are nested too deeply") from None
 

@@ -203,13 +203,14 @@ class Server:
         output_dir: Path,
         /,
         *,
-        key: str | None = None,
+        key: str | None = "of the tests",
         program: tuple[str, str] = ("-m", "buckeye"),
         **settings,
     ) -> None:
         self.port = settings.setdefault("server", {}).setdefault("port", free_port())
         self.url = f"http://127.0.0.1:{self.port}"
         self.key = key
+        settings.setdefault("weights_dir", str(model.parent.parent))
         settings["server"]["api_key_var"] = KEY_VARIABLE
         settings["model"] = {"name": str(model), **settings.get("model", {})}
         settings["output_dir"] = str(output_dir)
@@ -217,7 +218,9 @@ class Server:
         config = output_dir / "inference.json"
         config.write_text(json.dumps(settings))
         environment = {k: v for k, v in os.environ.items() if not k.startswith("BUCKEYE_")}
-        environment |= {"BUCKEYE_THREADS": "1"} | ({KEY_VARIABLE: key} if key else {})
+        environment |= {"BUCKEYE_THREADS": "1", "BUCKEYE_HOME": str(output_dir / "home")} | (
+            {KEY_VARIABLE: key} if key else {}
+        )
         self.log = output_dir / "stdout.txt"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

@@ -35,7 +35,7 @@ HEADERS = st.dictionaries(
     st.sampled_from(["", "text/plain", "application/json; charset=utf-7", "Bearer x", "a" * 5000, "\xff"]),
     max_size=2,
 )
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 RAW = st.one_of(
     st.binary(max_size=200),
     st.sampled_from(
@@ -48,7 +48,9 @@ RAW = st.one_of(
             POST + b"Content-Length: 500\r\n\r\n{",
             b"POST /v1/completions HTTP/9.9\r\n\r\n",
             b"GET " + b"/a" * 40_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-            b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 5000 + b"\r\n",
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            + b"X: y\r\n" * 5000
+            + b"\r\n",
             b"GET /\x00 HTTP/1.1\r\n\r\n",
             b"GET /%ff%00%2e%2e/ HTTP/1.1\r\nHost: x\r\n\r\n",
         ]
@@ -213,6 +215,7 @@ def test_malformed_requests_are_refused_and_leave_nothing_behind(hardened, count
 
 
 def _status(http, method, path, headers, body):
+    headers = {"content-type": "application/json", **headers}
     try:
         request = http.build_request(
             method,

@@ -19,6 +19,8 @@ from tests.command import run_here
 from .conftest import KEY_VARIABLE, Server
 from .test_server import IDS, generate, metric, post, wait_for
 
+JSON = {"content-type": "application/json"}
+
 
 def test_the_server_describes_itself(http):
     document = http.get("/openapi.json").json()
@@ -31,7 +33,7 @@ def test_the_server_describes_itself(http):
     assert "temperature" in schema["properties"]
     for path, methods in document["paths"].items():
         for method in methods:
-            answer = http.request(method, path.replace("{model}", "x"), content=b"[]")
+            answer = http.request(method, path.replace("{model}", "x"), content=b"[]", headers=JSON)
             assert answer.status_code not in (404, 405) or "{model}" in path, (method, path)
     post(http, "/resume")
 
@@ -85,12 +87,15 @@ def test_a_body_over_the_limit_is_refused(http, server):
             yield b" " * 2**20
 
     try:
-        status = http.post("/v1/completions", content=pieces()).status_code
+        status = http.post("/v1/completions", content=pieces(), headers=JSON).status_code
     except httpx.TransportError:  # the server may hang up while the rest is still being sent
         status = 413
     assert status == 413
     with socket.create_connection(("127.0.0.1", server.port)) as raw:
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1099511627776\r\n\r\n")
+        raw.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer of the tests\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 1099511627776\r\n\r\n"
+        )
         assert raw.recv(100).startswith(b"HTTP/1.1 413")
 
 

@@ -35,9 +35,10 @@ def test_it_is_started_once_used_and_ended(tmp_path, monkeypatch):
         "http://[",
     ]
     words = ["--command", scripted()]
-    with ensure_gateway(urls, tmp_path / "logs" / "gateway.log", words=words) as started:
+    key = {"BUCKEYE_API_KEY": "of the run"}
+    with ensure_gateway(urls, tmp_path / "logs" / "gateway.log", words=words, env=key) as started:
         assert started == [port]
-        assert Client(urls[0]).open().call("recall") == []
+        assert Client(urls[0], Authorization="Bearer of the run").open().call("recall") == []
         with ensure_gateway(urls, tmp_path / "other.log", words=words) as again:
             assert again == []  # something listens there already
         assert answers(port)

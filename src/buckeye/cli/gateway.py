@@ -52,6 +52,15 @@ def gateway(
         str | None, typer.Option(metavar="SIZE", help="Most memory of an environment, as 2g.")
     ] = None,
     cpus: Annotated[float | None, typer.Option(min=0.01, help="Processors of a container.")] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="Ask for no key; else one is made where none is set.")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A further name that clients reach it by.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="A web page that may use it.")
+    ] = None,
     preload: Annotated[
         bool, typer.Option(help="Import the libraries of a Python server once, and fork its sessions.")
     ] = True,
@@ -74,10 +83,16 @@ def gateway(
         raise UsageError(f"{' and '.join(given)}: choose one of them.")
     if runtime not in ("auto", *FOR_IMAGES):
         raise UsageError(f"--runtime {runtime}: choose auto, {', '.join(FOR_IMAGES)}.")
+    api_key = variables().get(API_KEY_VARIABLE) or None
+    if api_key is not None and no_key:
+        raise UsageError(f"--no-key is said, and {API_KEY_VARIABLE} is set: unset it, or leave --no-key out.")
     settings = GatewaySettings(
         host=host,
         port=port,
-        api_key=variables().get(API_KEY_VARIABLE) or None,
+        api_key=api_key,
+        no_key=no_key,
+        hosts=tuple(allow_host or ()),
+        origins=tuple(allow_origin or ()),
         image=image or "",
         sessions=sessions,
         queue_seconds=queue_seconds,

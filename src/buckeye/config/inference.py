@@ -19,7 +19,11 @@ class ServerConfig(BaseConfig):
     port: Port = 8000
     """The port."""
     api_key_var: str = "BUCKEYE_INFERENCE_KEY"
-    """The environment variable that holds the key which clients must send."""
+    """The environment variable that holds the key which clients must send; one is made where it is unset."""
+    allowed_hosts: list[str] = []
+    """Further names that clients reach it by (the `Host` of their requests), as behind a proxy."""
+    allowed_origins: list[str] = []
+    """Web pages that may use it, as `http://localhost:3000`."""
 
 
 class ServedModelConfig(BaseConfig):
@@ -78,6 +82,10 @@ class InferenceConfig(BaseConfig):
     run that trains adapters sets it."""
     weight_broadcast: WeightBroadcast = FilesystemBroadcastConfig()
     """How new weights arrive."""
+    weights_dir: Path | None = None
+    """New weights and adapters are taken from below this folder only; None is output_dir."""
+    no_key: bool = False
+    """Ask for no key, on loopback; the routes that steer the server are closed then."""
     vllm: dict[str, Any] = {}
     """Further arguments for vLLM, by its own names: `max_num_batched_tokens = 8192`."""
     vllm_python: Path | None = None

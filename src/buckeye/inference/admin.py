@@ -32,6 +32,7 @@ from buckeye.inference.protocol import (
 from buckeye.inference.responses import json_response
 from buckeye.inference.service import Service
 from buckeye.inference.weights import Checkpoint, ModelWeights
+from buckeye.outside import data_folder
 from buckeye.transport.weights import WeightsManifest, verify_weights
 
 PAUSE_QUERY = {
@@ -137,7 +138,7 @@ class WeightUpdate:
         """Check a weights directory (manifest, checksums, architecture, shapes) and read it."""
         service: Service = request.app.state.service
         body = parse(await request.body(), UpdateRequest)
-        self._checked = await asyncio.to_thread(_open_weights, service, Path(body.update_info.path))
+        self._checked = await asyncio.to_thread(_open_weights, service, body.update_info.path)
         return json_response({"status": "updated", "checksum": self._checked[1].checksum})
 
     async def finish(self, request: Request) -> Response:
@@ -213,7 +214,7 @@ class Adapters:
         body = parse(await request.body(), LoadAdapterRequest)
         async with self._lock:
             _check_adapter_name(service, body)
-            checkpoint = await asyncio.to_thread(_open_adapter, service, Path(body.lora_path))
+            checkpoint = await asyncio.to_thread(_open_adapter, service, body.lora_path)
             await _install(service, checkpoint)
             service.checksum, service.adapter = checkpoint.checksum, body.lora_name
         return json_response({"status": "loaded", "checksum": checkpoint.checksum})
@@ -243,9 +244,9 @@ def _check_adapter_name(service: Service, body: LoadAdapterRequest) -> None:
         raise UsageError(f"The adapter {loaded!r} is loaded already; `load_inplace`: true replaces it.")
 
 
-def _open_adapter(service: Service, directory: Path) -> AdaptedCheckpoint:
+def _open_adapter(service: Service, path: str) -> AdaptedCheckpoint:
     try:
-        return AdaptedCheckpoint(service.directory, directory)
+        return AdaptedCheckpoint(service.directory, _allowed(service, path))
     except InferenceError as error:
         raise UsageError(str(error)) from error
 
@@ -280,8 +281,9 @@ async def abort_requests(request: Request) -> Response:
     return json_response({"aborted": known})
 
 
-def _open_weights(service: Service, directory: Path) -> tuple[ModelWeights | Checkpoint, WeightsManifest]:
+def _open_weights(service: Service, path: str) -> tuple[ModelWeights | Checkpoint, WeightsManifest]:
     """Weights that are those published, and fit. They are prepared while their checksums are computed."""
+    directory = _allowed(service, path)
     with ThreadPoolExecutor(1, "verify") as other:
         verified = other.submit(verify_weights, directory)
         try:
@@ -289,6 +291,16 @@ def _open_weights(service: Service, directory: Path) -> tuple[ModelWeights | Che
         finally:
             manifest = verified.result()  # files that were damaged explain all other errors
     return prepared, manifest
+
+
+def _allowed(service: Service, path: str) -> Path:
+    """The directory of a request, if the server was started to take weights from there."""
+    try:
+        return data_folder(Path(path), service.weights_dir)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{error}. Set inference.weights_dir to the folder of yours that holds weights."
+        ) from None
 
 
 def _prepare(service: Service, directory: Path) -> ModelWeights | Checkpoint:

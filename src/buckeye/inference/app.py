@@ -1,8 +1,7 @@
-"""The HTTP application: routes, the key, the size limit, and errors in OpenAI's form."""
+"""The HTTP application: routes, the gate, the size limit, and errors in OpenAI's form."""
 
 from __future__ import annotations
 
-import hmac
 import logging
 from collections.abc import Mapping
 
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from buckeye.dialects.answers import error_content
 from buckeye.dialects.openai import ChatRequest, CompletionRequest, GenerateRequest
 from buckeye.errors import BuckeyeError, TransportError, UsageError
+from buckeye.gate import Gate, Rules
 from buckeye.inference import admin, completions, generate, tokens
 from buckeye.inference.openapi import Endpoint, OpenApi
 from buckeye.inference.protocol import (
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 2**20
 
 
-def create_app(service: Service, *, api_key: str | None) -> ASGIApp:
-    """The application that serves `service`. With a key, every route but /health asks for it."""
+def create_app(service: Service, rules: Rules) -> ASGIApp:
+    """The application that serves `service` to those whom the rules admit."""
     endpoints = _endpoints()
     routes = [
         # names of models may have slashes
@@ -57,7 +57,7 @@ def create_app(service: Service, *, api_key: str | None) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     app.state.service = service
-    return _Gate(app, api_key)
+    return Gate(_SizeLimit(app), rules)  # type: ignore[arg-type,return-value]
 
 
 def _endpoints() -> list[Endpoint]:
@@ -89,25 +89,16 @@ def _endpoints() -> list[Endpoint]:
     ]
 
 
-class _Gate:
-    """In front of everything: 401 without the key, 413 for a body over the limit."""
+class _SizeLimit:
+    """In front of everything: 413 for a body over the limit."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._expected = None if api_key is None else f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers = dict(scope["headers"])
-        if self._expected is not None and scope["path"] != "/health":
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                await _refuse(401, "This server asks for its API key: send `Authorization: Bearer <key>`.")(
-                    scope, receive, send
-                )
-                return
-        length = headers.get(b"content-length", b"0")
+        length = dict(scope["headers"]).get(b"content-length", b"0")
         if not length.isdigit() or int(length) > MAX_BODY_BYTES:
             await _refuse(413, _TOO_LARGE)(scope, receive, send)
             return

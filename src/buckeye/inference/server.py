@@ -7,9 +7,7 @@ main thread, where the model is also built, there is one pool for the process.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import os
 import signal
 import socket
 import sys
@@ -19,11 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import uvicorn
 
 from buckeye import beat
 from buckeye.config.inference import InferenceConfig
-from buckeye.errors import InferenceError, PortTakenError, UsageError
+from buckeye.errors import InferenceError, UsageError
+from buckeye.gate import Rules
+from buckeye.http_server import http_server, listen
+from buckeye.inference.access import access_rules
 from buckeye.inference.adapters import AdaptedCheckpoint
 from buckeye.inference.app import create_app
 from buckeye.inference.architecture import model_directory, read_spec
@@ -57,14 +57,18 @@ def run_inference(config: InferenceConfig, *, adapter: Path | None = None) -> No
     setup_logging(config.log.level, f"inference {config.server.port}", log_file)
     _on_stop_signal(lambda: sys.exit(0))
     log.info("Starting inference server")
-    api_key = _api_key(config)
-    listener = _bind(config.server.host or "127.0.0.1", config.server.port)
+    with access_rules(config) as rules:
+        _run(config, adapter, rules)
+
+
+def _run(config: InferenceConfig, adapter: Path | None, rules: Rules) -> None:
+    listener = listen(rules.host, config.server.port, change="Set inference.server.port to a free port.")
     directory = model_directory(config.model.name)
     vllm = _vllm(config, adapter)
     if vllm is not None:
         listener.close()  # the port is free: what answers on it from now on is ours
         cpu = _device(config.model.device).type == "cpu"
-        serve_vllm(config, vllm, directory, key=api_key, cpu=cpu)
+        serve_vllm(config, vllm, directory, rules=rules, cpu=cpu)
         return
     engine = load_engine(config, directory, adapter)
     service = Service(
@@ -73,11 +77,12 @@ def run_inference(config: InferenceConfig, *, adapter: Path | None = None) -> No
         dtype=str(engine.decoder.cache.kv.dtype).removeprefix("torch."),
         checksum=None,
         directory=directory,
+        weights_dir=config.weights_dir or config.output_dir,
         renderer=_load_renderer(directory),
         seed=config.seed,
     )
     service.adapter = str(adapter) if adapter is not None else None
-    http = HttpThread(service, listener, api_key=api_key)
+    http = HttpThread(service, listener, rules)
     http.start()
     _on_stop_signal(http.drain)
     host, port = listener.getsockname()[:2]
@@ -157,17 +162,9 @@ class HttpThread:
     """uvicorn in a thread of its own, and the way for the engine's news into its event loop. If it ends, the
     engine is stopped."""
 
-    def __init__(self, service: Service, listener: socket.socket, *, api_key: str | None) -> None:
-        config = uvicorn.Config(
-            create_app(service, api_key=api_key),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            timeout_keep_alive=120,
-            timeout_graceful_shutdown=_HTTP_STOP_TIMEOUT,
-        )
-        self._server = uvicorn.Server(config)
+    def __init__(self, service: Service, listener: socket.socket, rules: Rules) -> None:
+        app = create_app(service, rules)
+        self._server = http_server(app, timeout_graceful_shutdown=_HTTP_STOP_TIMEOUT)
         self._listener = listener
         self.failed = False
         """Whether it has ended without being asked to."""
@@ -238,40 +235,6 @@ def _call_on_news(sequences: list[Sequence]) -> None:
 def _on_stop_signal(stop: Callable[[], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop())
-
-
-def _api_key(config: InferenceConfig) -> str | None:
-    key = os.environ.get(config.server.api_key_var) or None
-    host = config.server.host or "127.0.0.1"
-    if key is None and not _is_loopback(host):
-        raise UsageError(
-            f"inference.server.host = {host} is reachable from other machines, so a key is required: set the "
-            f"environment variable {config.server.api_key_var} (inference.server.api_key_var)."
-        )
-    return key
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only on sockets that name their protocol; without it answers take 40 ms more.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()  # now, so that no other server can take the port while this one loads its model
-    except OSError as error:
-        raise PortTakenError(
-            f"Cannot listen on {host}:{port} ({error.strerror}): is another server running there? "
-            "Set inference.server.port to a free port."
-        ) from error
-    return listener
 
 
 def _load_renderer(directory: Path) -> ChatRenderer | None:

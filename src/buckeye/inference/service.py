@@ -45,6 +45,7 @@ class Service:
         dtype: str,
         checksum: str | None,
         directory: Path,
+        weights_dir: Path,
         renderer: ChatRenderer | None,
         seed: int | None,
     ) -> None:
@@ -54,6 +55,8 @@ class Service:
         self.checksum = checksum
         self.directory = directory
         """Of the model that the server was started with: what adapters are applied to."""
+        self.weights_dir = weights_dir
+        """New weights and adapters are taken from below it."""
         self.adapter: str | None = None
         """The name of the LoRA adapter that is merged into the weights in use."""
         self.spec = engine.decoder.spec

@@ -59,7 +59,7 @@ from buckeye.orchestrator.timing import LoopTimes, Throughput
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 from buckeye.orchestrator.wrong_servers import WrongServers
 from buckeye.process import die_with_parent, run_identity
-from buckeye.tasks.keys import key
+from buckeye.tasks.keys import key_for
 from buckeye.transport.batches import end_batches
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Orchestrator:
         self.renderer = ChatRenderer(config.model.name)
         self.client = InferenceClient(
             config.client.base_url,
-            api_key=key(config.client.api_key_var) or None,
+            api_key=key_for(config.client.api_key_var, config.client.base_url[0]) or None,
             timeout=config.client.timeout,
             model=config.model.name,
             recovery_timeout=_STARTUP_TIMEOUT,

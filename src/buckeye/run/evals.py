@@ -22,7 +22,7 @@ from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.run.gateway import gateway_here
 from buckeye.run.model_files import fetch_model
 from buckeye.run.serve import served_model
-from buckeye.tasks.keys import key
+from buckeye.tasks.keys import key_for
 
 log = logging.getLogger(__name__)
 Number = TypeVar("Number", int, float)
@@ -56,7 +56,7 @@ async def evaluate_model(config: EvalsConfig) -> list[EvalResult]:
     """All environments of the configuration, one after the other."""
     path = fetch_model(config.model.name)
     if config.client is not None:
-        api_key = key(config.client.api_key_var) or None
+        api_key = key_for(config.client.api_key_var, config.client.base_url[0]) or None
         client = config.client
         return await _evaluate(config, path, client.base_url, api_key, config.model.name, client.timeout)
     async with served_model(path) as server:

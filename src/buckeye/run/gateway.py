@@ -18,14 +18,14 @@ from urllib.parse import urlsplit
 import httpx
 
 from buckeye.config.environments import EnvConfig
-from buckeye.envs.gateway.address import is_loopback
 from buckeye.envs.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS
 from buckeye.envs.mcp.environment import NAME
 from buckeye.envs.registry import EnvironmentId
 from buckeye.errors import RunError, UsageError
+from buckeye.gate import is_loopback
 from buckeye.run.plan import Role
 from buckeye.tasks.dataset import find_taskset, read_splits
-from buckeye.tasks.keys import child_environment, variables
+from buckeye.tasks.keys import child_environment, local_key, variables
 from buckeye.tasks.models import HttpServer, McpTask
 from buckeye.tasks.variables import resolve
 
@@ -45,16 +45,17 @@ def task_gateway(
     """Have a gateway listen where the tasks of MCP environments expect one on this machine.
 
     One that is started has room for so many `rollouts` at a time. Yields the variables that whoever plays the
-    tasks needs beside those there are: a key of its own, if a gateway was started and there is none. Raises
+    tasks needs beside those there are: a key, if there is none, of the gateway that was started or of the
+    user's that listens there. Raises
     UsageError for tasks that cannot be read, and for a gateway that listens there already and wants another
     key.
     """
     known = variables()
-    key = _fresh_key(known)
     servers, words = _needs(environments, known, rollouts)
+    key = _missing_key(servers, known)
     with ensure_gateway(servers, log_file, words=words, env=key) as started:
-        _check_keys(servers, started, known)
-        yield key if started else {}
+        _check_keys(servers, started, {**known, **key})
+        yield key
 
 
 @contextmanager
@@ -84,7 +85,8 @@ def run_gateways(environments: Iterable[EnvConfig], *, rollouts: int) -> Gateway
     known = variables()
     servers, words = _needs(environments, known, rollouts)
     ports = _silent_ports(servers)
-    _check_keys(servers, ports, known)
+    key = _missing_key(servers, known)
+    _check_keys(servers, ports, {**known, **key})
     roles = tuple(
         Role(
             kind="gateway",
@@ -96,12 +98,20 @@ def run_gateways(environments: Iterable[EnvConfig], *, rollouts: int) -> Gateway
         )
         for index, port in enumerate(ports)
     )
-    return Gateways(roles=roles, env=_fresh_key(known) if roles else {})
+    return Gateways(roles=roles, env=key)
 
 
-def _fresh_key(known: Mapping[str, str]) -> dict[str, str]:
-    """The variable with a new key; nothing if there is one."""
-    return {} if known.get(API_KEY_VARIABLE) else {API_KEY_VARIABLE: secrets.token_urlsafe(24)}
+def _missing_key(servers: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+    """The variable with the key that a gateway at one of the addresses has made for itself, or else, where
+    one is to be started, with a new one; nothing if there is a key already."""
+    if known.get(API_KEY_VARIABLE):
+        return {}
+    addresses = list(servers)
+    made = (local_key(API_KEY_VARIABLE, address) for address in addresses)
+    key = next(filter(None, made), "")
+    if not key and _silent_ports(addresses):
+        key = secrets.token_urlsafe(24)
+    return {API_KEY_VARIABLE: key} if key else {}
 
 
 def _needs(

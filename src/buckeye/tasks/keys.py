@@ -6,15 +6,24 @@ environment of this process, which its children would inherit.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
+import secrets
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from buckeye.errors import UsageError
+from buckeye.gate import is_loopback
+from buckeye.outside import read_regular
 from buckeye.storage import write_file
 from buckeye.tasks.dotenv import LINE, read_dotenv
+
+log = logging.getLogger(__name__)
 
 ENV_FILE = ".env"
 HOME_VARIABLE = "BUCKEYE_HOME"
@@ -123,6 +132,39 @@ def set_key(name: str, value: str) -> Path:
         lines.append(line)
     write_file(path, "\n".join(lines) + "\n", mode=0o600)
     return path
+
+
+@contextlib.contextmanager
+def made_key(name: str, port: int) -> Iterator[str]:
+    """A key for one start of a server on a port of this machine, in a file that only this user may read while
+    the block runs. `local_key` finds it."""
+    value, path = secrets.token_urlsafe(24), _made_keys() / f"{name}-{port}"
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_file(path, value, mode=0o600)
+    log.info("Clients send the key of this start: export %s=$(cat %s)", name, shlex.quote(str(path)))
+    try:
+        yield value
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def key_for(name: str, url: str) -> str:
+    """The value of a key for the inference server at `url`, or that which it made for itself; "" where
+    neither is."""
+    return key(name) or local_key("BUCKEYE_INFERENCE_KEY", url)
+
+
+def local_key(name: str, url: str) -> str:
+    """The key `name` that a server of this user made for itself, "" if none has at that address."""
+    with contextlib.suppress(OSError, ValueError):
+        parts = urlsplit(url)
+        if is_loopback(parts.hostname or ""):
+            return read_regular(_made_keys() / f"{name}-{parts.port or 80}", limit=256).decode("ascii")
+    return ""
+
+
+def _made_keys() -> Path:
+    return home_folder() / "servers"
 
 
 def masked(value: str) -> str:

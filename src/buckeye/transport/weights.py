@@ -16,6 +16,7 @@ from pathlib import Path
 
 from buckeye import storage
 from buckeye.errors import TransportError
+from buckeye.outside import plain_name
 from buckeye.process import RunIdentity
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ def read_weights_manifest(directory: Path) -> WeightsManifest:
         content = storage.read_json(path)
         canary = content.pop("canary", None)
         manifest = WeightsManifest(**content, canary=Canary(**canary) if canary is not None else None)
-        missing = [name for name in manifest.files if not (directory / name).is_file()]
+        missing = [name for name in manifest.files if not (directory / plain_name(name)).is_file()]
         consistent = combined_checksum(manifest.files) == manifest.checksum
     except FileNotFoundError:
         raise TransportError(f"{directory} has no {MANIFEST}: no weights were published there.") from None

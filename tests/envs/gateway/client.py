@@ -40,13 +40,17 @@ class GatewayProcess:
 
 @contextmanager
 def gateway(folder, *words, env=None, expect=0):
-    """Start `buckeye gateway`, wait until it is ready, end it with SIGTERM."""
+    """Start `buckeye gateway`, wait until it is ready, end it with SIGTERM. It asks for no key unless one is
+    in `env`, or `--key` among the words: then it makes one."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "gateway.log"
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
     environment |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")} | (
         env or {}
     )
+    if "BUCKEYE_API_KEY" not in environment and "--key" not in words:
+        words = ("--no-key", *words)
+    words = [word for word in words if word != "--key"]
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "buckeye", "gateway", "--port", "0", *words],

@@ -136,4 +136,4 @@ def refused_port(port, tmp_path):
         check=False,
     )
     assert done.returncode == 1
-    assert "is another gateway running there? Choose a --port." in done.stderr
+    assert "is another server running there? Choose a --port." in done.stderr

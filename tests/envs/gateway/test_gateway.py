@@ -178,7 +178,7 @@ def test_a_server_that_prints_is_understood_and_the_lines_are_counted(tmp_path):
     ],
 )
 def test_what_is_no_message(served, body, status, says):
-    answer = httpx.post(served.url, content=body)
+    answer = httpx.post(served.url, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status
     assert says in answer.json()["error"]["message"]
 
@@ -231,7 +231,7 @@ def test_the_key(tmp_path, place):
     if place == ".env":
         (tmp_path / ".env").write_text("BUCKEYE_API_KEY=right\n")
     env = {"BUCKEYE_API_KEY": "right"} if place == "environment" else {}
-    with gateway(tmp_path, "--command", scripted(), env=env) as running:
+    with gateway(tmp_path, "--key", "--command", scripted(), env=env) as running:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "right"}):
             answer = Client(running.url, **headers).post(request("initialize", INITIALIZE))
             assert answer.status_code == 401
@@ -247,7 +247,7 @@ def test_the_key(tmp_path, place):
         ({"Host": "evil.example:8765"}, 403),
         ({"Origin": "https://evil.example"}, 403),
         ({"Host": "localhost:8765"}, 200),
-        ({"Origin": "http://localhost:3000"}, 200),
+        ({"Origin": "http://localhost:3000"}, 403),  # a page of another program of this machine
     ],
 )
 def test_pages_of_other_sites_are_refused(served, headers, status):

@@ -229,8 +229,8 @@ def test_a_request_that_is_still_being_read_when_the_rollout_ends_is_not_answere
             host, port = address[0].split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             body = json.dumps({"messages": ASK}).encode()
-            head = f"POST /{address[2]}/chat/completions HTTP/1.1\r\nHost: x\r\n"
-            head += f"x-api-key: {endpoint.api_key}\r\n"
+            head = f"POST /{address[2]}/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
+            head += f"content-type: application/json\r\nx-api-key: {endpoint.api_key}\r\n"
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
             async with httpx.AsyncClient() as client:  # the server has begun to read by then
                 models = f"{endpoint.base_url}/models"

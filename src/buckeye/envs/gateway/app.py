@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from buckeye.envs.gateway.access import Refusal, check_access, read_wish
+from buckeye.envs.gateway.access import Refusal, read_wish
 from buckeye.envs.gateway.channel import Channel
 from buckeye.envs.gateway.frames import (
     HANDSHAKE_VERSIONS,
@@ -31,20 +31,23 @@ from buckeye.envs.gateway.frames import (
 )
 from buckeye.envs.gateway.gateway import Gateway
 from buckeye.envs.gateway.session import Session
+from buckeye.envs.gateway.settings import API_KEY_VARIABLE
+from buckeye.gate import Denied, Gate, Rules
 
 log = logging.getLogger(__name__)
 
 SESSION_HEADER, OWN_SESSION_HEADER = "mcp-session-id", "buckeye-session"
 MAX_BODY_BYTES = 16 * 2**20
 _PING_SECONDS = 15.0
+_INVALID_REQUEST = -32600
 _SSE_HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
 
 
-def create_app(gateway: Gateway) -> Starlette:
-    """The application that serves `gateway`."""
+def create_app(gateway: Gateway) -> Gate:
+    """The application that serves `gateway` to those whom its settings admit."""
     endpoint = _Endpoint(gateway)
     methods = ["GET", "POST", "DELETE"]
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/mcp", endpoint.mcp, methods=methods),
             Route("/mcp/", endpoint.mcp, methods=methods),
@@ -52,6 +55,19 @@ def create_app(gateway: Gateway) -> Starlette:
             Route("/status", endpoint.status),
         ]
     )
+    settings = gateway.settings
+    rules = Rules(
+        host=settings.host,
+        key=settings.api_key,
+        hosts=settings.hosts,
+        origins=settings.origins,
+        how_to_send=f"send the gateway's {API_KEY_VARIABLE} as `Authorization: Bearer ...`",
+    )
+    return Gate(app, rules, _denied)  # type: ignore[arg-type]
+
+
+def _denied(why: Denied) -> bytes:
+    return error_frame(None, _INVALID_REQUEST, why.message, {"reason": why.reason})
 
 
 class _Endpoint:
@@ -62,16 +78,11 @@ class _Endpoint:
         return _json(b'{"status":"ok"}')
 
     async def status(self, request: Request) -> Response:
-        try:
-            check_access(request.headers, self._gateway.settings)
-        except Refusal as refusal:
-            return _refused(refusal, None)
         return _json(json.dumps(self._gateway.status()).encode())
 
     async def mcp(self, request: Request) -> Response:
         frame = None
         try:
-            check_access(request.headers, self._gateway.settings)
             if request.method == "GET":
                 return self._stream(request)
             if request.method == "DELETE":

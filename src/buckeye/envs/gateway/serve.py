@@ -8,20 +8,20 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-
-import uvicorn
 
 from buckeye import beat
 from buckeye.envs.gateway.app import create_app
 from buckeye.envs.gateway.gateway import Gateway
-from buckeye.envs.gateway.settings import GatewaySettings
+from buckeye.envs.gateway.settings import API_KEY_VARIABLE, GatewaySettings
 from buckeye.envs.gateway.state import is_alive, own_folder
 from buckeye.envs.runtimes.base import Limits, Places, Runtime, cache_folder
 from buckeye.envs.runtimes.choose import ImageChoice, fixed_choice, image_runtime
 from buckeye.envs.runtimes.containers import ContainerRuntime
-from buckeye.errors import BuckeyeError
+from buckeye.http_server import http_server, listen
 from buckeye.monitor.log import SUCCESS
+from buckeye.tasks.keys import made_key
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,12 @@ def run_gateway(
 ) -> None:
     """Serve until SIGTERM or SIGINT. `runtime` names the one for images, or is `auto`; `command` or `folder`
     serves all sessions instead. Raises BuckeyeError if it cannot start."""
-    listener = _listen(settings.host, settings.port)
-    with own_folder(cache_folder() / "gateway") as own:
+    listener = listen(settings.host, settings.port, change="Choose a --port.")
+    with contextlib.ExitStack() as stack:
+        if settings.api_key is None and not settings.no_key:
+            made = made_key(API_KEY_VARIABLE, listener.getsockname()[1])
+            settings = replace(settings, api_key=stack.enter_context(made))
+        own = stack.enter_context(own_folder(cache_folder() / "gateway"))
         choose: Callable[[str], Runtime]
         if command is not None or folder is not None:
             choose = fixed_choice(command, folder, limits)
@@ -60,7 +64,7 @@ async def _serve(
         if removed:
             log.info("Removed %d containers of gateways that were killed", removed)
     gateway = Gateway(settings, choose, Places(own))
-    server = _server(gateway)
+    server = http_server(create_app(gateway), timeout_graceful_shutdown=_STOP_SECONDS)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -79,39 +83,3 @@ async def _serve(
     server.should_exit = True
     await serving
     log.info("Gateway stopped")
-
-
-def _server(gateway: Gateway) -> _Server:
-    config = uvicorn.Config(
-        create_app(gateway),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        timeout_keep_alive=120,
-        timeout_graceful_shutdown=_STOP_SECONDS,
-    )
-    return _Server(config)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only on sockets that name their protocol
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(1024)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        reason = getattr(error, "strerror", None) or error
-        raise BuckeyeError(
-            f"Cannot listen on {host}:{port} ({reason}): is another gateway running there? Choose a --port."
-        ) from None
-    return listener
-
-
-class _Server(uvicorn.Server):
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        """Signals are ours: the environments end first."""
-        return contextlib.nullcontext()

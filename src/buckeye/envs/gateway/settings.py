@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from buckeye.envs.gateway.address import is_loopback
 from buckeye.errors import UsageError
+from buckeye.gate import is_loopback
 
 API_KEY_VARIABLE = "BUCKEYE_API_KEY"
 DEFAULT_PORT, DEFAULT_SESSIONS = 8765, 64
@@ -18,6 +18,13 @@ class GatewaySettings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     api_key: str | None = None
+    """What clients must send; None asks for none."""
+    hosts: tuple[str, ...] = ()
+    """Further names that clients reach it by."""
+    origins: tuple[str, ...] = ()
+    """Web pages that may use it."""
+    no_key: bool = False
+    """Whether no key is asked for: else one is made where none is given. On loopback only."""
     image: str = ""
     """For sessions that name none."""
     sessions: int = DEFAULT_SESSIONS

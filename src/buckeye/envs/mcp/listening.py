@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from urllib.parse import urlsplit
 
-from buckeye.envs.gateway.address import is_loopback
+from buckeye.gate import is_loopback
 
 _PAUSE_SECONDS = 0.2
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,11 +13,12 @@ from buckeye.envs.base import Policy
 from buckeye.envs.wire.app import WireApp
 from buckeye.envs.wire.endpoint import Endpoint, Limits, Usage
 from buckeye.envs.wire.rollout import Rollout
+from buckeye.gate import Gate, Rules
 
 log = logging.getLogger(__name__)
 
 _NO_LIMITS = Limits()
-_KEEP_ALIVE_SECONDS = 120
+LOOPBACK = "127.0.0.1"
 
 
 @contextlib.asynccontextmanager
@@ -53,7 +53,7 @@ class _Loopback:
 
     def __init__(self) -> None:
         self.app = WireApp()
-        self._server = _uvicorn_server(self.app)
+        self._server = _loopback_server(self.app)
         self._told: set[tuple[str, str]] = set()
         self._serving = asyncio.create_task(self._serve())
         self._started = asyncio.Event()
@@ -80,14 +80,16 @@ class _Loopback:
 
     async def _serve(self) -> None:
         server = self._server
-        listener = _listen()
+        from buckeye.http_server import listen
+
+        listener = listen(LOOPBACK, 0, change="Close some programs.")
         try:
             # The parts of uvicorn's `serve` without its signal handlers, which are ours, and without its
             # clock, which ticks ten times a second for a header that nobody reads.
             server.config.load()
             server.lifespan = server.config.lifespan_class(server.config)
             await server.startup(sockets=[listener])
-            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            self.url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
             self._started.set()
             await asyncio.Event().wait()
         finally:
@@ -113,26 +115,9 @@ async def _loopback() -> _Loopback:
     return loopback
 
 
-def _listen() -> socket.socket:
-    # asyncio sets TCP_NODELAY only on sockets that name their protocol
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
-    return listener
-
-
-def _uvicorn_server(app: WireApp) -> Any:
+def _loopback_server(app: WireApp) -> Any:
     need("uvicorn", "An environment in a process of its own")
-    import uvicorn
+    from buckeye.http_server import http_server
 
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        interface="asgi3",
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-    )
-    return uvicorn.Server(config)
+    gate = Gate(app, Rules(host=LOOPBACK, key=None))  # type: ignore[arg-type]  # every rollout has a key of its own
+    return http_server(gate, server_header=False, date_header=False)

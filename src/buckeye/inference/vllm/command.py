@@ -7,11 +7,13 @@ import difflib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import UsageError
+from buckeye.gate import Rules
 from buckeye.inference.architecture import read_config
 from buckeye.inference.vllm.interpreter import Vllm
 
@@ -125,9 +127,7 @@ def _whole_prompts(config: InferenceConfig, directory: Path) -> dict[str, Any]:
     }
 
 
-def server_environment(
-    config: InferenceConfig, key: str | None, *, cpu: bool, threads: int
-) -> dict[str, str]:
+def server_environment(config: InferenceConfig, rules: Rules, *, cpu: bool, threads: int) -> dict[str, str]:
     """The environment variables of vLLM's server, this process's own included."""
     environment = dict(os.environ)
     for name in ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE"):  # of somebody else's server, and over our words
@@ -144,8 +144,12 @@ def server_environment(
     environment["BUCKEYE_VLLM_PARENT"] = str(os.getpid())
     if config.max_lora_rank is not None:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # the routes; the gate asks for the key
-    if key is not None:
-        environment["VLLM_API_KEY"] = key
+    if rules.key is not None:
+        environment["VLLM_API_KEY"] = rules.key
+    told = asdict(rules)
+    del told["key"]
+    environment["BUCKEYE_VLLM_RULES"] = json.dumps(told)
+    environment["BUCKEYE_VLLM_WEIGHTS_DIR"] = str((config.weights_dir or config.output_dir).absolute())
     if cpu:
         environment |= {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

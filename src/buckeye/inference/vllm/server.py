@@ -15,6 +15,7 @@ import httpx
 from buckeye import beat
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError
+from buckeye.gate import Rules
 from buckeye.inference.vllm.command import server_command, server_environment
 from buckeye.inference.vllm.interpreter import Vllm
 from buckeye.monitor.log import SUCCESS
@@ -28,13 +29,13 @@ _POLL_SECONDS = 0.2
 _PROGRESS_SECONDS = 30.0
 
 
-def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, key: str | None, cpu: bool) -> None:
+def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, rules: Rules, cpu: bool) -> None:
     """Serve the model in `directory` until SIGTERM or SIGINT.
 
     Raises InferenceError if vLLM does not start or ends by itself; its own output is on this process's.
     """
     command = server_command(config, vllm, directory, cpu=cpu)
-    environment = server_environment(config, key, cpu=cpu, threads=cpu_threads())
+    environment = server_environment(config, rules, cpu=cpu, threads=cpu_threads())
     stop = StopFlag().install()
     log.info("Starting %s %s from %s", vllm.distribution, vllm.version, vllm.python)
     child = _start(command, environment)

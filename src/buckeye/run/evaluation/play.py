@@ -32,7 +32,7 @@ from buckeye.run.gateway import gateway_here
 from buckeye.run.model_files import fetch_served
 from buckeye.run.serve import served_model
 from buckeye.storage import read_json, write_file
-from buckeye.tasks.keys import variables
+from buckeye.tasks.keys import key_for
 
 SETTINGS, FIGURES, GATEWAY_LOG = "settings.json", "figures.json", "gateway.log"
 
@@ -230,7 +230,7 @@ async def _server(request: EvalRequest) -> AsyncIterator[ChatServer]:
     timeout = httpx.Timeout(30.0, read=request.timeout)
     limits = httpx.Limits(max_connections=request.max_concurrent)
     if request.base_url is not None:
-        key = variables().get(request.api_key_var)
+        key = key_for(request.api_key_var, request.base_url)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         base_url = request.base_url.rstrip("/")
         async with httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers) as client:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import buckeye_vllm_ours
 import torch
 from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import (
@@ -28,6 +29,7 @@ from vllm.lora.request import LoRARequest
 _BACKEND = "buckeye_fs"
 _MANIFEST = "manifest.json"
 _HEAD = "lm_head.weight"
+_outside = buckeye_vllm_ours.load("outside")
 _PROCESS = secrets.token_hex(8)
 """Tells this process from those before and after it, which may have had the same pid."""
 
@@ -80,7 +82,7 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
         """Check the files, then begin to replace the weights: a damaged directory changes nothing."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        directory = Path(update_info.path)
+        directory = _allowed(update_info.path)
         digests = _verified(directory)
         self._check_tensors(directory)
         initialize_layerwise_reload(self.model)
@@ -116,11 +118,17 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
         """Nothing is held open."""
 
 
+def _allowed(path: str) -> Path:
+    """A directory that weights may come from. Raises ValueError for another."""
+    folder: Path = _outside.data_folder(Path(path), Path(os.environ["BUCKEYE_VLLM_WEIGHTS_DIR"]))
+    return folder
+
+
 def _verified(directory: Path) -> dict[str, str]:
     """The SHA-256 of each file that the manifest of a directory names. Raises ValueError if one is not what
     was published."""
-    manifest = json.loads((directory / _MANIFEST).read_text("utf-8"))
-    digests = {name: _sha256(directory / name) for name in manifest["files"]}
+    manifest = json.loads(_outside.read_regular(directory / _MANIFEST))
+    digests = {name: _sha256(directory / _outside.plain_name(name)) for name in manifest["files"]}
     for name, digest in digests.items():
         if digest != manifest["files"][name]:
             raise ValueError(f"{directory / name} is not the file that was published (SHA-256 differs)")
@@ -178,8 +186,8 @@ class WorkerExtension:
     def buckeye_load_adapter(self, path: str) -> str | None:
         """Put the adapter in a published directory in the place of the one that is loaded; where none is,
         only check its files. Returns what is wrong with it: an exception would end vLLM's engine."""
-        directory = Path(path)
         try:
+            directory = _allowed(path)
             digests = _verified(directory)
             if self.buckeye_adapter is None:
                 # vLLM counts up: the newest is the one that was made known for this

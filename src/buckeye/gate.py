@@ -1,0 +1,196 @@
+"""The gate in front of every HTTP server of ours: who asks, from where, and in what form.
+
+A page in a browser of this machine reaches its loopback servers, so an address is no permission. What
+counts is the key; besides, a request must name this server in `Host` (else a name of somebody else's was made
+to point here, DNS rebinding), come from no page that was not listed, and be JSON, which a page cannot send
+unasked.
+
+Only the standard library is imported: vLLM's server, in an environment of its own, loads this file too.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+_Scope = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
+
+_LIVENESS = frozenset({"/health", "/ping"})
+_POLICY_VIOLATION = 1008  # RFC 6455, 7.4.1
+
+
+class Denied(NamedTuple):
+    """Why a request is refused: the HTTP status, a word for programs, and a message for people."""
+
+    status: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """Whom a server on the address `host` answers.
+
+    Without a `key` only the paths in `public`, and what is below them, are served; None is all of them.
+    `hosts` are further names that a client may call it by, `origins` the pages that may use it.
+    """
+
+    host: str
+    key: str | None
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    public: tuple[str, ...] | None = None
+    how_to_send: str = "send `Authorization: Bearer <key>`"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
+
+
+def denied(scope: Mapping[str, Any], rules: Rules) -> Denied | None:
+    """Why a request (an ASGI scope) is refused; None if it is admitted."""
+    headers: dict[bytes, list[bytes]] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.lower(), []).append(value)
+    return (
+        _foreign_host(headers, rules)
+        or _foreign_page(headers, scope, rules)
+        or _without_key(headers, scope["path"], rules)
+        or _not_json(headers)
+    )
+
+
+def _foreign_host(headers: Mapping[bytes, list[bytes]], rules: Rules) -> Denied | None:
+    given = [_host_of(f"//{value.decode('latin-1')}") for value in headers.get(b"host", [b""])]
+    if all(_is_ours(host, rules) for host in given):
+        return None
+    reached = "localhost" if is_loopback(rules.host) else "its address"
+    return Denied(403, "host", f"This server answers to {reached}, and not to Host: {given[0]!r}.")
+
+
+def _is_ours(host: str, rules: Rules) -> bool:
+    if host in {name.lower() for name in rules.hosts}:
+        return True
+    if is_loopback(rules.host):
+        return is_loopback(host)
+    if host == rules.host.lower() or is_loopback(host):
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:  # a name: one that this machine has itself
+        own = socket.gethostname().lower()
+        return host.partition(".")[0] == own.partition(".")[0] and host in (own, socket.getfqdn().lower())
+    return True  # no name was looked up, so none was made to point here
+
+
+def _foreign_page(
+    headers: Mapping[bytes, list[bytes]], scope: Mapping[str, Any], rules: Rules
+) -> Denied | None:
+    own = {f"{scope.get('scheme', 'http')}://{value.decode('latin-1')}" for value in headers.get(b"host", [])}
+    for value in headers.get(b"origin", []):
+        origin = value.decode("latin-1")
+        if origin not in rules.origins and origin not in own:
+            return Denied(403, "origin", f"Pages of {origin!r} may not use this server.")
+    return None
+
+
+def _without_key(headers: Mapping[bytes, list[bytes]], path: str, rules: Rules) -> Denied | None:
+    if path in _LIVENESS:
+        return None
+    if rules.key is None:
+        if rules.public is None or any(path == one or path.startswith(f"{one}/") for one in rules.public):
+            return None
+        return Denied(
+            403, "no-key", f"{path} steers the server, which was started without a key: start it with one."
+        )
+    scheme, _, given = headers.get(b"authorization", [b""])[0].partition(b" ")
+    if scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), rules.key.encode()):
+        return None
+    return Denied(401, "key", f"This server asks for its API key: {rules.how_to_send}.")
+
+
+def _not_json(headers: Mapping[bytes, list[bytes]]) -> Denied | None:
+    length = headers.get(b"content-length", [b"0"])[0]
+    if length == b"0" and b"transfer-encoding" not in headers:
+        return None
+    kind = headers.get(b"content-type", [b""])[0].partition(b";")[0].strip().lower()
+    if kind == b"application/json":
+        return None
+    shown = kind.decode("latin-1") or "none"
+    return Denied(415, "type", f"The body must be JSON (Content-Type: application/json), not {shown}.")
+
+
+def openai_body(why: Denied) -> bytes:
+    """A refusal as OpenAI's servers write errors."""
+    kind = "authentication_error" if why.status == 401 else "invalid_request_error"
+    error = {"message": why.message, "type": kind, "param": None, "code": why.status}
+    return json.dumps({"error": error}).encode()
+
+
+class Gate:
+    """ASGI middleware that lets through what the rules admit. `body` writes the JSON of a refusal."""
+
+    def __init__(self, app: _App, rules: Rules, body: Callable[[Denied], bytes] = openai_body) -> None:
+        self._app, self._rules, self._body = app, rules, body
+
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        """Pass the request on, or answer that it is refused."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
+        if origin is not None and origin.decode("latin-1") in self._rules.origins:
+            send = _readable_by(origin, send)
+            if scope.get("method") == "OPTIONS":  # a browser asks before it sends a page's request
+                await _answer(send, 204, b"", _PREFLIGHT)
+                return
+        why = denied(scope, self._rules)
+        if why is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": why.message})
+        else:
+            asks = [(b"www-authenticate", b"Bearer")] if why.status == 401 else []
+            await _answer(send, why.status, self._body(why), [(b"content-type", b"application/json"), *asks])
+
+
+_PREFLIGHT = [
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-allow-headers", b"authorization, content-type, mcp-session-id, mcp-protocol-version"),
+]
+
+
+def _readable_by(origin: bytes, send: _Send) -> _Send:
+    async def marked(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            allowed = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+            message = {**message, "headers": [*message["headers"], *allowed]}
+        await send(message)
+
+    return marked
+
+
+async def _answer(send: _Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    own = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [own, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,119 @@
+"""What all HTTP servers of ours have in common: the socket, and a limit on connections that holds before a
+key was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import socket
+import time
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from buckeye.errors import PortTakenError
+
+log = logging.getLogger(__name__)
+
+_CONNECTIONS = 4096
+_SPARE_DESCRIPTORS = 24  # for files, pipes and processes of the server itself
+_ACCEPTED_AT_ONCE = 1  # asyncio takes as many as it is told to queue before any of them can be closed
+_QUEUED = 1024
+_TELL_SECONDS = 10.0
+
+
+def listen(host: str, port: int, *, change: str) -> socket.socket:
+    """A socket that listens, so that no other server can take the port while this one starts.
+
+    Raises PortTakenError, which says to `change` the port, if it cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sets TCP_NODELAY only on sockets that name their protocol; without it answers take 40 ms more.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(_QUEUED)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or error
+        raise PortTakenError(
+            f"Cannot listen on {host}:{port} ({reason}): is another server running there? {change}"
+        ) from error
+    return listener
+
+
+def http_server(app: Any, **settings: Any) -> uvicorn.Server:
+    """uvicorn for an application, with further `settings`; nothing is written for each request. Signals are
+    the caller's."""
+    config = uvicorn.Config(
+        app,
+        interface="asgi3",
+        http=BoundedProtocol,
+        backlog=_ACCEPTED_AT_ONCE,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=120,
+        **settings,
+    )
+    return _Server(config)
+
+
+class _Server(uvicorn.Server):
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            listener.listen(_QUEUED)  # asyncio has shortened the queue to what it takes at once
+
+
+def _are_too_many(connections: int) -> bool:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if connections > _CONNECTIONS or 4 * connections < most:
+        return connections > _CONNECTIONS
+    return len(os.listdir("/dev/fd")) > most - _SPARE_DESCRIPTORS
+
+
+class BoundedProtocol(H11Protocol):
+    """An HTTP connection that makes room for later ones: where there are too many, or descriptors run out,
+    the one that has asked nothing for the longest time is closed."""
+
+    _idle_since = 0.0
+    _closed, _told = 0, 0.0
+
+    def connection_made(self, transport: Any) -> None:
+        """Take a connection, and close another or this one if they are too many."""
+        super().connection_made(transport)
+        self._idle_since = time.monotonic()
+        if _are_too_many(len(self.connections)):
+            self._make_room()
+
+    def on_response_complete(self) -> None:
+        """The connection waits for its next request from now on."""
+        self._idle_since = time.monotonic()
+        super().on_response_complete()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _make_room(self) -> None:
+        others = [one for one in self.connections if isinstance(one, BoundedProtocol) and one is not self]
+        idle = [one for one in others if one._is_idle]
+        least = min(idle, key=lambda one: one._idle_since, default=self)
+        least.transport.abort()
+        self.connections.discard(least)
+        BoundedProtocol._closed += 1
+        if time.monotonic() - BoundedProtocol._told > _TELL_SECONDS:
+            BoundedProtocol._told = time.monotonic()
+            log.warning(
+                "Too many connections: %d were closed so far, those that asked nothing first",
+                BoundedProtocol._closed,
+            )

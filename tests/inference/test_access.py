@@ -1,0 +1,156 @@
+"""What a web page, another user and a client without the key can do to an inference server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import tempfile
+from pathlib import Path
+
+import httpx
+import pytest
+
+from buckeye.inference.access import PUBLIC
+from tests.waiting import HANG
+
+from .conftest import Server
+from .test_server import post
+
+JSON = {"content-type": "application/json"}
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": "localhost.evil.example:80"}, 403),
+        ({"Host": "[::1]"}, 200),
+        ({"Host": "LocalHost:1"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost:3000"}, 403),
+    ],
+)
+def test_only_those_who_mean_this_server_reach_it(http, headers, status):
+    for method, path in (("GET", "/v1/models"), ("GET", "/health"), ("POST", "/resume")):
+        assert http.request(method, path, headers=headers).status_code == status, (method, path)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"])
+def test_a_body_that_a_page_can_send_unasked_is_refused(http, kind):
+    headers = {"content-type": kind} if kind else {}
+    answer = http.post("/start_weight_update", content=b"{}", headers=headers)
+    assert answer.status_code == 415
+    assert "application/json" in answer.json()["error"]["message"]
+
+
+def test_without_the_key_there_is_a_liveness_answer_only(http, server):
+    paths = http.get("/openapi.json").json()["paths"]
+    asked = [(method.upper(), path) for path, methods in paths.items() for method in methods]
+    with httpx.Client(base_url=server.url, trust_env=False) as stranger:
+        for method, path in [*asked, ("GET", "/openapi.json"), ("GET", "/nothing")]:
+            answer = stranger.request(method, path.replace("{model}", "x"), content=b"{}", headers=JSON)
+            assert answer.status_code == (200 if path == "/health" else 401), (method, path)
+        assert stranger.get("/health").content == b""
+
+
+def test_a_key_is_made_for_the_start_and_found_by_clients_of_this_user(chat_model, tmp_path):
+    server = Server(chat_model.directory, tmp_path, key=None)
+    try:
+        server.wait_ready()
+        (made,) = (tmp_path / "home" / "servers").iterdir()
+        assert stat.S_IMODE(made.stat().st_mode) == 0o600
+        assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700
+        with server.http() as http:
+            assert http.get("/v1/models").status_code == 401
+            key = {"Authorization": f"Bearer {made.read_text()}"}
+            assert http.get("/v1/models", headers=key).status_code == 200
+        assert made.read_text() not in server.log.read_text()
+        assert str(made) in server.log.read_text()
+    finally:
+        assert server.stop() == 0
+    assert not made.exists()
+
+
+def test_a_server_without_a_key_is_not_steered(chat_model, tmp_path):
+    server = Server(chat_model.directory, tmp_path, key=None, no_key=True)
+    try:
+        server.wait_ready()
+        with server.http() as http:
+            assert http.post("/v1/chat/completions", json=CHAT).status_code in (200, 404)
+            paths = http.get("/openapi.json").json()["paths"]
+            for path, methods in paths.items():
+                public = any(path == one or path.startswith(f"{one}/") for one in PUBLIC)
+                for method in methods:
+                    answer = http.request(method, path.replace("{model}", "x"), content=b"{}", headers=JSON)
+                    assert (answer.status_code == 403) is not public, (method, path, answer.text)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    "kind", ["outside", "link", "pipe as manifest", "pipe as weights", "path in manifest"]
+)
+def test_weights_are_files_below_the_folder_that_was_named(http, server, chat_model, kind):
+    below = chat_model.directory.parent / f"hostile-{kind.replace(' ', '-')}"
+    target = Path(tempfile.mkdtemp()) if kind == "outside" else below
+    target.mkdir(exist_ok=True)
+    if kind == "link":
+        (target / "model.safetensors").symlink_to("/etc/passwd")
+    elif kind == "pipe as manifest":
+        os.mkfifo(target / "manifest.json")
+    elif kind == "pipe as weights":
+        os.mkfifo(target / "model.safetensors")
+    elif kind == "path in manifest":
+        (target / "manifest.json").write_text(
+            '{"run_id": "r", "attempt": 1, "step": 1, "dtype": "float32", "checksum": "0", '
+            '"files": {"../../../../etc/passwd": "0"}}'
+        )
+    try:
+        post(http, "/start_weight_update")
+        refused = http.post("/update_weights", json={"update_info": {"path": str(target)}})
+        assert refused.status_code == 400
+        said = refused.json()["error"]["message"]
+        expected = {"outside": "not below", "link": "a link", "path in manifest": "not the name of a file"}
+        assert expected.get(kind, "a pipe") in said
+        adapter = http.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": str(target)})
+        assert adapter.status_code == 400
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def test_a_server_whose_weights_are_a_pipe_ends_when_it_is_told_to(chat_model, tmp_path):
+    server = Server(chat_model.directory, tmp_path, weights_dir=str(tmp_path))
+    os.mkfifo(tmp_path / "manifest.json")
+    try:
+        server.wait_ready()
+        with server.http() as http:
+            post(http, "/start_weight_update")
+            body = {"update_info": {"path": str(tmp_path)}}
+            assert http.post("/update_weights", json=body).status_code == 400
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(HANG) == 0
+    finally:
+        server.process.kill()
+
+
+def test_a_page_that_is_listed_may_ask_and_read(chat_model, tmp_path):
+    page = "http://localhost:3000"
+    server = Server(
+        chat_model.directory, tmp_path, server={"allowed_origins": [page], "allowed_hosts": ["gpu.example"]}
+    )
+    try:
+        server.wait_ready()
+        with server.http() as http:
+            before = http.options("/v1/models", headers={"Origin": page, "Authorization": ""})
+            assert before.status_code == 204
+            answer = http.get("/v1/models", headers={"Origin": page})
+            assert answer.headers["access-control-allow-origin"] == page
+            assert http.get("/v1/models", headers={"Origin": f"{page}0"}).status_code == 403
+            assert http.get("/v1/models", headers={"Host": "gpu.example:8000"}).status_code == 200
+    finally:
+        server.stop()
