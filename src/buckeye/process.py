@@ -28,6 +28,10 @@ class RunIdentity:
     attempt: int
 
 
+STORE_VARIABLE = "BUCKEYE_STORE"
+"""The environment variable that names the file by which the trainer ranks of one host find each other."""
+
+
 def run_identity() -> RunIdentity:
     """The identity handed down by the launcher; processes started by hand share the default one."""
     return RunIdentity(

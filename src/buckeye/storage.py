@@ -19,6 +19,7 @@ import shutil
 import socket
 import stat
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +28,13 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+from buckeye.errors import RunError
 from buckeye.faults import fault_point
 from buckeye.outside import read_regular
 
 _TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)(?:-([0-9a-f]{8}))?$", re.DOTALL)
 _HASHED_AT_ONCE = 4
+_OF_YOUR_OWN = "XDG_RUNTIME_DIR to a directory of your own"
 _STEP = re.compile(r"^step_(0|[1-9]\d*)$")
 
 
@@ -122,6 +125,29 @@ def sha256_files(paths: Sequence[Path]) -> list[str]:
     """The SHA-256 of each file, computed side by side: of a model of many gigabytes it takes seconds."""
     with ThreadPoolExecutor(min(_HASHED_AT_ONCE, len(paths)) or 1, "sha256") as threads:
         return list(threads.map(sha256_file, paths))
+
+
+def private_folder(name: str) -> Path:
+    """A folder of this user, for what lives as long as a process: in XDG_RUNTIME_DIR where that can be used,
+    else among the temporary ones. Nobody else may look into it. Raises RunError if it cannot be made, or
+    somebody else has put something in its place."""
+    runtime = os.environ.get(
+        "XDG_RUNTIME_DIR"
+    )  # `su` and containers leave one that is not there, or not ours
+    usable = runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK)
+    base = Path(runtime or "") if usable else Path(tempfile.gettempdir(), f"buckeye-{os.getuid()}")
+    folder = base / (f"buckeye-{name}" if usable else name)
+    for one in (folder,) if usable else (base, folder):
+        try:
+            one.mkdir(mode=0o700, exist_ok=True)
+            seen = one.lstat()
+        except OSError as error:
+            raise RunError(f"{one} cannot be made ({error}). Set {_OF_YOUR_OWN}.") from None
+        if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():
+            raise RunError(f"{one} belongs to another user, or is no folder. Set {_OF_YOUR_OWN}.")
+        if seen.st_mode & 0o077:
+            one.chmod(0o700)
+    return folder
 
 
 def sync_tree(directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import Literal
 from buckeye.cluster.address import socket_variables
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.process import idle_spins
+from buckeye.process import STORE_VARIABLE, idle_spins
 from buckeye.run.disk import DiskEstimate, estimate_disk
 from buckeye.run.machine import Machine
 from buckeye.run.ports import AnyPorts, Ports
@@ -211,6 +212,8 @@ def _trainer_roles(
             "MASTER_ADDR": first.address if len(nodes) > 1 else LOOPBACK,
             "MASTER_PORT": str(first.choose_ports(1)[0]),
         }
+        if len(nodes) == 1:
+            gang[STORE_VARIABLE] = secrets.token_hex(16)
     roles: list[Role] = []
     for node in nodes:
         meeting = sites[node].variables if len(nodes) > 1 else {}

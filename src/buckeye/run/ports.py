@@ -11,20 +11,18 @@ import logging
 import os
 import random
 import socket
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from buckeye.errors import RunError, UsageError
+from buckeye.storage import private_folder
 
 log = logging.getLogger(__name__)
 
 # Below what systems give to outgoing connections, which could take the port of a server that is down.
 _CHOICE = range(20000, 32000)
 _POLL_SECONDS = 0.2
-_ELSEWHERE = "XDG_RUNTIME_DIR to a directory of your own"
 
 
 class Ports:
@@ -71,7 +69,7 @@ class Ports:
     def _hold(self, port: int) -> bool:
         if port in self._held:
             return True
-        path = _folder() / str(port)
+        path = private_folder("ports") / str(port)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,7 +83,9 @@ class Ports:
         return True
 
     def _release(self, port: int) -> None:
-        (_folder() / str(port)).unlink(missing_ok=True)  # still locked: nobody else holds this file
+        (private_folder("ports") / str(port)).unlink(
+            missing_ok=True
+        )  # still locked: nobody else holds this file
         os.close(self._held.pop(port))
 
 
@@ -116,21 +116,3 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _folder() -> Path:
-    """Of this user and this machine. Raises RunError if it cannot be made, or somebody else has made it."""
-    base = os.environ.get("XDG_RUNTIME_DIR")  # `su` and containers leave one that is not there, or not ours
-    user = os.getuid()
-    usable = base and os.path.isdir(base) and os.access(base, os.W_OK)
-    folder = Path(base or "", "buckeye-ports")
-    if not usable:
-        folder = Path(tempfile.gettempdir(), f"buckeye-{user}", "ports")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ours = folder.stat().st_uid == user
-    except OSError as error:
-        raise RunError(f"{folder} cannot be made ({error}). Set {_ELSEWHERE}.") from None
-    if not ours:
-        raise RunError(f"{folder} belongs to another user. Set {_ELSEWHERE}.")
-    return folder

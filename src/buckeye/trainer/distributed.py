@@ -7,6 +7,7 @@ over ranks, never averaged.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from buckeye.config.trainer import ModelConfig
 from buckeye.errors import UsageError
+from buckeye.process import STORE_VARIABLE, run_identity
+from buckeye.storage import private_folder
 
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
@@ -97,6 +100,9 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+_QUEUED = 1024
+
+
 def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: float) -> Ranks:
     """Meet the other ranks where `torchrun`'s variables say: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`,
     `MASTER_PORT`; and divide the model among them as its settings say.
@@ -117,10 +123,57 @@ def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: flo
     if count > 1:
         if os.environ.get("MASTER_ADDR") == "127.0.0.1" and sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # needs no name of this host
-        dist.init_process_group(_backend(device), timeout=timedelta(seconds=timeout_seconds))
+        timeout = timedelta(seconds=timeout_seconds)
+        dist.init_process_group(
+            _backend(device),
+            store=_meeting(rank, count, timeout),
+            rank=rank,
+            world_size=count,
+            timeout=timeout,
+        )
     elif sharded:
         dist.init_process_group(_backend(device), store=dist.HashStore(), rank=0, world_size=1)
     return Ranks(rank, count, device, _make_mesh(model, count, device) if sharded else None)
+
+
+def _meeting(rank: int, count: int, timeout: timedelta) -> dist.Store:
+    """Where ranks tell each other their addresses: a file, for those of one host that `rl` starts, which
+    nobody else reaches; between hosts a server of rank 0 on `MASTER_ADDR` alone. (torch's own listens on all
+    addresses, and asks nobody who he is.)"""
+    name = os.environ.get(STORE_VARIABLE)
+    if name is not None:
+        file = private_folder("stores") / f"{name}-{run_identity().attempt}"
+        store: dist.Store = dist.FileStore(str(file), count)
+        store.set_timeout(timeout)
+        return store
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    serves = rank == 0 and not os.environ.get("TORCHELASTIC_RUN_ID")  # torchrun serves it itself
+    listener = _listen(address, port) if serves else None
+    return dist.TCPStore(
+        address,
+        port,
+        world_size=count,
+        is_master=serves,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(place)
+        listener.listen(_QUEUED)
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"Rank 0 cannot listen on MASTER_ADDR {address}, port {port} ({error.strerror}): it is to be an "
+            "address of this host, and the port free."
+        ) from None
+    return listener
 
 
 def _backend(device: torch.device) -> str:
