@@ -52,6 +52,10 @@ def gateway(
         str | None, typer.Option(metavar="SIZE", help="Most memory of an environment, as 2g.")
     ] = None,
     cpus: Annotated[float | None, typer.Option(min=0.01, help="Processors of a container.")] = None,
+    variable: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A variable that clients may set for a server, with Env-NAME."),
+    ] = None,
     no_key: Annotated[
         bool, typer.Option("--no-key", help="Ask for no key; else one is made where none is set.")
     ] = False,
@@ -91,6 +95,7 @@ def gateway(
         port=port,
         api_key=api_key,
         no_key=no_key,
+        variables=frozenset(variable or ()),
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
         image=image or "",

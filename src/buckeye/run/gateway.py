@@ -121,7 +121,18 @@ def _needs(
     near = [_near_servers(task, known) for task in mcp_tasks(environments)]
     most = max(map(len, near), default=1)
     servers = {url: server for servers in near for url, server in servers.items()}
-    return servers, ("--sessions", str(max(DEFAULT_SESSIONS, rollouts * most)))
+    words = ["--sessions", str(max(DEFAULT_SESSIONS, rollouts * most))]
+    of_tasks = [server for each in near for server in each.values()]
+    for name in sorted({name for server in of_tasks for name in _set_variables(server)}):
+        words += ["--variable", name]
+    return servers, tuple(words)
+
+
+def _set_variables(server: HttpServer) -> Iterator[str]:
+    """The variables that a task sets in the process of its server, by headers for the gateway."""
+    for header in server.headers:
+        if header.lower().startswith("env-"):
+            yield header[4:].upper().replace("-", "_")
 
 
 def _check_keys(servers: Mapping[str, HttpServer], started: Sequence[int], known: Mapping[str, str]) -> None:

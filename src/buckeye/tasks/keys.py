@@ -7,6 +7,7 @@ environment of this process, which its children would inherit.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import re
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 from buckeye.errors import UsageError
 from buckeye.gate import is_loopback
 from buckeye.outside import read_regular
-from buckeye.storage import write_file
+from buckeye.storage import is_locked, write_file
 from buckeye.tasks.dotenv import LINE, read_dotenv
 
 log = logging.getLogger(__name__)
@@ -141,11 +142,14 @@ def made_key(name: str, port: int) -> Iterator[str]:
     value, path = secrets.token_urlsafe(24), _made_keys() / f"{name}-{port}"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_file(path, value, mode=0o600)
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(handle, fcntl.LOCK_EX)  # of a server that was killed it is not
     log.info("Clients send the key of this start: export %s=$(cat %s)", name, shlex.quote(str(path)))
     try:
         yield value
     finally:
         path.unlink(missing_ok=True)
+        os.close(handle)
 
 
 def key_for(name: str, url: str) -> str:
@@ -158,8 +162,9 @@ def local_key(name: str, url: str) -> str:
     """The key `name` that a server of this user made for itself, "" if none has at that address."""
     with contextlib.suppress(OSError, ValueError):
         parts = urlsplit(url)
-        if is_loopback(parts.hostname or ""):
-            return read_regular(_made_keys() / f"{name}-{parts.port or 80}", limit=256).decode("ascii")
+        path = _made_keys() / f"{name}-{parts.port or 80}"
+        if is_loopback(parts.hostname or "") and is_locked(path):
+            return read_regular(path, limit=256).decode("ascii")
     return ""
 
 

@@ -16,6 +16,8 @@ import httpx
 from tests.waiting import HANG, wait_for
 
 SERVER = Path(__file__).with_name("scripted_server.py")
+VARIABLES = ("FOO_BAR", "MARK", "MARKER", "NUMBER", "OUTSIDE", "SECRET", "SEED", "TOKEN")
+"""What clients of the gateways of tests may set."""
 IDS = itertools.count(1)
 
 
@@ -51,6 +53,7 @@ def gateway(folder, *words, env=None, expect=0):
     if "BUCKEYE_API_KEY" not in environment and "--key" not in words:
         words = ("--no-key", *words)
     words = [word for word in words if word != "--key"]
+    words += [word for name in VARIABLES for word in ("--variable", name)]
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "buckeye", "gateway", "--port", "0", *words],

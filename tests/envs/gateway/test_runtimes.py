@@ -243,8 +243,8 @@ def test_a_container_for_each_session(tmp_path, name):
         assert "image no-such/env cannot be pulled: manifest unknown" in answer.json()["error"]["message"]
         refused = Client(running.url, **{"Mcp-Image": "org/env:1", "Env-Docker-Host": "tcp://evil"})
         answer = refused.post(request("initialize", INITIALIZE))
-        assert answer.status_code == 400
-        assert "reads the variable DOCKER_HOST itself" in answer.json()["error"]["message"]
+        assert answer.status_code == 403
+        assert "may not set DOCKER_HOST" in answer.json()["error"]["message"]
         answer = Client(running.url, **{"Mcp-Image": "--privileged"}).post(request("initialize", INITIALIZE))
         assert answer.status_code == 400
     said = [call["words"] for call in calls(home)]

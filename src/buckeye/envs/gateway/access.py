@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from buckeye.envs.gateway.settings import GatewaySettings
+
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*", re.ASCII)
 _MAX_VARIABLES = 100
 
@@ -27,9 +29,9 @@ class Wish:
     variables: tuple[tuple[str, str], ...]
 
 
-def read_wish(headers: Mapping[str, str], default_image: str) -> Wish:
+def read_wish(headers: Mapping[str, str], settings: GatewaySettings) -> Wish:
     """`Mcp-Image`, or else the default, and `Env-Foo-Bar: v` as FOO_BAR=v. Raises Refusal 400 for a header
-    that names no variable."""
+    that names no variable, and 403 for a variable that clients may not set here."""
     variables = {}
     for header, value in headers.items():
         if not header.lower().startswith("env-"):
@@ -37,8 +39,15 @@ def read_wish(headers: Mapping[str, str], default_image: str) -> Wish:
         name = header[4:].upper().replace("-", "_")
         if not _VARIABLE.fullmatch(name) or "\0" in value:
             raise Refusal(400, "variable", f"The header {header} stands for no variable: write Env-NAME.")
+        if name not in settings.variables:
+            raise Refusal(
+                403,
+                "variable",
+                f"Clients of this gateway may not set {name}. Name it where the gateway is started: "
+                f"--variable {name}.",
+            )
         variables[name] = value
     if len(variables) > _MAX_VARIABLES:
         raise Refusal(400, "variable", f"{len(variables)} Env- headers; at most {_MAX_VARIABLES} are taken.")
-    image = headers.get("mcp-image", "").strip() or default_image
+    image = headers.get("mcp-image", "").strip() or settings.image
     return Wish(image, tuple(sorted(variables.items())))

@@ -129,7 +129,7 @@ class _Endpoint:
         if (session_id := headers.get(SESSION_HEADER)) is not None:
             return self._gateway.find(session_id), {}
         if (name := headers.get(OWN_SESSION_HEADER)) is not None:
-            return await self._gateway.named(name, read_wish(headers, self._gateway.settings.image)), {}
+            return await self._gateway.named(name, read_wish(headers, self._gateway.settings)), {}
         version = headers.get("mcp-protocol-version")
         if frame.method == "server/discover" or (version is not None and version not in HANDSHAKE_VERSIONS):
             message = (
@@ -146,7 +146,7 @@ class _Endpoint:
                 "session",
                 "The header Mcp-Session-Id is missing: a session begins with an initialize request.",
             )
-        session = await self._gateway.open(read_wish(headers, self._gateway.settings.image))
+        session = await self._gateway.open(read_wish(headers, self._gateway.settings))
         return session, {SESSION_HEADER: session.id}
 
     async def _first(
@@ -182,9 +182,7 @@ class _Endpoint:
         if (session_id := headers.get(SESSION_HEADER)) is not None:
             self._gateway.find(session_id).end("by its client")
         elif (name := headers.get(OWN_SESSION_HEADER)) is not None:
-            self._gateway.find_named(name, read_wish(headers, self._gateway.settings.image)).end(
-                "by its client"
-            )
+            self._gateway.find_named(name, read_wish(headers, self._gateway.settings)).end("by its client")
         else:
             raise Refusal(400, "session", "The header Mcp-Session-Id is missing: which session is to end?")
         return Response(status_code=204)

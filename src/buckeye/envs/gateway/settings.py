@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from buckeye.errors import UsageError
 from buckeye.gate import is_loopback
 
 API_KEY_VARIABLE = "BUCKEYE_API_KEY"
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*", re.ASCII)
+_OF_LOADERS = re.compile(
+    r"(LD|DYLD|PYTHON|PERL|RUBY|JAVA|JDK|NODE|NPM|PIP|UV|GIT|BASH|DOTNET|COR|CORECLR|LUA|PHP|R|GCONV|MALLOC|GLIBC)_"
+    r".*|PYTHON.*|PERL.*|RUBY.*|_?JAVA_.*|NODE_.*|DOCKER_.*|CONTAINER.*|APPTAINER.*|SINGULARITY.*|BUCKEYE_.*"
+)
+_OF_THE_SYSTEM = {
+    "BASH_ENV", "CDPATH", "CLASSPATH", "EDITOR", "ENV", "GLOBIGNORE", "HOME", "HOSTALIASES", "IFS", "LOCPATH",
+    "LOGNAME", "NLSPATH", "PAGER", "PATH", "PROMPT_COMMAND", "PS4", "PWD", "RES_OPTIONS", "SHELL",
+    "SHELLOPTS", "TMPDIR", "USER", "VISUAL",
+}  # fmt: skip
 DEFAULT_PORT, DEFAULT_SESSIONS = 8765, 64
+
+
+def decides_what_runs(name: str) -> bool:
+    """Whether a loader, an interpreter, a shell or a runtime of containers reads a variable, and takes code,
+    or where code is, from it."""
+    return name in _OF_THE_SYSTEM or _OF_LOADERS.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +42,8 @@ class GatewaySettings:
     """Web pages that may use it."""
     no_key: bool = False
     """Whether no key is asked for: else one is made where none is given. On loopback only."""
+    variables: frozenset[str] = frozenset()
+    """What clients may set in the environment of a server's process."""
     image: str = ""
     """For sessions that name none."""
     sessions: int = DEFAULT_SESSIONS
@@ -46,6 +65,13 @@ class GatewaySettings:
     """Whether sessions of a Python program are forked from a process that has imported its libraries."""
 
     def __post_init__(self) -> None:
+        for name in sorted(self.variables):
+            if not _VARIABLE.fullmatch(name):
+                raise UsageError(f"--variable {name} is no name of a variable: capitals, digits and _.")
+            if decides_what_runs(name):
+                raise UsageError(
+                    f"--variable {name}: who sets that decides what code a program loads, so no client may."
+                )
         if self.api_key is None and not is_loopback(self.host):
             raise UsageError(
                 f"--host {self.host} is reachable from other machines, so a key is required: set "
