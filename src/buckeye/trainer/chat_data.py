@@ -78,8 +78,9 @@ class ChatFormat:
     ) -> list[_Turn] | None:
         """The turns as `renderers` writes them; None if it does not know the family, or cannot write them."""
         family = self._renderer.family
-        if family is None:
-            return None
+        literal = self._renderer.template.literal
+        if family is None or any(literal.marked(message) != message for message in messages):
+            return None  # the library reads control tokens wherever they stand
         turns: list[_Turn] = []
         ids: list[int] = []
         for index in indices:

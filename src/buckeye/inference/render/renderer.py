@@ -88,7 +88,7 @@ class ChatRenderer:
             as_sampled = [*messages[:position], reply, *messages[position + 1 :]]
             if self.template.text(as_sampled, tools, prompt=True) != text:
                 return None
-        following = self._after_reply(text[len(conversation.text) :], reply)
+        following = self._after_reply(text[len(conversation.text) :], self.template.literal.marked(reply))
         if following is None:
             return None
         end, rest = following
@@ -115,8 +115,8 @@ class ChatRenderer:
         return message_of(parsed, first_call=count_calls(conversation.messages))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, special tokens recognised, none added."""
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        """Token ids of a text, special tokens recognised (but for those in what others wrote), none added."""
+        return self.template.literal.encode(text)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a text that the model is to go on with: also what the tokenizer puts before one."""

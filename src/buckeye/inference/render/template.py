@@ -10,6 +10,7 @@ from typing import Any
 
 from buckeye.envs.base import Message, Tool
 from buckeye.errors import UsageError
+from buckeye.inference.render.literal import Literal
 from buckeye.inference.render.plain import fold_calls, plain_messages
 
 _PROBE = "buckeye"
@@ -46,12 +47,16 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, model_path: str) -> None:
         self._tokenizer = tokenizer
         self._model_path = model_path
+        self.literal = Literal(tokenizer)
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> str:
-        """The text of messages, with `prompt` up to where the next assistant message begins.
+        """The text of messages, with `prompt` up to where the next assistant message begins; for
+        `literal.encode`.
 
         Raises `UsageError` if the template refuses, or if there is none.
         """
+        messages = [self.literal.marked(message) for message in messages]
+        tools = [self.literal.marked_tool(tool) for tool in tools]
         if self.speaks_tools:
             return self._render([readable(message) for message in messages], tools, prompt=prompt)
         return self._render(plain_messages(messages, tools), (), prompt=prompt)
