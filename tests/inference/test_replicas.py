@@ -24,7 +24,7 @@ from buckeye.trainer.model import load_policy
 from buckeye.transport.weights import Canary, publish_weights, read_weights_manifest
 from tests.waiting import HANG
 
-from .conftest import LOGPROB_ERROR, Server, near
+from .conftest import KEY_OF_SERVERS, LOGPROB_ERROR, Server, near
 from .test_client import CHOICE, GENERATE, IDS, Fake
 
 PARAMS = SamplingParams(max_tokens=12, seed=3)
@@ -467,7 +467,7 @@ def test_kill_9_in_the_middle_of_256_rollouts(pair, chat_model, make_model, tmp_
     async def main():
         urls = [server.url for server in pair]
         model = str(chat_model.directory)
-        async with InferenceClient(urls, api_key=None, timeout=HANG, model=model) as client:
+        async with InferenceClient(urls, api_key=KEY_OF_SERVERS, timeout=HANG, model=model) as client:
             await client.wait_ready(30)
             await bring(client, one, 1)
             playing = asyncio.gather(*(rollout(client, number) for number in range(256)))
@@ -510,7 +510,7 @@ def test_a_lost_part_of_a_wave_is_sampled_as_it_would_have_been(pair, chat_model
     async def main():
         urls = [server.url for server in pair]
         model = str(chat_model.directory)
-        async with InferenceClient(urls, api_key=None, timeout=HANG, model=model) as client:
+        async with InferenceClient(urls, api_key=KEY_OF_SERVERS, timeout=HANG, model=model) as client:
             await client.wait_ready(30)
             expected = await client.generate_wave(prompts, params)
             wave = asyncio.create_task(client.generate_wave(prompts, params))
@@ -528,7 +528,7 @@ def test_weights_that_are_not_the_trainers_are_refused(make_model, chat_model, t
 
     async def main(url):
         model = str(chat_model.directory)
-        async with InferenceClient([url], api_key=None, timeout=HANG, model=model) as client:
+        async with InferenceClient([url], api_key=KEY_OF_SERVERS, timeout=HANG, model=model) as client:
             await client.wait_ready(30)
             with pytest.raises(InferenceError, match="differ from the trainer's by"):
                 await bring(client, wrong, 1)
@@ -547,7 +547,7 @@ def test_vllm_sings_and_requests_outlive_the_death_of_its_engine(vllm_python, ma
     async def main():
         client = InferenceClient(
             [servers[0].url],
-            api_key=None,
+            api_key=KEY_OF_SERVERS,
             timeout=120,
             model=str(model.directory),
             recovery_timeout=240,

@@ -51,6 +51,12 @@ def gateway(
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Most memory of an environment, as 2g.")
     ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Most processes and threads of an environment at a time.")
+    ] = 1024,
+    disk: Annotated[
+        str, typer.Option(metavar="SIZE", help="Most that the files of an environment take, as 4g.")
+    ] = "4g",
     cpus: Annotated[float | None, typer.Option(min=0.01, help="Processors of a container.")] = None,
     variable: Annotated[
         list[str] | None,
@@ -105,13 +111,20 @@ def gateway(
         idle_seconds=idle_seconds,
         left_seconds=left_seconds,
         session_seconds=session_seconds,
+        disk=_bytes(disk, "--disk") or 0,
         warm=warm,
         preload=preload,
     )
     setup_logging("info", "gateway", None)
     run_gateway(
         settings,
-        Limits(memory=_bytes(memory), cpus=cpus, network=network),
+        Limits(
+            memory=_bytes(memory, "--memory"),
+            cpus=cpus,
+            network=network,
+            processes=processes,
+            disk=settings.disk,
+        ),
         runtime=runtime,
         command=_words(command),
         folder=folder,
@@ -127,10 +140,10 @@ def _words(command: str | None) -> list[str] | None:
         raise UsageError(f"--command: {error}.") from None
 
 
-def _bytes(size: str | None) -> int | None:
+def _bytes(size: str | None, flag: str) -> int | None:
     if size is None:
         return None
     match = _SIZE.fullmatch(size.strip())
     if match is None or float(match[1]) == 0:
-        raise UsageError(f"--memory {size}: write a number and a unit, as 512m or 2g.")
+        raise UsageError(f"{flag} {size}: write a number and a unit, as 512m or 2g.")
     return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))

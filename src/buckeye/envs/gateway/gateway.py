@@ -15,7 +15,7 @@ from buckeye.envs.gateway.access import Refusal, Wish
 from buckeye.envs.gateway.frames import SERVER_ERROR
 from buckeye.envs.gateway.session import Session
 from buckeye.envs.gateway.settings import GatewaySettings
-from buckeye.envs.gateway.starts import Started, WarmPool, start
+from buckeye.envs.gateway.starts import Started, WarmPool, is_larger, start
 from buckeye.envs.mcp.errors import McpFault
 from buckeye.envs.preload.parents import PARENTS
 from buckeye.envs.runtimes.base import Places, PrepareError, Runtime, RuntimeUnavailable
@@ -194,6 +194,8 @@ class Gateway:
                     session.end(f"its client has been away for {settings.left_seconds:g} s (--left-seconds)")
                 elif not session.in_use and now - session.last_used > settings.idle_seconds:
                     session.end(f"nothing was asked for {settings.idle_seconds:g} s (--idle-seconds)")
+                elif await asyncio.to_thread(is_larger, session.started.place, settings.disk):
+                    session.end(f"its folder holds more than {settings.disk} bytes (--disk)")
             self._warm.drop_old()
 
     def _run(self, work: Any) -> None:

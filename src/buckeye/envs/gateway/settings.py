@@ -59,6 +59,8 @@ class GatewaySettings:
     client was killed."""
     session_seconds: float = 7200.0
     """Longest life of a session."""
+    disk: int = 4 * 2**30
+    """Bytes that the files of a session may take."""
     warm: int = 0
     """Environments kept started for each of the images and variables last asked for."""
     preload: bool = True

@@ -21,6 +21,7 @@ from buckeye.envs.runtimes.base import Launch, Places, Runtime
 log = logging.getLogger(__name__)
 
 _WARM_WISHES = 4
+_BLOCK = 4096
 
 
 @dataclass(eq=False, slots=True)
@@ -69,6 +70,21 @@ async def clean_up(launch: Launch | None, place: Path) -> None:
         await asyncio.to_thread(remove_tree, place)
     except Exception as error:
         log.warning("%s was not cleaned up: %s", place, error)
+
+
+def is_larger(place: Path, most: int) -> bool:
+    """Whether the files of a session take more bytes than this; each has a block at least. What is removed
+    meanwhile does not count."""
+    taken, waiting = 0, [place]
+    while waiting and taken <= most:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(waiting.pop()):
+                with contextlib.suppress(OSError):
+                    seen = entry.stat(follow_symlinks=False)
+                    taken += max(_BLOCK, 512 * seen.st_blocks)
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(Path(entry.path))
+    return taken > most
 
 
 def remove_tree(place: Path) -> None:

@@ -32,6 +32,10 @@ class Limits:
     """Processors; containers only."""
     network: bool = True
     """False takes the network away."""
+    processes: int = 1024
+    """Processes and threads at a time."""
+    disk: int = 4 * 2**30
+    """Bytes of one file, and of all in the folder of a session."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,9 @@
     uid, gid     whom it runs as, or null for the caller
     cwd          its working directory, inside the root
     memory       most bytes of private memory of one process, or null
+    processes    most processes and threads at a time
+    disk         most bytes of one file
+    hidden       with mounts, and without a root: files and folders that are empty for the command
 
 The environment of the command is the JSON object in BUCKEYE_CONFINED_ENV, so that no variable of a task (as
 LD_PRELOAD) acts on this script, which may run as root. With namespaces this process stays as the parent of
@@ -33,6 +36,7 @@ import socket
 import stat
 import struct
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 _CANNOT_CONFINE, _CANNOT_RUN = 125, 127
@@ -44,6 +48,17 @@ _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 409
 _MNT_DETACH = 2
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
 _OPEN_FILES = 4096
+_CAPABILITIES, _CAPABILITY_VERSION_3 = 64, 0x20080522
+_OF_FILES = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    6,
+    7,
+)  # to own, read and write files of others, and become them; see capabilities(7)
+_GROUP = "buckeye-session-"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,16 +80,64 @@ def enter(spec: dict[str, Any]) -> None:
     """Confine. Returns in the process that is to be the command; with namespaces that is a child, and this
     process waits for it and ends with its code. Raises OSError."""
     _die_with_parent()
+    counted = _count_processes(spec["processes"])
     if spec["namespaces"]:
         _new_namespaces(spec)
         null = os.open(os.devnull, os.O_RDWR)  # before the root becomes the image's
         child = os.fork()
         if child != 0:
-            os._exit(_wait(child, null))
+            code = _wait(child, null)
+            if counted is not None:
+                _leave(counted)
+            os._exit(code)
         os.close(null)
         _die_with_parent()
     _prepare_root(spec)
-    _become(spec)
+    _become(spec, counted=counted is not None)
+
+
+def _count_processes(most: int) -> str | None:
+    """Go into a control group of our own that has at most so many processes; None where none can be made.
+    Those that others left are removed."""
+    with contextlib.suppress(OSError, StopIteration):
+        above = next(_control_groups())
+        for name in os.listdir(above):
+            if name.startswith(_GROUP) and not os.path.exists(f"/proc/{name.removeprefix(_GROUP)}"):
+                with contextlib.suppress(OSError):  # it has processes
+                    os.rmdir(f"{above}/{name}")
+        group = f"{above}/{_GROUP}{os.getpid()}"
+        os.mkdir(group)
+        try:
+            _write(f"{group}/pids.max", str(most))
+            _write(f"{group}/cgroup.procs", str(os.getpid()))
+        except OSError:
+            os.rmdir(group)
+            raise
+        return group
+    return None
+
+
+def _control_groups() -> Iterator[str]:
+    """The folders of our own groups that may count processes: of version 1, then of version 2."""
+    with open("/proc/self/cgroup") as file:
+        lines = [line.rstrip("\n").split(":", 2) for line in file]
+    for _, controllers, path in lines:
+        if "pids" in controllers.split(","):
+            yield f"/sys/fs/cgroup/pids{path}".rstrip("/")
+    for _, controllers, path in lines:
+        if controllers == "":
+            yield f"/sys/fs/cgroup{path}".rstrip("/")
+
+
+def _leave(group: str) -> None:
+    with contextlib.suppress(OSError):
+        _write(f"{os.path.dirname(group)}/cgroup.procs", str(os.getpid()))
+        os.rmdir(group)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
 
 
 def _wait(child: int, null: int) -> int:
@@ -108,6 +171,8 @@ def _prepare_root(spec: dict[str, Any]) -> None:
     if root is None:
         if spec["namespaces"]:
             _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
+            for path in spec["hidden"]:
+                _hide(path)
         os.chdir(spec["cwd"])
         return
     if spec["layers"] is not None:
@@ -131,6 +196,13 @@ def _prepare_root(spec: dict[str, Any]) -> None:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         os.makedirs(spec["cwd"], exist_ok=True)  # as container engines do
         os.chdir(spec["cwd"])
+
+
+def _hide(path: str) -> None:
+    if os.path.isdir(path):
+        _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "mode=0,size=4k")
+    elif os.path.exists(path):
+        _mount(os.devnull, path, None, _MS_BIND, None)
 
 
 def _leave_old_root() -> None:
@@ -176,23 +248,55 @@ def _real_directory(root: str, name: str) -> None:
     os.makedirs(path, exist_ok=True)
 
 
-def _become(spec: dict[str, Any]) -> None:
+def _become(spec: dict[str, Any], *, counted: bool) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_FSIZE, spec["disk"])
+    if not counted and sys.platform == "linux":
+        # of the user, in the namespace of users: of nobody else only if one was made, or the user is its own
+        others = 0 if spec["user"] or spec["uid"] is not None else _processes_of(os.getuid())
+        _limit(resource.RLIMIT_NPROC, others + spec["processes"])
     _limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
     if spec["memory"] is not None:
         _limit(resource.RLIMIT_DATA, spec["memory"])
     if sys.platform == "linux" and _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise _error("no_new_privs")
-    if spec["user"]:  # root of its namespace would have all rights in it, and a normal user has none
-        capability = 0
-        while _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
-            capability += 1
     if spec["uid"] is not None:
         os.setgroups([])
         os.setresgid(spec["gid"], spec["gid"], spec["gid"])
         os.setresuid(spec["uid"], spec["uid"], spec["uid"])
         _die_with_parent()  # the kernel forgets it when the user changes
+    if sys.platform == "linux":
+        _drop_capabilities(keep=() if spec["user"] else _OF_FILES)
     os.umask(0o022)
+
+
+def _drop_capabilities(keep: Sequence[int]) -> None:
+    """What root may do beyond its files: mount, trace, load modules. (A normal user may none of it, but as
+    root of its namespace would.) What a program that is started later would get goes first, for which a right
+    is needed; where that is not held, there is nothing to drop."""
+    for capability in range(_CAPABILITIES):
+        if capability not in keep:
+            _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    held = ctypes.create_string_buffer(24)
+    if _libc.capget(header, held) != 0:
+        raise _error("capabilities")
+    words = list(
+        struct.unpack("6I", held.raw)
+    )  # effective, permitted, inheritable, for 0 to 31 and for 32 on
+    mask = sum(1 << capability for capability in keep)
+    words = [word & mask if place < 3 else 0 for place, word in enumerate(words)]
+    if _libc.capset(header, struct.pack("6I", *words)) != 0:
+        raise _error("capabilities")
+
+
+def _processes_of(user: int) -> int:
+    count = 0
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == user:
+                count += len(os.listdir(f"/proc/{name}/task"))
+    return count
 
 
 def _limit(kind: int, value: int) -> None:

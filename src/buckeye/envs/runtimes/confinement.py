@@ -15,6 +15,7 @@ from typing import Any
 
 from buckeye.envs.runtimes.base import Limits
 from buckeye.process import run_program
+from buckeye.tasks.keys import key_files, made_keys
 
 _SCRIPT = Path(__file__).with_name("confine.py")
 _PROBE_SECONDS = 20.0
@@ -91,6 +92,9 @@ def confinement(
         "gid": None if root is None else root.gid,
         "cwd": root.cwd if root is not None else str(cwd),
         "memory": limits.memory,
+        "processes": limits.processes,
+        "disk": limits.disk,
+        "hidden": [str(path) for path in (*key_files(), made_keys()) if os.path.exists(path)],
     }
 
 

@@ -53,6 +53,7 @@ class ContainerRuntime:
         argv = [self._program, "run", "--rm", "--interactive", f"--cidfile={cid}", "--pull=never", "--init"]
         argv += [f"--label={_LABEL}={self._owner.name}", f"--label={_LABEL}.root={self._root()}"]
         argv += [f"--pids-limit={_PIDS}", "--security-opt=no-new-privileges"]
+        argv.append(f"--pids-limit={self._limits.processes}")
         if self._limits.memory is not None:
             argv.append(f"--memory={self._limits.memory}")
         if self._limits.cpus is not None:
