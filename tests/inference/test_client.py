@@ -17,14 +17,14 @@ from buckeye.transport.weights import read_weights_manifest
 from tests.ports import free_port
 from tests.waiting import HANG
 
-from .conftest import cut_short, near
+from .conftest import KEY_OF_SERVERS, cut_short, near
 from .test_server import metric, publish, wait_for
 
 IDS = list(range(40, 60))
 PARAMS = SamplingParams(max_tokens=12, seed=3)
 
 
-def run(urls, use, *, model="m", timeout=HANG, key=None):
+def run(urls, use, *, model="m", timeout=HANG, key=KEY_OF_SERVERS):
     async def main():
         async with InferenceClient(urls, api_key=key, timeout=timeout, model=model) as client:
             return await use(client)

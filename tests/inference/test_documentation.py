@@ -19,10 +19,10 @@ def blocks(language):
 
 def test_the_code_of_the_page_runs(server, chat_model):
     (code,) = blocks("python")
-    code = code.replace("http://127.0.0.1:8000", server.url)
+    code = code.replace("http://127.0.0.1:8000", server.url).replace("choose-one", server.key)
     code = code.replace("Qwen/Qwen3-0.6B", str(chat_model.directory))
     code = code.replace("import OpenAI\n", "import OpenAI\nimport httpx\n")
-    code = code.replace('"choose-one")', '"choose-one", http_client=httpx.Client(trust_env=False))')
+    code = code.replace(f'"{server.key}")', f'"{server.key}", http_client=httpx.Client(trust_env=False))')
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r" \d+$", done.stdout, re.M)

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
+from buckeye.gate import Rules
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.vllm.command import (
     PLUGIN,
@@ -35,6 +36,7 @@ from .conftest import Server, cut_short, near
 from .test_server import publish
 
 KEY = "a key for tests"
+RULES = Rules(host="127.0.0.1", key=KEY)
 
 
 @pytest.fixture
@@ -130,7 +132,7 @@ def test_there_is_room_for_the_adapters_that_are_trained(fake_vllm):
         command(fake_vllm, max_lora_rank=600)
     allowed = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
     environments = [
-        server_environment(InferenceConfig(max_lora_rank=rank), None, cpu=True, threads=1)
+        server_environment(InferenceConfig(max_lora_rank=rank), RULES, cpu=True, threads=1)
         for rank in (4, None)
     ]
     assert [environment.get(allowed) for environment in environments] == ["1", None]
@@ -156,7 +158,7 @@ def test_wrong_arguments_are_explained(fake_vllm, extra, message):
 
 def test_the_key_is_in_the_environment_and_not_in_the_command(fake_vllm):
     config = InferenceConfig()
-    environment = server_environment(config, KEY, cpu=True, threads=2)
+    environment = server_environment(config, RULES, cpu=True, threads=2)
     assert environment["VLLM_API_KEY"] == KEY
     assert environment["OMP_NUM_THREADS"] == "2"
     assert str(PLUGIN) in environment["PYTHONPATH"].split(os.pathsep)
@@ -189,16 +191,22 @@ def gate(headers, path="/pause", monkeypatch=None):
     async def send(message):
         sent.append(message)
 
+    headers = [*([] if any(name == b"host" for name, _ in headers) else [(b"host", b"localhost")]), *headers]
     asyncio.run(Gate(behind)({"type": "http", "path": path, "headers": headers}, None, send))
     return sent[0]["status"]
 
 
 def test_the_gate_asks_every_route_for_the_key(monkeypatch):
-    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    environment = server_environment(InferenceConfig(), RULES, cpu=True, threads=1)
+    for name in ("VLLM_API_KEY", "BUCKEYE_VLLM_RULES"):
+        monkeypatch.setenv(name, environment[name])
     right = [(b"authorization", f"Bearer {KEY}".encode())]
     for path in ("/pause", "/update_weights", "/collective_rpc", "/v1/models", "/metrics", "/"):
         assert gate([], path) == gate([(b"authorization", b"Bearer no")], path) == 401
         assert gate(right, path) == 200
+        assert gate([*right, (b"host", b"evil.example")], path) == 403
+        assert gate([*right, (b"origin", b"http://localhost:3000")], path) == 403
+        assert gate([*right, (b"content-length", b"2"), (b"content-type", b"text/plain")], path) == 415
     assert gate([], "/health") == 200
 
 

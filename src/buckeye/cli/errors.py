@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from buckeye import beat
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.process import raise_open_files_limit
+from buckeye.secret_variables import take_secrets
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -22,6 +23,7 @@ DEBUG_VARIABLE = "BUCKEYE_DEBUG"
 def run_command(command: Callable[[], int | None]) -> None:
     """Run a command and exit: 0, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C. `--debug` (or
     BUCKEYE_DEBUG=1) adds the traceback."""
+    take_secrets()
     raise_open_files_limit()
     _prepare_streams()
     try:

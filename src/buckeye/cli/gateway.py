@@ -84,9 +84,11 @@ def gateway(
     from buckeye.envs.runtimes.choose import FOR_IMAGES
     from buckeye.monitor.log import setup_logging
     from buckeye.process import die_with_parent
+    from buckeye.secret_variables import forbid_looking
     from buckeye.tasks.keys import variables
 
     die_with_parent()
+    forbid_looking()
     beat.start_beating()
     given = [name for name, value in (("--image", image), ("--command", command), ("--dir", folder)) if value]
     if len(given) > 1:

@@ -11,30 +11,34 @@ from pathlib import Path
 from typing import IO
 
 from buckeye.beat import BEAT_VARIABLE
+from buckeye.secret_variables import handed_over
 
 
 def start_session(
     argv: Sequence[str], *, env: Mapping[str, str], output: IO[bytes] | int, cwd: Path | None = None
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a program, which prints to `output`, and return it with the end of the pipe that its beats come
-    from. Call it from the main thread only: on Linux what is started ends with the thread."""
+    """Start a program of Buckeye's, which prints to `output`, and return it with the end of the pipe that its
+    beats come from. Call it from the main thread only: on Linux what is started ends with the thread."""
     reading, writing = os.pipe()
+    plain, secrets = handed_over(env)
+    passed = (writing,) if secrets is None else (writing, secrets)
     try:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**env, BEAT_VARIABLE: str(writing)},
+            env={**plain, BEAT_VARIABLE: str(writing)},
             cwd=cwd,
-            pass_fds=(writing,),
+            pass_fds=passed,
             start_new_session=True,
         )
     except BaseException:
         os.close(reading)
         raise
     finally:
-        os.close(writing)
+        for descriptor in passed:
+            os.close(descriptor)
     return process, reading
 
 

@@ -59,6 +59,7 @@ from buckeye.orchestrator.timing import LoopTimes, Throughput
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 from buckeye.orchestrator.wrong_servers import WrongServers
 from buckeye.process import die_with_parent, run_identity
+from buckeye.secret_variables import forbid_looking
 from buckeye.tasks.keys import key_for
 from buckeye.transport.batches import end_batches
 
@@ -71,6 +72,7 @@ def run_orchestrator(config: OrchestratorConfig) -> bool:
     """Run until `max_steps` batches are written, until every task is solved for good, or until SIGTERM /
     SIGINT. True unless it was stopped."""
     die_with_parent()
+    forbid_looking()
     beat.start_beating()
     setup_logging(config.log.level, "orchestrator", run_log(config.output_dir) if config.log.file else None)
     return asyncio.run(until_stopped(Orchestrator(config).run()))

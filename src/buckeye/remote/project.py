@@ -14,10 +14,9 @@ from buckeye.remote.manifest import Manifest, project_manifest
 from buckeye.remote.steer import REMOTE_LOG
 from buckeye.remote.travel import inside, named_here
 from buckeye.run.directory import REMOTE_FILE, RUN_FILE
-from buckeye.run.keys import keys_of_run
+from buckeye.run.keys import keys_of_run, played_environments
 from buckeye.run.resume import where_it_left_off
 from buckeye.run.resume_checks import refuse_misfit
-from buckeye.run.rl import played_environments
 
 _STAYS = (
     *("batches", "checkpoints", "exports", "logs", "rollouts", "skipped", "wandb", "weights"),

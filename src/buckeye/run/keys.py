@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from buckeye.config.environments import EnvConfig
 from buckeye.config.rl import RLConfig
 from buckeye.run.gateway import mcp_tasks
-from buckeye.run.rl import played_environments
+from buckeye.secret_variables import is_secret
 from buckeye.tasks.keys import KEYS, variables
 from buckeye.tasks.variables import names_in_servers
 
 _NOT_KEYS = {"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"}
+_OF_MACHINES = ("PRIME_", "AWS_", "GOOGLE_", "AZURE_")
 _RENTING = "PRIME_API_KEY"  # never leaves: it could rent and end everything
+
+
+def played_environments(config: RLConfig) -> list[EnvConfig]:
+    """The environments of training and of evaluations."""
+    evaluated = config.orchestrator.eval.env if config.orchestrator.eval is not None else []
+    return [*config.orchestrator.env, *evaluated]
 
 
 def names_of_keys(config: RLConfig) -> list[str]:
@@ -20,6 +32,26 @@ def names_of_keys(config: RLConfig) -> list[str]:
     names += [name for env in played for name in env.variables]
     asked = dict.fromkeys(name if name in known else name.upper() for name in names)
     return [name for name in asked if name not in (*_NOT_KEYS, _RENTING)]
+
+
+def forget_other_keys(config: RLConfig) -> None:
+    """Take from this process the keys to machines, unless the run's settings name them: what it starts, also
+    by libraries of others, has its variables."""
+    named = {*names_of_keys(config), *_texts(config.model_dump(mode="json"))}
+    for name in [name for name in os.environ if name.startswith(_OF_MACHINES) and name not in named]:
+        if is_secret(name):
+            del os.environ[name]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
 
 
 def keys_of_run(config: RLConfig) -> dict[str, str]:

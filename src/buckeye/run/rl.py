@@ -12,7 +12,6 @@ from pathlib import Path
 
 from buckeye.checkpoint import list_checkpoints
 from buckeye.cluster.head import Nodes
-from buckeye.config.environments import EnvConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.shared import WandbConfig
 from buckeye.monitor.log import run_log, setup_logging
@@ -28,6 +27,7 @@ from buckeye.run.cleaning import prune_logs
 from buckeye.run.directory import REMOTE_FILE, begin_attempt, clean, locked, put_aside, refuse_used
 from buckeye.run.disk import check_disk, disk_environment
 from buckeye.run.gateway import run_gateways
+from buckeye.run.keys import forget_other_keys, played_environments
 from buckeye.run.logs import LAUNCHER
 from buckeye.run.machine import this_machine
 from buckeye.run.model_files import fetch_model
@@ -49,6 +49,7 @@ from buckeye.run.resume import (
 from buckeye.run.role_configs import Origin, write_role_configs
 from buckeye.run.stopping import Stopping
 from buckeye.run.supervisor import Supervisor
+from buckeye.secret_variables import forbid_looking
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +114,8 @@ def _run_planned(
     launch = Launch(config=config, model_path=model_path, first=identity, step=begin.step, nodes=nodes)
     gateways = run_gateways(played_environments(config), rollouts=config.orchestrator.rollouts_at_once)
     plan = replace(plan, roles=(*gateways.roles, *plan.roles))
+    forbid_looking()
+    forget_other_keys(config)
     with tracked(wandb_settings(config), output_dir=output_dir, run_id=identity.run_id, config=config):
         return _run_recorded(launch, plan, command, ports, gateways.env, before)
 
@@ -133,12 +136,6 @@ def _tell_beginning(begin: Beginning, config: RLConfig, before: RunRecord | None
             log.warning("There are checkpoints of later steps, too, and this starts before them: %s", later)
     for line in changed_settings(config.output_dir, config) if before is not None else ():
         log.warning("Changed since the run was last started: %s", line)
-
-
-def played_environments(config: RLConfig) -> list[EnvConfig]:
-    """The environments of training and of evaluations."""
-    evaluated = config.orchestrator.eval.env if config.orchestrator.eval is not None else []
-    return [*config.orchestrator.env, *evaluated]
 
 
 def _run_recorded(

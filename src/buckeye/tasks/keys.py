@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from buckeye.errors import UsageError
 from buckeye.gate import is_loopback
 from buckeye.outside import read_regular
+from buckeye.secret_variables import is_secret
 from buckeye.storage import is_locked, write_file
 from buckeye.tasks.dotenv import LINE, read_dotenv
 
@@ -39,7 +40,7 @@ KEYS = {
 """The keys that Buckeye itself looks up, and what each is for."""
 
 _OF_PLAYERS = ("HF_TOKEN", "BUCKEYE_API_KEY", "OPENAI_API_KEY")
-_OF_MODELS = ("HF_TOKEN",)
+_OF_MODELS = ("HF_TOKEN", "BUCKEYE_INFERENCE_KEY")
 
 _MARKS = (".git", ".hg", ".svn")
 _PLAIN = re.compile(r"[\w.:/+=@%,~-]+", re.ASCII)
@@ -102,9 +103,10 @@ def check_variables(env_name: str, names: Iterable[str]) -> None:
 
 def child_environment(environ: Mapping[str, str], *, plays: bool) -> dict[str, str]:
     """The variables for a process that we start: without the keys that it has no use for. One that `plays`
-    rollouts may need those of tasks and of models that grade."""
-    allowed = _OF_PLAYERS if plays else _OF_MODELS
-    return {name: value for name, value in environ.items() if name not in KEYS or name in allowed}
+    rollouts may need those of tasks and of models that grade, whatever they are called."""
+    if plays:
+        return {name: value for name, value in environ.items() if name not in KEYS or name in _OF_PLAYERS}
+    return {name: value for name, value in environ.items() if not is_secret(name) or name in _OF_MODELS}
 
 
 def key_states() -> list[KeyState]:
