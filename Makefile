@@ -6,7 +6,7 @@ PYTHON ?= python3
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-all mutants
+.PHONY: help setup demo check format test test-all audit mutants
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ test: setup  ## The tests that every change must pass
 
 test-all: setup  ## Slow tests too, and those for a GPU where there is one
 	$(BIN)/pytest
+
+audit: setup  ## Known holes in what this depends on, as far as their list can be reached
+	@$(BIN)/python tools/audit.py
 
 mutants: setup  ## Random small defects in the core, and which of them no test notices (an hour)
 	@$(BIN)/python tools/mutants.py

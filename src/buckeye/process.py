@@ -89,7 +89,7 @@ def run_program(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end and keep what it prints; nobody answers what it may ask. Raises OSError if it
     cannot be started, `subprocess.TimeoutExpired` if it takes longer than `seconds`."""
-    return subprocess.run(
+    return subprocess.run(  # noqa: S603  a list of words, without a shell
         argv,
         stdin=subprocess.DEVNULL,
         capture_output=True,

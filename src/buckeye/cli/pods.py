@@ -103,7 +103,7 @@ def attach(
         typer.echo(shlex.join(argv))
         return
     try:
-        os.execvp(argv[0], argv)
+        os.execvp(argv[0], argv)  # noqa: S606  a list of words, without a shell
     except FileNotFoundError:
         raise RemoteError(f"There is no program ssh here. It would be: {shlex.join(argv)}") from None
 

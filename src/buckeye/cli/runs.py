@@ -164,7 +164,7 @@ def attach(
         typer.echo(shlex.join(argv))
         return
     try:
-        os.execvp(argv[0], argv)
+        os.execvp(argv[0], argv)  # noqa: S606  a list of words, without a shell
     except FileNotFoundError:
         raise UsageError(f"There is no program ssh here. It would be: {shlex.join(argv)}") from None
 
@@ -179,7 +179,7 @@ def resume(context: typer.Context, run: _NamedRun, as_json: _Json = False) -> No
     typer.echo(told if as_json else f"in {place}: {shlex.join(words)}")
     sys.stdout.flush()
     os.chdir(goes_on.working_directory)
-    os.execv(sys.executable, [sys.executable, "-m", "buckeye", "rl", *goes_on.arguments])
+    os.execv(sys.executable, [sys.executable, "-m", "buckeye", "rl", *goes_on.arguments])  # noqa: S606  a list of words, without a shell
 
 
 @runs_app.command()

@@ -170,7 +170,7 @@ def _submit(program: str, job: SlurmJob) -> str:
     """Raises RunError with what sbatch says."""
     env = {name: os.environ[name] for name in exported(list(os.environ))}
     try:
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603  a list of words, without a shell
             [program, "--parsable", str(job.files / SCRIPT)],
             env=env,
             capture_output=True,

@@ -23,7 +23,7 @@ def start_session(
     plain, secrets = handed_over(env)
     passed = (writing,) if secrets is None else (writing, secrets)
     try:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
             argv,
             stdin=subprocess.DEVNULL,
             stdout=output,

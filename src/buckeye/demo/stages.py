@@ -176,7 +176,7 @@ def _command(program: str, *words: str) -> None:
 def _run(argv: Sequence[str]) -> int:
     """Run a command to its end and return its exit code. Signals are passed on, so that it can end in good
     order (Ctrl-C on a terminal reaches it anyway)."""
-    child = subprocess.Popen(argv)
+    child = subprocess.Popen(argv)  # noqa: S603  a list of words, without a shell
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number)),

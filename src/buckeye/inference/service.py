@@ -68,7 +68,7 @@ class Service:
         self.unfinished = 0
         """Sequences of the requests that are open."""
         self._renderer = renderer
-        self._seeds = random.Random(seed)
+        self._seeds = random.Random(seed)  # noqa: S311  chance that keeps no secret
 
     @property
     def renderer(self) -> ChatRenderer:

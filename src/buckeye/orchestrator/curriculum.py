@@ -89,7 +89,7 @@ class Curriculum:
         """The task of group `index` of the run; the same one until the group is settled."""
         if index not in self._open:
             shares = self.shares()
-            name = random.Random(f"{self._seed}/{index}").choices(list(shares), list(shares.values()))[0]
+            name = random.Random(f"{self._seed}/{index}").choices(list(shares), list(shares.values()))[0]  # noqa: S311  chance that keeps no secret
             self._open[index] = Deal(name, self._cells[name].dealt)
             self._cells[name].dealt += 1
         deal = self._open[index]

@@ -37,7 +37,7 @@ class Mix:
         self._shares = [share / total for share in shares]
         self._sizes = list(sizes)
         self._mix = mix
-        self._random = None if mix.seed is None else random.Random(f"mix/{mix.seed}")
+        self._random = None if mix.seed is None else random.Random(f"mix/{mix.seed}")  # noqa: S311  chance that keeps no secret
         self._dealt: list[Deal] = []
         self._counts = [0] * len(sizes)  # groups of each environment
         self._epochs = [0] * len(sizes)

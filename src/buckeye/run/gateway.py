@@ -235,7 +235,7 @@ def _listens(port: int) -> bool:
 def _running(port: int, log_file: Path, words: Sequence[str], env: Mapping[str, str]) -> Iterator[None]:
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as output:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
             [*_COMMAND, "--port", str(port), *words],
             stdin=subprocess.DEVNULL,
             stdout=output,

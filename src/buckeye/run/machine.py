@@ -35,7 +35,7 @@ def _visible_gpus() -> tuple[int, ...]:
         return ()
     try:
         listing = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],  # noqa: S607  a program of the system, found as the user finds it
             capture_output=True,
             text=True,
             timeout=20,

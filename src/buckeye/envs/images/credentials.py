@@ -80,7 +80,7 @@ def _helped(config: Any, key: str) -> Login | None:
     if program is None:
         return None
     try:
-        ran = subprocess.run(
+        ran = subprocess.run(  # noqa: S603  a list of words, without a shell
             [program, "get"], input=key, capture_output=True, text=True, timeout=_HELPER_SECONDS, check=False
         )
         answer = json.loads(ran.stdout)

@@ -231,7 +231,7 @@ def _run(command: Sequence[str], seconds: float = INSTALL_SECONDS) -> None:
 def _run_guarded(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
     """Run an installer to its end. What it has started ends with it, and with us, however we end: an install
     that was interrupted must not go on writing. Raises as `run_program`."""
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -52,7 +52,7 @@ def become(environment: InstalledEnvironment, command: Sequence[str], given: Map
             f"{environment.python_version}: write `python` or `pip`, or name the other by its path."
         )
     sys.stdout.flush()
-    os.execve(program, words, env)
+    os.execve(program, words, env)  # noqa: S606  a list of words, without a shell
 
 
 def _without_pip(environment: InstalledEnvironment) -> BuckeyeError | None:

@@ -42,7 +42,7 @@ class Guard:
     def _start(self) -> None:
         if self._process is not None:
             self._process.wait()
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
             [sys.executable, "-I", "-S", __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

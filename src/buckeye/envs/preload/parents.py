@@ -85,7 +85,7 @@ class Parent:
         env = {**clean_environment({}), **dict(command.variables)}
         argv = [command.interpreter, *command.flags, str(SCRIPT), "serve", str(theirs.fileno())]
         try:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
                 argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -70,7 +70,7 @@ class ChrootRuntime:
             user = None if self._owner is None else next(self._users)
             root = await asyncio.to_thread(_copied, made.root, place / "root", user)
             after = None if user is None or self._walls.namespaces else lambda: kill_user(user)
-        env = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **made.variables, **variables}
+        env = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **made.variables, **variables}  # noqa: S108  a path inside of the session
         where = Root(path=root[0], layers=root[1], uid=user, gid=user, cwd=made.cwd)
         argv = confined(made.argv, limits=self._limits, walls=self._walls, root=where)
         return Launch(argv=argv, env=confined_environment(env), cwd=place, after=after)

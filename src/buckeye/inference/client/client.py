@@ -99,7 +99,7 @@ class InferenceClient:
         certificates = httpx.create_ssl_context()
 
         def connect() -> httpx.AsyncClient:
-            return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=certificates)
+            return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=certificates)  # noqa: S113  the caller sets one for each request
 
         self._replicas = [
             Replica(index, url, model=model, timeout=timeout, connect=connect)

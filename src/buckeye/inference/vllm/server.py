@@ -65,7 +65,7 @@ def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, rules: R
 
 
 def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    return subprocess.Popen(  # noqa: S603  a list of words, without a shell
         command,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -125,6 +125,6 @@ def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 def _reachable(host: str | None) -> str:
     """An address at which a server on `host` answers this machine."""
-    if host is None or host in ("0.0.0.0", "::", "localhost"):
+    if host is None or host in ("0.0.0.0", "::", "localhost"):  # noqa: S104  a comparison
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host

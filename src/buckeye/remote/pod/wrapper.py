@@ -95,7 +95,7 @@ def _start_dead_man(folder: Path, secrets: dict[str, str]) -> None:
     """A process of its own, which lives on if this one is killed."""
     key = {name: secrets[name] for name in ("BUCKEYE_POD_KEY",) if name in secrets}
     with (folder / "dead_man.log").open("ab") as log:
-        subprocess.Popen(
+        subprocess.Popen(  # noqa: S603  a list of words, without a shell
             [sys.executable, "-m", "buckeye.remote.pod.dead_man", str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -129,7 +129,7 @@ def _run(
     plain = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as out:
         try:
-            child = subprocess.Popen(
+            child = subprocess.Popen(  # noqa: S603  a list of words, without a shell
                 job["argv"],
                 cwd=job["cwd"],
                 env={**os.environ, **plain, **job["env"], **secrets},

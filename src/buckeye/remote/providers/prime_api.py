@@ -134,7 +134,7 @@ class PrimeApi:
         began = self._clock.now()
         wait = _FIRST_WAIT
         while True:
-            pause = wait * random.uniform(0.75, 1.25)  # many clients do not come back at the same moment
+            pause = wait * random.uniform(0.75, 1.25)  # many clients do not come back at the same moment  # noqa: S311
             try:
                 return self._ask_once(method, path, params, body, empty=empty)
             except _LaterError as error:

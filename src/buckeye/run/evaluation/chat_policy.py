@@ -95,7 +95,7 @@ class ChatServer:
             if wait is None:
                 break
             self.tell(f"{problem}; asking again")
-            await asyncio.sleep(min(_LONGEST_WAIT, max(asked, wait * random.uniform(0.75, 1.25))))
+            await asyncio.sleep(min(_LONGEST_WAIT, max(asked, wait * random.uniform(0.75, 1.25))))  # noqa: S311  chance that keeps no secret
         raise InferenceError(f"{problem} (asked {len(_WAITS) + 1} times)")
 
 

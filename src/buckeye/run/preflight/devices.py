@@ -104,8 +104,8 @@ def _rows(table: str, columns: int) -> list[Sequence[str]]:
 
 def _ask(query: str) -> str:
     try:
-        return subprocess.run(
-            ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+        return subprocess.run(  # noqa: S603  a list of words, without a shell
+            ["nvidia-smi", query, "--format=csv,noheader,nounits"],  # noqa: S607  a program of the system, found as the user finds it
             capture_output=True,
             text=True,
             timeout=_QUERY_SECONDS,

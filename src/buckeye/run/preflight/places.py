@@ -25,7 +25,7 @@ _FEW_FILES = 4096
 _FILES_OF_A_ROLLOUT = 2
 _SMALL_SHM = 1_000_000_000
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "beegfs", "ceph", "glusterfs")
-_SHM = Path("/dev/shm")
+_SHM = Path("/dev/shm")  # noqa: S108  the mount itself is looked at
 _LESS_DISK = "the table has the setting for each kind of files; or choose another --output-dir"
 
 

@@ -26,8 +26,8 @@ class Play:
     """A game with a seed. Games draw from Python's shared random numbers, so each keeps its own state."""
 
     def __init__(self, library: Any, game: str, settings: Json, seed: int, players: int) -> None:
-        self._random = random.Random(seed).getstate()
-        self._chance = random.Random(seed)
+        self._random = random.Random(seed).getstate()  # noqa: S311  chance that keeps no secret
+        self._chance = random.Random(seed)  # noqa: S311  chance that keeps no secret
         """What moves at random are drawn with, apart from what the game draws."""
         self._env = self._with_own_numbers(lambda: library.make(env_id=game, **settings))
         self._action_type = library.ObservationType.PLAYER_ACTION
