@@ -167,3 +167,9 @@ class LineStream(io.TextIOBase):
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             self._lost += text.count("\n") or 1
+
+
+def printable(text: str) -> str:
+    """A text that a policy or an environment wrote, so that it can do nothing to a terminal and hides
+    nothing: what cannot be seen is written as Python writes it (`\\x1b`), but for line ends and tabs."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)

@@ -21,6 +21,7 @@ from buckeye.cli.hf import hf
 from buckeye.cli.launch import COMMANDS
 from buckeye.cli.node import node
 from buckeye.cli.pages import Commands
+from buckeye.cli.trust import trust
 from buckeye.cli.vllm import vllm_app
 
 app = Commands(
@@ -34,6 +35,7 @@ app.add_typer(model_app, name="model")
 app.add_typer(env_app, name="env")
 app.add_typer(auth_app, name="auth")
 app.add_typer(vllm_app, name="vllm")
+app.command("trust")(trust)
 env_app.command("report")(env_report)
 env_app.command("install")(env_install)
 env_app.command("list")(env_list)

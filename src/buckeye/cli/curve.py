@@ -16,7 +16,7 @@ import typer
 from buckeye.cli.plot import MARKS, WIDTH, Curve, text_plot
 from buckeye.config.problems import closest, did_you_mean
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.monitor.console import printable
+from buckeye.lines import printable
 from buckeye.monitor.metrics import HEAD, RunMetrics, read_run
 from buckeye.run.registry import find_run
 

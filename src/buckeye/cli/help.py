@@ -31,6 +31,7 @@ GROUPS = {
             "chat": "talk to one",
             "export": "a checkpoint as a model for others",
             "inference": "serve one to OpenAI clients",
+            "trust": "allow what the tasks of somebody's dataset use",
             "vllm": "install vLLM, apart from everything else",
         },
         "Parts of a run": {

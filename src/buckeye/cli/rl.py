@@ -31,6 +31,7 @@ from buckeye.cli.rl_remote import (
     start_remote,
 )
 from buckeye.cli.rl_texts import Plan, plan_object, plan_text
+from buckeye.cli.trust import ask_for_trust
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.envs.mcp.config import GymConfig, load_gym_config
@@ -48,7 +49,8 @@ from buckeye.run.recipe.sizes import choose_sizes
 from buckeye.run.recipe.where import Place, devices_text, remote_place, this_place
 from buckeye.space import free_bytes
 from buckeye.storage import write_file
-from buckeye.tasks.dataset import find_taskset, images_of, read_splits
+from buckeye.tasks.dataset import images_of
+from buckeye.tasks.trust import read_taskset, uses_of
 
 _COMPOSED = "of the run put together here"
 
@@ -86,6 +88,8 @@ def _run_of_parts(words: Words, flags: TrainFlags, start: Start) -> int:
         return 0
     plan = _plan(words, flags, place, parts)
     _show(plan, flags)
+    if not flags.dry_run:
+        ask_for_trust(parts.dataset, yes=flags.trust)
     return carry_out(
         plan.config,
         show=lambda: _show_rest(plan, place, flags),
@@ -121,7 +125,7 @@ def _place(flags: TrainFlags) -> Place:
 
 def _plan(words: Words, flags: TrainFlags, place: Place, parts: _Parts) -> Plan:
     gym = parts.gym
-    tasks, held_out = read_splits(find_taskset(parts.dataset))
+    tasks, held_out = read_taskset(parts.dataset, checked=False)
     if not tasks:
         raise UsageError(f"{parts.dataset} has no tasks to train on: all {len(held_out)} are held out")
     McpEnvironment(gym, {"train": tasks, "eval": held_out})  # refuses what no rollout could be played with
@@ -146,6 +150,7 @@ def _plan(words: Words, flags: TrainFlags, place: Place, parts: _Parts) -> Plan:
         environment=str(environment),
         actions=tuple(gym.actions),
         images=images_of(tasks + held_out),
+        uses=uses_of(tasks + held_out),
         tasks=len(tasks),
         held_out=len(held_out),
         where=place.name,

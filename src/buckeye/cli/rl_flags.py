@@ -74,6 +74,8 @@ class TrainFlags(BaseConfig):
     """The private key for ssh."""
     dry_run: bool = False
     """Show the plan; write and start nothing."""
+    trust: bool = False
+    """Allow what a hub's tasks use: programs, addresses."""
     yes: bool = False
     """Ask nothing: decide, or say which flag is missing."""
     quiet: bool = False

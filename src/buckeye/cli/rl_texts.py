@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import textwrap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from buckeye.run.progress import human_duration
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from buckeye.run.disk import DiskEstimate
     from buckeye.run.recipe.compose import Recipe
     from buckeye.run.recipe.estimate import TimeEstimate
+    from buckeye.tasks.trust import Uses
 
 _GAP = 13
 _BYTES_PER_PARAMETER = 2
@@ -30,6 +31,7 @@ class Plan:
     environment: str
     actions: tuple[str, ...]
     images: tuple[str, ...]
+    uses: Uses
     tasks: int
     held_out: int
     where: str
@@ -73,6 +75,7 @@ def plan_object(plan: Plan) -> dict[str, Any]:
         "actions": list(plan.actions),
         "dataset": recipe.dataset,
         "tasks": plan.tasks,
+        "uses": {**asdict(plan.uses), "digest": plan.uses.digest},
         "held_out": plan.held_out,
         "minimum_tasks": plan.groups,
         "model": recipe.model.name,
@@ -100,6 +103,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("environment", f"{plan.environment} ({recipe.config}: {', '.join(plan.actions)})"),
         ("tasks", f"{plan.tasks} to train on, {_held_out(plan)} ({recipe.dataset})"),
+        ("they use", "; ".join(plan.uses.lines())),
         ("model", _model(plan)),
         (
             "batch",

@@ -16,7 +16,7 @@ import typer
 
 from buckeye.columns import aligned
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.monitor.console import printable
+from buckeye.lines import printable
 from buckeye.monitor.metrics import Step, read_run
 from buckeye.monitor.rollouts import PlayedRollout, RolloutFilter, read_rollouts, rollout_steps
 from buckeye.run.registry import find_run

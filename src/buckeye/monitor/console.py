@@ -1,5 +1,4 @@
-"""Printing to someone who may go away (a closed terminal, a reader of a pipe that has ended), and of what
-strangers wrote."""
+"""Printing to someone who may go away (a closed terminal, a reader of a pipe that has ended)."""
 
 from __future__ import annotations
 
@@ -12,12 +11,6 @@ from typing import Any, TextIO
 from buckeye.lines import is_file
 
 log = logging.getLogger(__name__)
-
-
-def printable(text: str) -> str:
-    """A text that a policy or an environment wrote, so that it can do nothing to a terminal and hides
-    nothing: what cannot be seen is written as Python writes it (`\\x1b`), but for line ends and tabs."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
 
 
 class Console:

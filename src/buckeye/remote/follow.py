@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from buckeye.errors import RemoteError
-from buckeye.monitor.console import printable
+from buckeye.lines import printable
 from buckeye.remote.connection import Link, LostConnectionError
 from buckeye.remote.job import Job, Questions, questions
 from buckeye.remote.pod.agent import LOG

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from buckeye.errors import RemoteError
-from buckeye.monitor.console import printable
+from buckeye.lines import printable
 from buckeye.remote.connection import Link, LostConnectionError
 
 _ANSWER_SECONDS = 60.0

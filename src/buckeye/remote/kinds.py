@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from buckeye.errors import RemoteError
-from buckeye.monitor.console import printable
+from buckeye.lines import printable
 from buckeye.run.directory import METRICS_FILE, RUN_FILE
 from buckeye.run.journal import EVENTS_FILE
 from buckeye.run.record import STATUS_FILE, RunRecord

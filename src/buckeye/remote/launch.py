@@ -39,6 +39,7 @@ from buckeye.run.registry import register
 from buckeye.run.resume import where_it_left_off
 from buckeye.space import human_bytes
 from buckeye.storage import read_json
+from buckeye.tasks.trust import TRUSTED_VARIABLE, trusted_digests
 
 DEAD_MAN_VARIABLE = "BUCKEYE_DEAD_MAN_MINUTES"
 POD_KEY_VARIABLE = "BUCKEYE_POD_KEY"
@@ -222,7 +223,11 @@ class _RemoteRun:
             "argv": [job.python, "-m", "buckeye", "rl", *words],
             "cwd": job.project,
             "output_dir": self._project.output_there,
-            "env": {"BUCKEYE_NEW_RUN_ID": self._run_id, **installed},
+            "env": {
+                "BUCKEYE_NEW_RUN_ID": self._run_id,
+                TRUSTED_VARIABLE: ",".join(sorted(trusted_digests())),
+                **installed,
+            },
             "dead_man": self._dead_man,
         }
 

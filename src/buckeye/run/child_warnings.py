@@ -6,7 +6,7 @@ import re
 import time
 from pathlib import Path
 
-from buckeye.monitor.console import printable
+from buckeye.lines import printable
 
 _LINE = re.compile(
     r"\d{4}-\d\d-\d\d (?P<clock>[\d:]+),\d+ \[(?P<process>[^\]]+)\] +(?P<text>(?:WARNING|ERROR) .*)"

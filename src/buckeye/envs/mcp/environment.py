@@ -11,8 +11,8 @@ from buckeye.envs.base import START, Outcome, Policy, Task
 from buckeye.envs.mcp.config import GymConfig, load_gym_config
 from buckeye.envs.mcp.errors import McpFault
 from buckeye.errors import UsageError
-from buckeye.tasks.dataset import find_taskset, read_splits
 from buckeye.tasks.models import McpTask
+from buckeye.tasks.trust import read_taskset
 
 NAME = "buckeye-vf-gym"
 TRAIN, EVAL = "train", "eval"
@@ -33,7 +33,7 @@ def load_environment(
     """
     need("mcp", "An MCP environment")
     config = load_gym_config(Path(config_path).expanduser())
-    tasks, held_out = read_splits(find_taskset(taskset))
+    tasks, held_out = read_taskset(taskset)
     splits = {TRAIN: tasks, EVAL: held_out}
     if eval_taskset is not None:
         if held_out:
@@ -41,7 +41,7 @@ def load_environment(
                 f"eval_taskset is given, and {held_out[0].id!r} in {taskset} has the split eval too: "
                 "have one of them"
             )
-        splits[EVAL] = [task for tasks in read_splits(find_taskset(eval_taskset)) for task in tasks]
+        splits[EVAL] = [task for tasks in read_taskset(eval_taskset) for task in tasks]
     if num_tasks is not None:
         splits[TRAIN] = _first(splits[TRAIN], num_tasks, taskset)
     return McpEnvironment(config, {name: tasks for name, tasks in splits.items() if tasks})
