@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 MAX_TEXT_BYTES = 256 * 2**20
@@ -27,8 +28,8 @@ def read_regular(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise NotRegularError(f"{path} is {_kind(found.st_mode)}, and no file")
-        content = file.read(limit + 1)
-    if len(content) > limit:
+        content = file.read(limit + 1) if found.st_size <= limit else b""
+    if found.st_size > limit or len(content) > limit:
         raise NotRegularError(f"{path} has more than {limit} bytes")
     return content
 
@@ -47,6 +48,22 @@ def data_folder(path: Path, root: Path) -> Path:
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise NotRegularError(f"{entry.path} is {_kind(mode)}, and no file")
     return real
+
+
+def own_files(folder: Path) -> Iterator[Path]:
+    """The files of a model's folder, sorted, also those in folders of it. A link counts as its file where
+    that is in the folder too, or among the blobs of the cache that the folder is in.
+
+    Raises NotRegularError for a link that leads elsewhere: its file would be copied as one of the model.
+    """
+    top = folder.resolve()
+    blobs = top.parent.parent / "blobs" if top.parent.name == "snapshots" else top
+    for path in sorted(folder.rglob("*")):
+        real = path.resolve()
+        if path.is_symlink() and not (real.is_relative_to(top) or real.is_relative_to(blobs)):
+            raise NotRegularError(f"{path} is a link that leads out of the model's folder, to {real}")
+        if path.is_file():
+            yield path
 
 
 def plain_name(name: object) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from buckeye.columns import aligned
+from buckeye.lines import printable
 from buckeye.run.cleaning import KINDS, WHAT_THEY_ARE, Deletable
 from buckeye.run.progress import human_duration
 from buckeye.run.status import TREND_STEPS, ProcessStatus, RunStatus
@@ -60,7 +61,9 @@ def status_text(run: RunStatus, now: float) -> str:
 def event_line(event: Mapping[str, Any]) -> str:
     """`2026-01-31 12:00:00  attempt 1  checkpoint  step 10`."""
     details = {k: v for k, v in event.items() if k not in ("time", "event", "attempt") and v is not None}
-    words = " ".join(f"{name} {str(value).partition(chr(10))[0]}" for name, value in details.items())
+    words = printable(
+        " ".join(f"{name} {str(value).partition(chr(10))[0]}" for name, value in details.items())
+    )
     return f"{_date(event['time'])}  attempt {event['attempt']}  {event['event']:<10}  {words}".rstrip()
 
 

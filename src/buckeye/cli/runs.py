@@ -20,6 +20,7 @@ from buckeye.cli.pages import Commands
 from buckeye.cli.rollouts import rollouts
 from buckeye.cli.run_texts import cleaning_table, event_line, run_list, status_text
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye.lines import printable
 from buckeye.remote.steer import is_remote, stop_remote, terminal_of
 from buckeye.run.cleaning import IN_USE, KINDS, Deletable, Kind, deletable, delete
 from buckeye.run.control import continuation, stop_run
@@ -263,7 +264,7 @@ def _print_lines(lines: Sequence[LogLine], *, last: int, as_json: bool) -> None:
         typer.echo(
             json.dumps(dataclasses.asdict(line), ensure_ascii=False)
             if as_json
-            else f"{line.process:<{width}} | {line.text}"
+            else f"{line.process:<{width}} | {printable(line.text)}"
         )
 
 

@@ -89,11 +89,11 @@ def _submit_run(job: SlurmJob, script: str, config: RLConfig, again: str) -> int
     _write_files(job, script, config)
     number = _submit(program, job)
     print(
-        f"Submitted job {number}. Its script: {job.files / SCRIPT}\n"
+        f"Submitted job {number}. Its script: {shlex.quote(str(job.files / SCRIPT))}\n"
         f"  in the queue:     squeue -j {number}\n"
-        f"  what it prints:   tail -f {job.files / LOG}\n"
-        f"  how the run is:   buckeye rl status {config.output_dir}\n"
-        f"  checkpoint, end:  buckeye rl stop {config.output_dir}"
+        f"  what it prints:   tail -f {shlex.quote(str(job.files / LOG))}\n"
+        f"  how the run is:   buckeye rl status {shlex.quote(str(config.output_dir))}\n"
+        f"  checkpoint, end:  buckeye rl stop {shlex.quote(str(config.output_dir))}"
     )
     return 0
 

@@ -127,6 +127,8 @@ def tensor_shapes(directory: Path) -> dict[str, list[int]]:
     shapes: dict[str, list[int]] = {}
     for file in sorted(directory.glob("*.safetensors")):
         try:
+            if not file.is_file():  # a pipe would be waited for
+                raise ValueError("no file")
             with file.open("rb") as handle:
                 length = int.from_bytes(handle.read(8), "little")
                 header = json.loads(handle.read(min(length, _LARGEST_HEADER)))

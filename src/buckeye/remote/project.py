@@ -9,6 +9,7 @@ from pathlib import Path
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
+from buckeye.outside import NotRegularError, own_files
 from buckeye.remote.environments import NeededEnvironment, needed_environments
 from buckeye.remote.manifest import Manifest, project_manifest
 from buckeye.remote.steer import REMOTE_LOG
@@ -99,9 +100,11 @@ def _add_model(manifest: Manifest, config: RLConfig, model: Path, root: Path) ->
     place = model.resolve()
     travels = place.is_relative_to(root) and not model.is_absolute()
     folder = model.as_posix() if travels else f"{_MODEL_FOLDER}/{place.name}"
-    for path in sorted(place.rglob("*")):
-        if path.is_file():
+    try:
+        for path in own_files(place):
             manifest.files[f"{folder}/{path.relative_to(place).as_posix()}"] = path
+    except NotRegularError as error:
+        raise UsageError(f"{error}: it is not sent") from None
     if travels:
         return []
     sections = [

@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
+from buckeye.errors import UsageError
+from buckeye.outside import NotRegularError, own_files, read_regular
 from buckeye.trainer.parallel import gather
 
 _TOKENIZER_FILES = (
@@ -29,13 +31,17 @@ _TOKENIZER_FILES = (
 
 def read_tokenizer_files(name: str) -> dict[str, bytes]:
     """Name -> content of the tokenizer's files of a model directory or hub name, chat template included.
+    Raises UsageError for a link to a file of somebody else's.
 
     They are kept in memory, because what they are read from may be a checkpoint that is deleted later.
     """
     folder = Path(name)
     if folder.is_dir():
-        paths = [folder / file for file in _TOKENIZER_FILES]
-        return {path.name: path.read_bytes() for path in paths if path.is_file()}
+        try:
+            paths = [path for path in own_files(folder) if path.parent == folder]
+            return {path.name: read_regular(path) for path in paths if path.name in _TOKENIZER_FILES}
+        except NotRegularError as error:
+            raise UsageError(f"{error}: the tokenizer is not copied") from None
     found = {
         file: cached_file(name, file, local_files_only=True, _raise_exceptions_for_missing_entries=False)
         for file in _TOKENIZER_FILES

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from buckeye.checkpoint.merge import complete_model
 from buckeye.errors import RunError, UsageError
+from buckeye.outside import NotRegularError, own_files
 from buckeye.trainer.adapter import ADAPTER_DIRECTORY, CONFIG_FILE, check_base, merge_adapter
 from buckeye.trainer.chat_data import ChatFormat
 from buckeye.trainer.export import read_tokenizer_files, save_model
@@ -98,6 +99,10 @@ def write_adapter(
     adapter = state / ADAPTER_DIRECTORY
     check_base(adapter, str(base))
     reference = _of_adapter(base, adapter, passages)
+    try:
+        list(own_files(adapter))
+    except NotRegularError as error:
+        raise UsageError(f"{error}: it is not copied") from None
     shutil.copytree(adapter, out, dirs_exist_ok=True)
     content = json.loads((out / CONFIG_FILE).read_text(encoding="utf-8"))
     content |= {"base_model_name_or_path": base_name, "revision": revision}

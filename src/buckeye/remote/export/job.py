@@ -50,6 +50,9 @@ def read_job(config: Path, gpus: str | None) -> Job:
             f"{config} has cluster.nodes = {settings.cluster.nodes}, and these files are for one machine. On "
             "several: buckeye rl @ FILE --launcher slurm, or --provider ssh"
         )
+    for what, text in (("output_dir", str(settings.output_dir)), ("its name", str(relative))):
+        if not text.isprintable():
+            raise UsageError(f"{config}: {what} is {text!r}, which no file of another program can hold.")
     envs = [env.id for env in settings.orchestrator.env]
     if settings.orchestrator.eval is not None:
         envs += [env.id for env in settings.orchestrator.eval.env]
