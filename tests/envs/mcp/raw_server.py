@@ -66,8 +66,12 @@ def called(request):
         if WAY == "hang-in-setup":
             hang()
         return answer(request, text("The board is empty."))
-    if name == "act":
+    if name == "act" and WAY != "tells":
         return acted(request, arguments)
+    if WAY == "tells" and name == "recall":
+        return answer(request, text(f"not accepted: {os.environ['MARKER']}", isError=True))
+    if WAY == "tells":
+        return refuse(request, -32602, f"not accepted: {os.environ['MARKER']}")
     if name == "recall":
         return answer(request, text(state["secret"]))
     if name == "environment":

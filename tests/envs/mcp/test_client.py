@@ -101,6 +101,19 @@ def test_refused_arguments_are_for_the_model(marker):
     assert "text must be short" in result.text
 
 
+def test_an_error_does_not_tell_the_key_of_its_server(marker):
+    """It is shown to the policy, and written to the rollouts."""
+
+    async def run():
+        opened = open_session("board", raw(marker, "tells"), deadlines=PATIENT, secrets=[marker])
+        async with opened as session:
+            return [await session.call(name, arguments) for name, arguments in (("recall", {}), ACT)]
+
+    for result in asyncio.run(run()):
+        assert result.is_error
+        assert result.text == "not accepted: (redacted)"
+
+
 def test_new_tools_do_not_disturb(marker):
     first, second = play(raw(marker, "tool-added"), ACT, ACT)
     assert first.text == second.text == "You said hello."

@@ -27,6 +27,7 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from buckeye import __version__
+from buckeye.envs.gateway.settings import API_KEY_VARIABLE
 from buckeye.envs.mcp.bounded_http import BoundedTransport
 from buckeye.envs.mcp.errors import (
     BadAnswer,
@@ -42,6 +43,7 @@ from buckeye.envs.mcp.server_process import ServerProcess, clean_environment, wi
 from buckeye.envs.mcp.unreachable import shown_address, why_unreachable
 from buckeye.envs.preload.program import Program
 from buckeye.envs.preload.start import start_program
+from buckeye.tasks.keys import local_key
 from buckeye.tasks.models import HttpServer, StdioServer
 
 # It logs tracebacks of what is raised here as a typed error anyway.
@@ -133,8 +135,9 @@ class Session:
             return await self._refused(tool, error, seconds)
         except (ValidationError, RuntimeError) as error:
             raise BadAnswer(self._message(f"the result of {tool} cannot be used: {_short(error)}")) from None
+        text = _text_of(result)
         return CallResult(
-            text=_text_of(result),
+            text=without_secrets(text, self._secrets) if result.is_error else text,
             structured=result.structured_content,
             is_error=result.is_error,
             dropped=_dropped(result),
@@ -151,7 +154,7 @@ class Session:
                 await self._check_tool(tool)
         except (TimeoutError, MCPError):
             raise self._failure(error, tool) from None
-        return CallResult(text=error.message, is_error=True)
+        return CallResult(text=without_secrets(error.message, self._secrets), is_error=True)
 
     def _failure(self, error: MCPError, doing: str) -> McpFault:
         if error.code == types.CONNECTION_CLOSED or "Session terminated" in error.message:
@@ -251,7 +254,7 @@ class Session:
             self._http = BoundedTransport(server.url)
             timeout = httpx2.Timeout(30.0, read=None)  # calls have a deadline of their own
             async with httpx2.AsyncClient(
-                transport=self._http, headers=dict(server.headers), timeout=timeout
+                transport=self._http, headers=_with_key(server), timeout=timeout
             ) as http_client:
                 yield streamable_http_client(server.url, http_client=http_client)
 
@@ -401,3 +404,12 @@ def _root(error: BaseException | None) -> BaseException | None:
 
 def _short(error: BaseException | None) -> str:
     return "it was cancelled" if error is None else " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _with_key(server: HttpServer) -> dict[str, str]:
+    """The headers for a server; where they name no key, with that which a gateway of this user has made for
+    itself."""
+    headers = dict(server.headers)
+    named = any(name.lower() == "authorization" for name in headers)
+    key = "" if named else local_key(API_KEY_VARIABLE, server.url)
+    return {**headers, "Authorization": f"Bearer {key}"} if key else headers
