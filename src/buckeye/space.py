@@ -33,6 +33,7 @@ TIMEOUT_VARIABLE = "BUCKEYE_DISK_TIMEOUT"
 
 _LARGEST_RESERVE = 256_000_000
 _TIMEOUT_SECONDS = 86_400.0
+_SOME = 1  # byte: of what is written for the first time nobody knows how much it is
 _POLL_SECONDS = 0.5
 _TELL_SECONDS = 60.0
 _LOOKS, _LOOK_SECONDS = 4, 0.001
@@ -140,7 +141,7 @@ class Writing(Generic[T]):
 
     def __init__(self, path: Path, write: Callable[[], T], *, what: str, needed: int | None) -> None:
         self._path, self._write, self._what = path, write, what
-        self._needed = max(1, size_of_newest_step(path.parent)) if needed is None else needed
+        self._needed = max(_SOME, size_of_newest_step(path.parent)) if needed is None else needed
         self._began: float | None = None
         self._told = 0.0
         self._failed: tuple[float, int] | None = None  # when it last failed, and how much was free then
@@ -220,7 +221,7 @@ class Writing(Generic[T]):
 
     def _shortage(self, run: Path) -> str:
         free = what_is_free(self._path)
-        if not self._needed:
+        if self._needed <= _SOME:
             return (
                 f"Waiting for disk space to write {self._what}: {free} are free on the file system of {run}."
             )

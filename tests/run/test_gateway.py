@@ -91,6 +91,11 @@ def test_tasks_say_where_it_is_needed_and_players_get_its_key(tmp_path, monkeypa
     assert key not in (tmp_path / "log").read_text()
 
 
+def test_an_environment_by_its_path_is_none_of_a_hub(tmp_path):
+    with task_gateway([EnvConfig(id="sub/deep/env.py")], tmp_path / "log", rollouts=8) as nothing:
+        assert nothing == {}
+
+
 def test_nothing_is_started_for_servers_elsewhere(tmp_path):
     with ensure_gateway(["https://mcp.example/mcp", "http://10.0.0.1:8765/mcp"], tmp_path / "log") as started:
         assert started == []

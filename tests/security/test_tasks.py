@@ -108,7 +108,7 @@ def test_what_was_allowed_at_home_is_allowed_on_a_rented_machine(hub, monkeypatc
 def test_without_a_terminal_the_command_says_what_to_type(hub, tmp_path):
     done = run_here("trust", "org/tasks", cwd=tmp_path / "project")
     assert done.returncode == 2
-    assert "uvx evil-server" in done.stdout
+    assert "uvx evil-server" in done.stderr
     assert "--yes" in done.stderr
     with pytest.raises(UsageError):
         read_taskset("org/tasks")

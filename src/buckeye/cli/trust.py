@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -29,9 +30,9 @@ def ask_for_trust(dataset: str, *, yes: bool) -> None:
     uses = uses_of([*tasks, *held_out])
     if uses.digest in trusted_digests():
         return
-    print(f"The tasks of {dataset} are somebody else's. They use:")
+    print(f"The tasks of {dataset} are somebody else's. They use:", file=sys.stderr)
     for line in uses.lines():
-        print(f"  {line}")
+        print(f"  {line}", file=sys.stderr)
     if not yes:
         if not can_ask(yes=False, as_json=False):
             raise UsageError(
@@ -39,4 +40,4 @@ def ask_for_trust(dataset: str, *, yes: bool) -> None:
             )
         if ask_text("Allow it, here and for all runs? Type yes").lower() != "yes":
             raise UsageError(f"{dataset} was not allowed; nothing was started.")
-    print(f"Allowed, and noted in {allow(dataset, uses)}")
+    print(f"Allowed, and noted in {allow(dataset, uses)}", file=sys.stderr)

@@ -208,13 +208,18 @@ def _resolve(env_id: str) -> Callable[..., Any]:
     return loader
 
 
+def names_a_file(env_id: str) -> bool:
+    """Whether an environment is named by its path, and not as OWNER/NAME."""
+    return env_id.startswith((".", "/", "~")) or env_id.endswith(".py")
+
+
 def _find_here(env_id: str) -> Callable[..., Any] | None:
     """The loader of an environment that can be imported in this process. Raises UsageError if importing it
     fails."""
     if env_id == _AGENT or env_id.partition("/")[0] in _LIBRARIES:
         return None
     path = Path(env_id).expanduser()
-    if env_id.startswith((".", "/", "~")) or env_id.endswith(".py"):
+    if names_a_file(env_id):
         return _from_path(path)
     wanted, bundle = EnvironmentId.parse(env_id), bundled(env_id)
     found: _Found | None

@@ -20,7 +20,7 @@ import httpx
 from buckeye.config.environments import EnvConfig
 from buckeye.envs.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS
 from buckeye.envs.mcp.environment import NAME
-from buckeye.envs.registry import EnvironmentId
+from buckeye.envs.registry import EnvironmentId, names_a_file
 from buckeye.errors import RunError, UsageError
 from buckeye.gate import is_loopback
 from buckeye.run.plan import Role
@@ -147,7 +147,7 @@ def mcp_tasks(environments: Iterable[EnvConfig]) -> list[McpTask]:
     paths = {
         find_taskset(str(env.args[name]))
         for env in environments
-        if not env.id.startswith((".", "/", "~")) and EnvironmentId.parse(env.id).name == NAME
+        if not names_a_file(env.id) and EnvironmentId.parse(env.id).name == NAME
         for name in ("taskset", "eval_taskset")
         if env.args.get(name) is not None
     }

@@ -49,15 +49,8 @@ _MNT_DETACH = 2
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
 _OPEN_FILES = 4096
 _CAPABILITIES, _CAPABILITY_VERSION_3 = 64, 0x20080522
-_OF_FILES = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    6,
-    7,
-)  # to own, read and write files of others, and become them; see capabilities(7)
+# To own, read and write files of others, and become them; see capabilities(7).
+_OF_FILES = (0, 1, 2, 3, 4, 6, 7)
 _GROUP = "buckeye-session-"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -281,9 +274,7 @@ def _drop_capabilities(keep: Sequence[int]) -> None:
     held = ctypes.create_string_buffer(24)
     if _libc.capget(header, held) != 0:
         raise _error("capabilities")
-    words = list(
-        struct.unpack("6I", held.raw)
-    )  # effective, permitted, inheritable, for 0 to 31 and for 32 on
+    words = list(struct.unpack("6I", held.raw))  # effective, permitted, inheritable: to 31, and from 32 on
     mask = sum(1 << capability for capability in keep)
     words = [word & mask if place < 3 else 0 for place, word in enumerate(words)]
     if _libc.capset(header, struct.pack("6I", *words)) != 0:
