@@ -15,7 +15,7 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.run.changes import changed_settings
 from buckeye.run.control import continuation
-from buckeye.run.directory import locked
+from buckeye.run.directory import attempt_logs, link_log, locked
 from buckeye.run.journal import read_events
 from buckeye.run.record import read_record
 from buckeye.run.status import run_status
@@ -303,6 +303,18 @@ def test_watching_ends_with_the_run(rl, start, tmp_path):
     code, out, _ = rl("status", "one", "--watch", "--interval", 0.2, "--json")
     states = [json.loads(line)["state"] for line in out.splitlines()]
     assert (code, states[0], states[-1]) == (0, "running", "dead")
+
+
+def test_what_an_environment_prints_does_nothing_to_the_terminal(rl, tmp_path):
+    run = made_run(tmp_path / "one")
+    folder = attempt_logs(run, 1)
+    folder.mkdir(parents=True)
+    (folder / "trainer.stdout").write_text("a\x1b]0;title\x07b\x9b2J\n")
+    link_log(run, 1, "trainer.stdout")
+    attempts = [{"attempt": 1, "started": 0.0, "resumed_step": None}]
+    (run / "run.json").write_text(json.dumps({"run_id": "a", "attempt": 1, "attempts": attempts}))
+    code, out, err = rl("logs", run)
+    assert (code, out) == (0, "trainer | a\\x1b]0;title\\x07b\\x9b2J\n"), err
 
 
 def test_following_the_logs_ends_quietly(tmp_path):

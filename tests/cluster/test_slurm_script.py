@@ -127,6 +127,8 @@ def test_a_job_is_submitted_without_keys(sbatch, monkeypatch, capsys):
     assert "settings=(@ run.toml --max-steps 3)" in (files / "job.sh").read_text()
     said = capsys.readouterr().out
     assert "Submitted job 42." in said
+    assert f"tail -f '{files}/" in said  # with a space in it, to be pasted
+    assert "buckeye rl stop 'outputs/my run'" in said
     assert "hf_secret" not in said
 
 

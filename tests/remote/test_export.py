@@ -128,6 +128,16 @@ def test_a_file_that_is_there_is_not_overwritten(project, run):
         (("gym.yaml", "big.yaml"), ["k8s"], "more than a ConfigMap can hold"),
         (("gym.yaml", "gym.bin"), ["k8s"], "gym.bin cannot be read as text"),
         (("batch_size", "batch_sise"), ["sky"], "batch_sise"),
+        (
+            ("max_steps", 'output_dir = "x\\nrun: touch ran"\nmax_steps'),
+            ["sky"],
+            "output_dir is 'x\\nrun: touch ran'",
+        ),
+        (
+            ("max_steps", 'output_dir = "x\\nrun: touch ran"\nmax_steps'),
+            ["k8s"],
+            "no file of another program",
+        ),
         (("[1]", "[7]"), ["sky", "--gpus", "2xA100"], "uses 8 devices"),
         (("", ""), ["sky", "--gpus", "2xQ100"], "Q100"),
     ],

@@ -1,5 +1,6 @@
 """Ports of several runs on one machine."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 
 from buckeye.errors import RunError, UsageError
 from buckeye.run.ports import Ports, held_ports, is_free
+from buckeye.storage import private_folder
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +76,33 @@ def test_a_runtime_directory_that_is_not_there_is_no_obstacle(tmp_path, monkeypa
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
     with held_ports() as ports, pytest.raises(RunError, match=r"cannot be made.*Set XDG_RUNTIME_DIR"):
         ports.choose(1)
+
+
+@pytest.mark.parametrize("what", ["link", "file", "of another user"])
+def test_what_somebody_else_put_in_the_place_of_our_folder_is_not_followed(tmp_path, monkeypatch, what):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    theirs, ours = tmp_path / "theirs", tmp_path / f"buckeye-{os.getuid()}"
+    (theirs / "ports").mkdir(parents=True)
+    for port in range(20000, 20100):
+        (theirs / "ports" / str(port)).write_text("theirs")
+    if what == "link":
+        ours.symlink_to(theirs)
+    elif what == "file":
+        ours.write_text("")
+    else:
+        if os.getuid() != 0:
+            pytest.skip("only root can make a folder of another user")
+        ours.mkdir()
+        os.chown(ours, 65534, 65534)
+    with pytest.raises(RunError, match="XDG_RUNTIME_DIR"), held_ports() as ports:
+        ports.choose(1)
+    assert len(list((theirs / "ports").iterdir())) == 100
+
+
+def test_our_folder_is_for_us_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / f"buckeye-{os.getuid()}").mkdir(mode=0o777)
+    folder = private_folder("ports")
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700, 0o700]
