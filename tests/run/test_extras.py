@@ -50,6 +50,7 @@ USES = {
     "rl init --command false": "mcp",
     "rl doctor @ run.toml --model.name MODEL": None,
     "rl schema": None,
+    "env trust run.toml": None,
     "rl pods list --json": None,
     "rl pods offers 1xA100": None,
     "rl pods logs nothing": None,

@@ -77,6 +77,9 @@ HOSTILE = {
     "modes_through_a_later_link": layer(
         directory("a"), entry("a/authorized_keys", b"x", mode=0o777), symlink("a", f"{OUT}/.ssh")
     ),
+    "folder_mode_below_a_later_link": layer(
+        directory("a"), directory("a/.ssh", 0o777), entry("a/.ssh/authorized_keys", b"x"), symlink("a", OUT)
+    ),
     "folder_mode_through_a_later_link": layer(directory("a", 0o1777), symlink("a", f"{OUT}/.ssh")),
     "file_through_a_link": layer(symlink("a", OUT), entry("a/.ssh/authorized_keys", b"theirs")),
     "file_through_an_absolute_link": layer(symlink("a", "{victim}"), entry("a/new", b"theirs")),

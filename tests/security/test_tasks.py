@@ -51,7 +51,7 @@ def test_what_tasks_use_is_named_and_refused(hub):
     with pytest.raises(UntrustedError) as refused:
         read_taskset("org/tasks")
     said = str(refused.value)
-    for word in ("uvx evil-server", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "buckeye trust org/tasks"):
+    for word in ("uvx evil-server", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "buckeye env trust org/tasks"):
         assert word in said
 
 
@@ -106,13 +106,13 @@ def test_what_was_allowed_at_home_is_allowed_on_a_rented_machine(hub, monkeypatc
 
 
 def test_without_a_terminal_the_command_says_what_to_type(hub, tmp_path):
-    done = run_here("trust", "org/tasks", cwd=tmp_path / "project")
+    done = run_here("env", "trust", "org/tasks", cwd=tmp_path / "project")
     assert done.returncode == 2
     assert "uvx evil-server" in done.stderr
     assert "--yes" in done.stderr
     with pytest.raises(UsageError):
         read_taskset("org/tasks")
-    done = run_here("trust", "org/tasks", "--yes", cwd=tmp_path / "project")
+    done = run_here("env", "trust", "org/tasks", "--yes", cwd=tmp_path / "project")
     assert done.returncode == 0, done.stderr
     assert read_taskset("org/tasks")
 

@@ -31,7 +31,6 @@ GROUPS = {
             "chat": "talk to one",
             "export": "a checkpoint as a model for others",
             "inference": "serve one to OpenAI clients",
-            "trust": "allow what the tasks of somebody's dataset use",
             "vllm": "install vLLM, apart from everything else",
         },
         "Parts of a run": {
@@ -51,6 +50,7 @@ GROUPS = {
             "push": "to a registry",
         },
         "Of others": {
+            "trust": "allow what the tasks of a dataset use",
             "install": "one, with an interpreter of its own",
             "list": "which are installed",
             "info": "one of them: versions, source, size",

@@ -42,7 +42,7 @@ _GROUPS = {
         "disk_gb",
         "keep",
     ),
-    "How": ("yes", "dry_run", "as_json", "quiet"),
+    "How": ("yes", "trust", "dry_run", "as_json", "quiet"),
 }
 _ANOTHER_LAUNCHER = {"--launcher slurm": "As a job of Slurm; with @ FILE.toml."}
 _VALUES = {
@@ -71,9 +71,8 @@ _COMMANDS = {
     "doctor": "Would it work here? Memory, versions, disk, model.",
     "list, status, logs, events": "See runs.",
     "rollouts, curve": "See what one played, and how its reward went.",
-    "attach, stop, resume": "Steer one.",
-    "fork, clean": "Go on from a checkpoint; get disk back.",
-    "pods": "Machines that are rented.",
+    "attach, stop, resume, fork": "Steer one, or go on from a checkpoint.",
+    "clean, pods": "Get disk back; machines that are rented.",
     "export, schema": "Files for SkyPilot, Kubernetes, editors.",
 }
 

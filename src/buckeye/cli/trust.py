@@ -1,4 +1,4 @@
-"""`buckeye trust`: what the tasks of a dataset use, and the permission for it."""
+"""`buckeye env trust`: what the tasks of a dataset use, and the permission for it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ def trust(
     yes: Annotated[bool, typer.Option("--yes", help="Allow it without a question.")] = False,
 ) -> None:
     """Show the programs, images, addresses and variables that a dataset's tasks use, and allow them."""
+    from buckeye.tasks.trust import is_of_others
+
+    if not is_of_others(dataset):
+        print(f"{dataset} is of this project: nobody has to allow it.", file=sys.stderr)
     ask_for_trust(dataset, yes=yes)
 
 
@@ -36,7 +40,7 @@ def ask_for_trust(dataset: str, *, yes: bool) -> None:
     if not yes:
         if not can_ask(yes=False, as_json=False):
             raise UsageError(
-                f"nobody can be asked whether that is allowed. Say so: buckeye trust {dataset} --yes"
+                f"nobody can be asked whether that is allowed. Say so: buckeye env trust {dataset} --yes"
             )
         if ask_text("Allow it, here and for all runs? Type yes").lower() != "yes":
             raise UsageError(f"{dataset} was not allowed; nothing was started.")

@@ -77,7 +77,7 @@ def read_taskset(name: str, *, checked: bool = True) -> tuple[list[McpTask], lis
             raise UntrustedError(
                 f"the tasks of {name} are somebody else's, and were not allowed to use what they name:\n"
                 f"{listed}\n"
-                f"Look at it, and allow it once: buckeye trust {shlex.quote(name)}"
+                f"Look at it, and allow it once: buckeye env trust {shlex.quote(name)}"
             )
     return tasks, held_out
 
