@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from buckeye.inference.text import GrowingText
@@ -38,6 +38,9 @@ def test_parts_make_the_text_up_to_the_first_stop(text, stops):
 
 
 @given(st.binary(max_size=40))
+@example(
+    b"\x80" * 7 + "\x80".encode()
+)  # the eighth byte, after which nothing is waited for, begins a character
 def test_any_bytes_end_as_their_decoding(data):
     growing = GrowingText(decode_bytes)
     feed_all(growing, data)

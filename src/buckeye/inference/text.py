@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 _REPLACEMENT = "\ufffd"
 _CONTEXT = 4
 _LONGEST_CHARACTER = 8
+_MOST_BYTES = 4  # of a character in UTF-8
 
 
 class GrowingText:
@@ -66,12 +67,24 @@ class GrowingText:
         known = self._decode(self._ids[start : self._settled])
         text = self._decode(self._ids[start:])
         pending = len(self._ids) - self._settled
-        if text.endswith(_REPLACEMENT) and pending < _LONGEST_CHARACTER and not final:
-            return
+        end = len(self._ids)
+        if text.endswith(_REPLACEMENT) and not final:
+            if pending < _LONGEST_CHARACTER:
+                return
+            text, end = self._without_half(start, text)
         before = len(self._text)
         self._text += text[len(known) :]
-        self._settled = len(self._ids)
+        self._settled = end
         self._find_stop(before)
+
+    def _without_half(self, start: int, text: str) -> tuple[str, int]:
+        """The text of the tokens from `start` on, without a character at its end that the next token may
+        complete, and where its tokens end."""
+        for half in range(1, _MOST_BYTES):
+            whole = self._decode(self._ids[start:-half])
+            if text == whole + _REPLACEMENT and len(self._ids) - half > self._settled:
+                return whole, len(self._ids) - half
+        return text, len(self._ids)
 
     def _find_stop(self, before: int) -> None:
         longest = max(map(len, self._stops), default=0)
