@@ -21,10 +21,10 @@ import psutil
 from inference_load import random_prompts
 from inference_models import MODELS, make_model
 
+from buckeye.base.process import raise_open_files_limit
 from buckeye.config.inference import InferenceConfig
 from buckeye.inference.client import InferenceClient, SamplingParams
-from buckeye.process import raise_open_files_limit
-from buckeye.run.serve import served_model
+from buckeye.launch.serve import served_model
 
 NEW_TOKENS = 16
 SIZE = "3M"

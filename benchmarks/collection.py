@@ -40,8 +40,8 @@ from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.in_flight import Flight
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import Group, Rollout
-from buckeye.orchestrator.samples import Segment
 from buckeye.orchestrator.task_sampler import GroupTask
+from buckeye.orchestrator.training_samples import Segment
 
 GROUPS, SIZE = 16, 8
 AGE = 8

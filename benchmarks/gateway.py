@@ -36,7 +36,8 @@ from typing import Any
 import httpx
 import psutil
 
-from buckeye.envs.mcp.server_process import ServerProcess, clean_environment
+from buckeye.base.process import clean_environment
+from buckeye_mcp.client.server_process import ServerProcess
 
 SERVER = """
 import json, sys
@@ -160,7 +161,7 @@ def measure_starts(command: str, count: int) -> None:
 @contextmanager
 def running(words: Sequence[str]) -> Iterator[tuple[int, str]]:
     """A gateway on a free port: its process id and address."""
-    argv = [sys.executable, "-u", "-m", "buckeye", "gateway", "--port", "0", *words]
+    argv = [sys.executable, "-u", "-m", "buckeye", "gateway", "--port", "0", "--no-key", *words]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout is not None

@@ -18,7 +18,7 @@ from typing import Any
 
 from gpu_model import SHAPES, make_model
 
-from buckeye.process import die_with_parent
+from buckeye.base.process import die_with_parent
 
 HERE = Path(__file__).parent
 WARM_UP = 1
@@ -33,7 +33,7 @@ def write_model(settings: Settings) -> Figures:
     """Write the model that all cases use; returns facts about it and the device."""
     import torch
 
-    from buckeye.trainer.perf import peak_flops
+    from buckeye.trainer.throughput import peak_flops
 
     device = torch.device(settings["device"])
     parameters = make_model(Path(settings["model"]), settings["size"])
@@ -138,7 +138,7 @@ def decode(settings: Settings) -> Figures:
     import torch
 
     from buckeye.config.inference import InferenceConfig
-    from buckeye.inference.server import load_engine
+    from buckeye.inference.server.server import load_engine
 
     concurrency, new_tokens = settings["concurrency"], settings["new_tokens"]
     directory, device = Path(settings["model"]), torch.device(settings["device"])
@@ -171,9 +171,9 @@ def _cache_gb(directory: Path, device: Any, concurrency: int, max_len: int) -> f
     import psutil
     import torch
 
-    from buckeye.inference.architecture import read_spec
-    from buckeye.inference.cache import slot_bytes
-    from buckeye.inference.weights import Checkpoint, auto_dtype
+    from buckeye.inference.engine.architecture import read_spec
+    from buckeye.inference.engine.decoder import slot_bytes
+    from buckeye.inference.engine.weights import Checkpoint, auto_dtype
 
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
@@ -186,7 +186,7 @@ def _generate(engine: Any, count: int, new_tokens: int) -> int:
     """Sample to the end; returns how many tokens that were."""
     import random
 
-    from buckeye.inference.sequences import Sequence
+    from buckeye.inference.engine.sequences import Sequence
     from buckeye.inference.types import SamplingParams
 
     draw = random.Random(count)
@@ -251,7 +251,7 @@ def _run_config(settings: Settings, output: Path) -> Settings:
 
 def _devices(settings: Settings) -> Settings:
     """Which GPUs a run takes: two if there are two; of a single one the engine gets less than half."""
-    from buckeye.run.machine import this_machine
+    from buckeye.sizing.devices import this_machine
 
     if settings["device"] != "cuda":
         return {"inference_gpu_ids": [0], "trainer_gpu_ids": [1], "inference_share": None, "gpu_gb": None}

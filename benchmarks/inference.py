@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from inference_load import Endpoint, random_prompts, throughput
+from inference_load import KEY, Endpoint, random_prompts, throughput
 from inference_models import MODELS, make_model
 from inference_update import UPDATE_COLUMNS, measure_updates
 
@@ -126,6 +126,7 @@ class Server(Contender):
             "max_num_seqs": max(CONCURRENCIES),
             "log": {"level": "warning"},
             "output_dir": str(folder / backend),
+            "weights_dir": str(folder),
         }
         config = folder / f"{backend}.json"
         config.write_text(json.dumps(settings))
@@ -209,7 +210,8 @@ def served_dtype(endpoint: Endpoint) -> str:
     """What a server computes in."""
     import httpx
 
-    answer = httpx.get(f"http://127.0.0.1:{endpoint.port}/weight_info", trust_env=False, timeout=30)
+    url, key = f"http://127.0.0.1:{endpoint.port}/weight_info", {"Authorization": f"Bearer {KEY}"}
+    answer = httpx.get(url, headers=key, trust_env=False, timeout=30)
     return answer.json()["dtype"]
 
 

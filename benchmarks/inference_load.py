@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -15,6 +16,12 @@ from dataclasses import dataclass
 PROMPT_TOKENS = 32
 NEW_TOKENS = 96
 _DEADLINE = 900.0
+
+
+KEY = "benchmark"
+"""Of the servers that are started here."""
+
+os.environ["BUCKEYE_INFERENCE_KEY"] = KEY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +74,7 @@ def _post(path: str, fields: dict[str, object]) -> bytes:
     content = json.dumps(fields).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {KEY}\r\n"
         f"Content-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from inference_load import NEW_TOKENS, PROMPT_TOKENS
 
-from buckeye.process import die_with_parent
+from buckeye.base.process import die_with_parent
 
 Prompts = list[list[int]]
 _LENGTH_BUCKET = 64

@@ -10,11 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from inference_load import Endpoint, Streams, random_prompts
+from inference_load import KEY, Endpoint, Streams, random_prompts
 from safetensors.torch import load_file, save_file
 
+from buckeye.base.process import run_identity
 from buckeye.inference.client import InferenceClient
-from buckeye.process import run_identity
 from buckeye.transport.weights import publish_weights, read_weights_manifest
 
 UPDATE_COLUMNS = (
@@ -35,7 +35,7 @@ async def measure_updates(endpoint: Endpoint, model: Path, folder: Path, vocab: 
     tensors = load_file(model / "model.safetensors")
     url = f"http://127.0.0.1:{endpoint.port}"
     rows = []
-    async with InferenceClient([url], api_key=None, timeout=60, model=endpoint.model) as client:
+    async with InferenceClient([url], api_key=KEY, timeout=60, model=endpoint.model) as client:
         await client.wait_ready(60)
         for count in _STREAMS:
             figures = [

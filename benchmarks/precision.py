@@ -40,17 +40,16 @@ import torch
 from inference_models import make_model
 from transformers import AutoModelForCausalLM
 
+from buckeye.base.process import run_identity
 from buckeye.config.trainer import TrainerConfig
-from buckeye.inference.adapters import AdaptedCheckpoint
-from buckeye.inference.architecture import read_spec
-from buckeye.inference.cache import KVCache
-from buckeye.inference.decoder import Decoder
-from buckeye.inference.engine import Engine
-from buckeye.inference.sequences import Sequence
+from buckeye.inference.engine.adapters import AdaptedCheckpoint
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.inference.engine.decoder import Decoder, KVCache
+from buckeye.inference.engine.engine import Engine
+from buckeye.inference.engine.sequences import Sequence
+from buckeye.inference.engine.weights import Checkpoint, Weights
 from buckeye.inference.types import SamplingParams
-from buckeye.inference.weights import Checkpoint, Weights
 from buckeye.monitor.metrics import read_run
-from buckeye.process import run_identity
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.batches import Batch, Sample, write_batch
 from buckeye.transport.weights import newest_weights

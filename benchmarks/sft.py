@@ -26,7 +26,7 @@ def write_model(directory: Path, chats: Path) -> None:
     """A model of 1.4 M parameters, and conversations of `TOKENS` tokens of its tokenizer."""
     from transformers import AutoTokenizer
 
-    from buckeye.trainer.tiny import TinySize, make_tiny_model
+    from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
     words = [f"{first}{second}" for first in "bdfgklmnprst" for second in ("a", "e", "i", "o", "u")]
     chosen = random.Random(0)
@@ -48,7 +48,7 @@ def measure(model: Path, chats: Path, output: Path, budget: int, steps: int) -> 
 
     from buckeye.config.sft import SFTConfig
     from buckeye.monitor.metrics import read_metrics
-    from buckeye.trainer.model import PolicyModule
+    from buckeye.trainer.model.policy import PolicyModule
     from buckeye.trainer.sft import run_sft
 
     passes = []

@@ -23,8 +23,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from buckeye.demo.stages import DemoPaths, config_file, warm_started_model
 from buckeye.monitor.metrics import read_run
+from buckeye_audit.demo.stages import DemoPaths, config_file, warm_started_model
 
 LOSSES = {
     "uncorrected": {"type": "reinforce"},

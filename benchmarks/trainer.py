@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
-from buckeye.trainer.attention import PACKED_ATTENTION
-from buckeye.trainer.head import token_logprobs
-from buckeye.trainer.model import Policy, make_policy
-from buckeye.trainer.rows import Row, make_row
+from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
+from buckeye.trainer.model.attention import PACKED_ATTENTION
+from buckeye.trainer.model.logprobs import token_logprobs
+from buckeye.trainer.model.policy import Policy, make_policy
 
 MODELS = {
     "small": {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 1024},
@@ -99,7 +99,7 @@ def padded_pass(name: str, work: Workload, dtype: torch.dtype, device: torch.dev
     return run
 
 
-def plain_head(policy: Policy, row: Row) -> Tensor:
+def plain_head(policy: Policy, row: PackedMicroBatch) -> Tensor:
     hidden = policy.module.hidden_states(row).index_select(0, row.sources)
     log_p = (hidden @ policy.head_weight.to(hidden.dtype).t()).float().log_softmax(-1)
     with torch.no_grad():
@@ -118,7 +118,7 @@ def packed_pass(name: str, work: Workload, row_name: str, device: torch.device) 
     def run() -> float:
         model.zero_grad()
         with policy.computing():
-            row = make_row(samples, masks, device, share=level >= 4)
+            row = pack_micro_batch(samples, masks, device, share=level >= 4)
             if level >= 3:
                 logprobs = policy.token_logprobs(row, torch.ones(len(row.targets), device=device))[0]
             else:

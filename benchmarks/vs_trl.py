@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 
 from buckeye.monitor.metrics import read_run
-from buckeye.trainer.tiny import TinySize, make_tiny_model
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
 HERE = Path(__file__).parent
 TRL_VENV = HERE.parent / ".cache" / "venvs" / "trl"

@@ -18,7 +18,7 @@ import time
 import msgspec
 
 from buckeye.envs.base import Message, Reply, Tool
-from buckeye.envs.wire import serve
+from buckeye_adapters.proxy import serve
 
 AGENTS = r"""
 import asyncio, sys

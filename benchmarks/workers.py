@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 
 from buckeye.envs.base import Environment, Message, Outcome, Policy, Reply, Task, Tool
-from buckeye.envs.workers.environment import WorkerEnvironment, open_worker_environment
-from buckeye.envs.workers.settings import WorkerSettings
+from buckeye.envs.settings import WorkerSettings
+from buckeye_adapters.workers.environment import WorkerEnvironment, open_worker_environment
 
 SAID = "the answer is probably " + "x" * 100
 

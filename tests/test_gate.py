@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from buckeye.gate import Rules, denied
+from buckeye.base.request_gate import Rules, denied
 
 LOCAL = Rules(host="127.0.0.1", key="secret")
 OPEN_TO_OTHERS = Rules(host="0.0.0.0", key="secret", hosts=("gpu.example",))

@@ -48,32 +48,23 @@ class Room:
 
 ROOMS = {
     "losses": Room(("trainer/losses/*.py", "trainer/batch_loss.py"), ("tests/trainer",)),
-    "packing": Room(
-        ("trainer/packing.py", "trainer/rows.py", "trainer/micro_batch.py", "trainer/inbox.py"),
-        ("tests/trainer",),
-    ),
-    "samples": Room(("orchestrator/samples.py", "orchestrator/rollout.py"), ("tests/orchestrator",)),
-    "advantages": Room(
-        ("orchestrator/advantages.py", "orchestrator/filters.py", "orchestrator/shaping.py"),
-        ("tests/orchestrator",),
-    ),
+    "packing": Room(("trainer/data/packing.py", "trainer/batch_receiver.py"), ("tests/trainer",)),
+    "samples": Room(("orchestrator/training_samples.py", "orchestrator/rollout.py"), ("tests/orchestrator",)),
+    "advantages": Room(("orchestrator/advantages.py", "orchestrator/filters.py"), ("tests/orchestrator",)),
     "collector": Room(
-        ("orchestrator/collector.py", "orchestrator/admission.py", "orchestrator/lockstep.py"),
-        ("tests/orchestrator",),
+        ("orchestrator/collector.py", "orchestrator/deterministic_sampling.py"), ("tests/orchestrator",)
     ),
-    "tasks": Room(
-        ("orchestrator/curriculum.py", "orchestrator/task_sampler.py", "orchestrator/mixing.py"),
-        ("tests/orchestrator",),
-    ),
+    "tasks": Room(("orchestrator/curriculum.py", "orchestrator/task_sampler.py"), ("tests/orchestrator",)),
     "batches": Room(
-        ("transport/*.py", "orchestrator/batch.py", "orchestrator/outbox.py"),
+        ("transport/*.py", "orchestrator/batch.py", "orchestrator/batch_sender.py"),
         ("tests/transport", "tests/orchestrator"),
     ),
     "checkpoints": Room(
-        ("checkpoint/*.py",), ("tests/checkpoint", "tests/run/test_restarts.py", "tests/run/test_export.py")
+        ("transport/checkpoint/*.py",),
+        ("tests/checkpoint", "tests/run/test_restarts.py", "tests/run/test_export.py"),
     ),
     "progress": Room(
-        ("run/progress.py", "monitor/metrics.py", "run/plan.py", "run/preflight/memory.py"),
+        ("launch/progress.py", "monitor/metrics.py", "sizing/plan.py", "sizing/memory.py"),
         (
             *("tests/run/test_progress.py", "tests/monitor/test_metrics.py", "tests/run/test_status.py"),
             *("tests/run/test_plan.py", "tests/run/preflight"),

@@ -22,9 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROJECTS = (".[train,dev,docs]", "environments/dakota1890", "environments/text_2048")
+SATELLITES = ("packages/adapters", "packages/audit", "packages/machines", "packages/mcp")
 FORMER_NAME = "buckeye"  # of our distribution, until 0.1.0; on PyPI it is somebody else's
 INPUTS = (
     "pyproject.toml",
+    "hatch_build.py",
+    *(f"{satellite}/pyproject.toml" for satellite in SATELLITES),
     "environments/dakota1890/pyproject.toml",
     "environments/text_2048/pyproject.toml",
     "tools/setup.py",
@@ -49,8 +52,10 @@ def main() -> int:
     if not install_torch(python):
         return 1
     print("installing Buckeye and what it needs", flush=True)
+    satellites = [word for project in SATELLITES for word in ("-e", project)]
     editable = [word for project in PROJECTS for word in ("-e", project)]
-    if not pip(python, "install", *editable):
+    # The first brings the satellites as copies, with all that they need; the second makes them editable.
+    if not (pip(python, "install", *editable) and pip(python, "install", "--no-deps", *satellites)):
         print("error: the installation failed; the lines above say why")
         return 1
     stamp.write_text(wanted)

@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from buckeye.envs.mcp.config import GymConfig, load_gym_config
-from buckeye.envs.mcp.rollout import first_messages
-from buckeye.tasks.models import McpTask
+from buckeye_mcp.config import GymConfig, load_gym_config
+from buckeye_mcp.rollout import first_messages
+from buckeye_mcp.tasks.models import McpTask
 from text_2048.board import DIRECTIONS, Game
 
 HERE = Path(__file__).parent

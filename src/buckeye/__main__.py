@@ -1,6 +1,6 @@
 """`python -m buckeye` is the `buckeye` command; the processes of a run are started so."""
 
-from buckeye.process import die_with_parent
+from buckeye.base.process import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()  # before what takes seconds to import: a launcher may be killed meanwhile

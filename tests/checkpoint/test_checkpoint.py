@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from buckeye.checkpoint import (
+from buckeye.base.faults import DONE, FAULTS
+from buckeye.base.process import RunIdentity
+from buckeye.errors import CheckpointError
+from buckeye.transport.checkpoint import (
     list_checkpoints,
     prune_checkpoints,
     read_orchestrator_state,
@@ -21,9 +24,6 @@ from buckeye.checkpoint import (
     usable_checkpoint,
     verify_checkpoint,
 )
-from buckeye.errors import CheckpointError
-from buckeye.faults import DONE, FAULTS
-from buckeye.process import RunIdentity
 
 
 def _save(root: Path, step: int, attempt: int = 1) -> Path:
@@ -138,8 +138,8 @@ def test_prune_deletes_the_oldest_and_only_committed_ones(tmp_path):
 
 _AT_A_POINT = """
 import pathlib, sys
-from buckeye.checkpoint import save_checkpoint
-from buckeye.process import RunIdentity
+from buckeye.transport.checkpoint import save_checkpoint
+from buckeye.base.process import RunIdentity
 root = pathlib.Path(sys.argv[1])
 def fill(directory):
     (directory / "model").write_text("new")
@@ -175,8 +175,8 @@ def test_a_kill_at_any_point_leaves_one_of_the_two(tmp_path, point, attempt):
 
 _DYING = """
 import os, pathlib, sys
-from buckeye.checkpoint import save_checkpoint
-from buckeye.process import RunIdentity
+from buckeye.transport.checkpoint import save_checkpoint
+from buckeye.base.process import RunIdentity
 root, when = pathlib.Path(sys.argv[1]), sys.argv[2]
 def fill(directory):
     (directory / "model").write_text("new")

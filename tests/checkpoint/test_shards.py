@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from buckeye.checkpoint.merge import complete_model
-from buckeye.checkpoint.shards import (
+from buckeye.errors import CheckpointError
+from buckeye.transport.checkpoint.shards import (
     Region,
     await_parts,
+    complete_model,
     finish_part,
     has_shards,
     part_path,
     read_shards,
 )
-from buckeye.errors import CheckpointError
 
 TOKEN = 7
 

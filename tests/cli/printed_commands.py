@@ -11,7 +11,6 @@ from buckeye.cli.app import app
 from buckeye.cli.completion import app_of, config_of
 from buckeye.cli.launch import COMMANDS, RL_COMMANDS, RUN_COMMANDS
 from buckeye.cli.rl_flags import TrainFlags
-from buckeye.cli.slurm import SlurmFlags
 from buckeye.config.help import flag_names
 
 VALUE = "\0"
@@ -57,6 +56,8 @@ def problem(command):
         return "one directory" if len(words) > 2 else None
     flags = {"help", "help-all", "version", "debug"} | {name[2:] for name in flag_names(config_of(program))}
     if program == "rl":
+        from buckeye_machines.slurm.command import SlurmFlags  # the core's tests have no such command
+
         flags |= {name[2:] for one in (TrainFlags, SlurmFlags) for name in flag_names(one)} | {"launcher"}
     if words[:1] == ["doctor"]:
         words, flags = words[1:], flags | {"sample", "json"}

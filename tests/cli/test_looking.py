@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buckeye.cli.plot import Curve, text_plot
+from buckeye.cli.curve import Curve, text_plot
 from tests.command import run_here
 from tests.run.made_runs import made_run, write_metrics
 

@@ -9,16 +9,15 @@ import sys
 import psutil
 import pytest
 
-from buckeye.checkpoint import list_checkpoints
 from buckeye.cli.main import main
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.run.changes import changed_settings
-from buckeye.run.control import continuation
-from buckeye.run.directory import attempt_logs, link_log, locked
-from buckeye.run.journal import read_events
-from buckeye.run.record import read_record
-from buckeye.run.status import run_status
+from buckeye.launch.resume_checks import changed_settings
+from buckeye.run_files.directory import attempt_logs, link_log, locked
+from buckeye.run_files.record import read_events, read_record
+from buckeye.runs.status import run_status
+from buckeye.runs.stop import continuation
+from buckeye.transport.checkpoint import list_checkpoints
 from tests.run.made_runs import made_run, recorded, write_metrics
 
 SLEEP = "import time; print('up', flush=True); time.sleep(100)"

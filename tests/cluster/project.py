@@ -62,7 +62,7 @@ class Project:
 
 
 def make_project(folder: Path, *, steps: int) -> Project:
-    from buckeye.trainer.tiny import TinySize, make_tiny_model  # takes seconds
+    from buckeye.trainer.model.tiny import TinySize, make_tiny_model  # takes seconds
     from tests.run.conftest import ENVIRONMENT
 
     folder.mkdir(parents=True, exist_ok=True)

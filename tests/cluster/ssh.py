@@ -7,8 +7,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from packages.machines.tests.sshd import SOFTWARE, make_key
+
 from tests.cluster.hosts import Host, wait_until
-from tests.remote.sshd import SOFTWARE, make_key
 
 PORT = 2222
 _PROGRAM = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")

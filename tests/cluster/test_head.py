@@ -8,7 +8,7 @@ import pytest
 from buckeye.cluster import messages as say
 from buckeye.cluster.channel import greet
 from buckeye.cluster.head import Nodes
-from buckeye.config.cluster import ClusterConfig
+from buckeye.config.rl import ClusterConfig
 from buckeye.errors import RunError, UsageError
 from tests.cluster.hosts import wait_until
 from tests.ports import free_port

@@ -5,11 +5,11 @@ import pytest
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, UsageError
-from buckeye.run.dry_run import plan_table
-from buckeye.run.machine import Machine
-from buckeye.run.nodes import other_nodes
-from buckeye.run.plan import Site, make_plan
-from buckeye.run.ports import held_ports
+from buckeye.launch.dry_run import plan_table
+from buckeye.launch.rl import other_nodes
+from buckeye.sizing.devices import Machine
+from buckeye.sizing.plan import Site, make_plan
+from buckeye.sizing.ports import held_ports
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}", "--inference-gpu-ids", "0,1")
 

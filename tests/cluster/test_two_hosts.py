@@ -1,11 +1,11 @@
 """A run on two hosts: with nodes that were joined by hand, and with hosts that were named to ssh."""
 
 import pytest
+from packages.machines.tests.sshd import make_key, needs_sshd
 
 from tests.cluster.conftest import STEPS
 from tests.cluster.hosts import needs_hosts, two_hosts, wait_until
 from tests.cluster.project import attempts, records, result
-from tests.remote.sshd import make_key, needs_sshd
 
 pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(3600)]
 

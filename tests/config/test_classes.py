@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from buckeye.config.base import BaseConfig
-from buckeye.config.evals import EvalsConfig
+from buckeye.config.environments import EvalsConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig

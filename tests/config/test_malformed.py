@@ -2,7 +2,7 @@
 
 import pytest
 
-from buckeye.config.evals import EvalsConfig
+from buckeye.config.environments import EvalsConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig

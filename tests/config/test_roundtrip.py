@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buckeye.config.dump import to_json
-from buckeye.config.evals import EvalsConfig
+from buckeye.config.environments import EvalsConfig
 from buckeye.config.inference import InferenceConfig
-from buckeye.config.load import load_config
+from buckeye.config.load import load_config, to_json
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import flag_of

@@ -3,7 +3,7 @@ import tomllib
 
 import pytest
 
-from buckeye.config.evals import EvalsConfig
+from buckeye.config.environments import EvalsConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import help_text, load_with_warnings
 from buckeye.config.orchestrator import OrchestratorConfig

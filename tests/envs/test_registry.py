@@ -117,7 +117,7 @@ def test_a_missing_one_names_the_id_close_matches_and_the_install_commands(site)
 
 def test_a_missing_one_without_any_like_it_lists_what_is_installed(monkeypatch):
     monkeypatch.setattr(registry, "installed_environments", lambda: ["alpha", "beta"])
-    monkeypatch.setattr(registry, "all_installed", lambda: ([], {}))
+    monkeypatch.setattr(registry, "is_there", lambda satellite: False)
     with pytest.raises(EnvironmentNotFoundError, match="Installed: alpha, beta"):
         load_environment("zzzzzz")
 

@@ -13,14 +13,12 @@ import httpx
 import pytest
 import torch
 
-from buckeye.inference.architecture import read_spec
-from buckeye.inference.cache import KVCache
 from buckeye.inference.client import SamplingParams
-from buckeye.inference.decoder import Decoder
-from buckeye.inference.engine import Engine
-from buckeye.inference.vllm.install import install_vllm
-from buckeye.inference.vllm.interpreter import find_vllm
-from buckeye.inference.weights import Checkpoint, Weights
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.inference.engine.decoder import Decoder, KVCache
+from buckeye.inference.engine.engine import Engine
+from buckeye.inference.engine.weights import Checkpoint, Weights
+from buckeye.inference.vllm.interpreter import find_vllm, install_vllm
 from tests.ports import free_port
 from tests.rounding import logprob_error
 from tests.waiting import HANG

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from buckeye.inference.access import PUBLIC
+from buckeye.inference.server.server import PUBLIC
 from tests.waiting import HANG
 
 from .conftest import Server

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from buckeye.base.process import RunIdentity
 from buckeye.errors import InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams
-from buckeye.process import RunIdentity
 from buckeye.transport.weights import Canary, publish_weights, read_weights_manifest
 
 from .conftest import HANG, Server, TinyModel, build_model, near

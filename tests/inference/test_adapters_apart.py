@@ -5,11 +5,10 @@ import copy
 import pytest
 import torch
 
-from buckeye.inference.adapters import AdaptedCheckpoint
-from buckeye.inference.architecture import read_spec
-from buckeye.inference.cache import KVCache
-from buckeye.inference.decoder import Chunk, Decoder
-from buckeye.inference.weights import Checkpoint, Weights
+from buckeye.inference.engine.adapters import AdaptedCheckpoint
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.inference.engine.decoder import Chunk, Decoder, KVCache
+from buckeye.inference.engine.weights import Checkpoint, Weights
 
 from .conftest import MAX_LEN, VOCAB, build_model
 

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from buckeye.errors import InferenceError
-from buckeye.inference.architecture import read_spec
-from buckeye.inference.sequences import Sequence
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.inference.engine.sequences import Sequence
+from buckeye.inference.engine.weights import Checkpoint
 from buckeye.inference.types import SamplingParams
-from buckeye.inference.weights import Checkpoint
 
 from .conftest import MAX_LEN, VOCAB, finish, make_engine, near
 
@@ -88,10 +88,9 @@ def test_the_older_keys_of_rope_are_read(make_model, tmp_path):
 
 
 def test_bfloat16_stays_close(qwen3):
-    from buckeye.inference.cache import KVCache
-    from buckeye.inference.decoder import Decoder
-    from buckeye.inference.engine import Engine
-    from buckeye.inference.weights import Weights
+    from buckeye.inference.engine.decoder import Decoder, KVCache
+    from buckeye.inference.engine.engine import Engine
+    from buckeye.inference.engine.weights import Weights
 
     spec = read_spec(qwen3.directory)
     settings = {"dtype": torch.bfloat16, "device": torch.device("cpu")}

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from buckeye.inference.architecture import read_spec
-from buckeye.inference.cache import KVCache, cache_budget
-from buckeye.inference.decoder import Chunk, Decoder
-from buckeye.inference.engine import Engine
-from buckeye.inference.sequences import Sequence
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.inference.engine.decoder import Chunk, Decoder, KVCache, cache_budget
+from buckeye.inference.engine.engine import Engine
+from buckeye.inference.engine.sequences import Sequence
+from buckeye.inference.engine.weights import Checkpoint, Weights
 from buckeye.inference.types import SamplingParams
-from buckeye.inference.weights import Checkpoint, Weights
 from tests.devices import DEVICES
 
 from .conftest import MAX_LEN, VOCAB, finish, make_engine

@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from buckeye.inference.sequences import Sequence
+from buckeye.inference.engine.sequences import Sequence
+from buckeye.inference.engine.weights import Checkpoint
 from buckeye.inference.types import SamplingParams
-from buckeye.inference.weights import Checkpoint
 
 from .conftest import MAX_LEN, finish, make_engine, near
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import httpcore
 import pytest
 
+from buckeye.base.process import raise_open_files_limit
 from buckeye.inference.client import InferenceClient
-from buckeye.process import raise_open_files_limit
 from tests.waiting import HANG
 
 from .test_client import GENERATE, IDS
@@ -180,7 +180,7 @@ SLOW_LOAD = """
 import time
 from buckeye.cli.main import main
 from buckeye.inference import admin
-from buckeye.inference.engine import Engine
+from buckeye.inference.engine.engine import Engine
 
 def slow(function):
     def called(*words):

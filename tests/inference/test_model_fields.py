@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference import engine as engine_module
-from buckeye.inference.architecture import read_spec
-from buckeye.inference.sequences import Sequence
+from buckeye.inference.engine import engine as engine_module
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.types import SamplingParams
-from buckeye.trainer.model import load_policy
+from buckeye.trainer.model.policy import load_policy
 from tests.rounding import logprob_error
 
 from .conftest import finish, make_engine
@@ -357,7 +357,7 @@ def test_windows_of_an_older_configuration_are_seen_by_the_doctor(tmp_path):
         "import sys\n"
         "from buckeye.config.load import load_config\n"
         "from buckeye.config.rl import RLConfig\n"
-        "from buckeye.run.preflight.model import check_model\n"
+        "from buckeye.sizing.model import check_model\n"
         "words = ['--trainer', '--orchestrator', '--inference', '--model.name', sys.argv[1]]\n"
         "check = check_model(load_config(RLConfig, words, environ={}), vllm=False)\n"
         "print(check.state, check.seen, check.do, 'torch' in sys.modules)"

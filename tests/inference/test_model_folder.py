@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.architecture import read_spec
-from buckeye.trainer.meta import empty_policy
-from buckeye.trainer.model import load_policy
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.trainer.model.policy import load_policy
+from buckeye.trainer.parallel.shards import empty_policy
 
 WRONG = {
     "a billion layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, and the weights"),

@@ -9,14 +9,13 @@ import sys
 import pytest
 import torch
 
-from buckeye.inference import engine as engine_module
-from buckeye.inference.architecture import read_spec
-from buckeye.inference.cache import KVCache
-from buckeye.inference.decoder import Decoder
-from buckeye.inference.engine import Engine
-from buckeye.inference.sequences import Sequence
+from buckeye.inference.engine import engine as engine_module
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.inference.engine.decoder import Decoder, KVCache
+from buckeye.inference.engine.engine import Engine
+from buckeye.inference.engine.sequences import Sequence
+from buckeye.inference.engine.weights import Checkpoint, Weights, auto_dtype
 from buckeye.inference.types import SamplingParams
-from buckeye.inference.weights import Checkpoint, Weights, auto_dtype
 
 from .conftest import MAX_LEN, finish, make_engine, near
 
@@ -213,6 +212,7 @@ def test_small_models_are_computed_in_float32_on_a_cpu(qwen3):
 
 def test_the_server_does_not_load_a_compiler():
     """It would be a third of the memory of a server for a small model, and a second of its start."""
-    code = "import sys, buckeye.inference.server; print({'torch._dynamo', 'transformers'} & set(sys.modules))"
+    code = "import sys, buckeye.inference.server.server; "
+    code += "print({'torch._dynamo', 'transformers'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.stdout.strip() == "set()", found.stderr

@@ -7,10 +7,10 @@ import weakref
 import pytest
 import torch
 
-from buckeye.inference import weights as weights_module
-from buckeye.inference.architecture import read_spec
-from buckeye.inference.projection import Projection, padded_rows
-from buckeye.inference.weights import Checkpoint, HalfReplacedError, Weights
+from buckeye.inference.engine import weights as weights_module
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.inference.engine.projection import Projection, padded_rows
+from buckeye.inference.engine.weights import Checkpoint, HalfReplacedError, Weights
 
 from .conftest import make_engine
 

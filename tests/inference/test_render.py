@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.render import ChatRenderer, sandbox
+from buckeye.inference.render import ChatRenderer, template_sandbox
 from buckeye.inference.render.template import PROBE_TOOLS, TOOL_TURN
 
 from .chat_families import FAMILIES, save_family
@@ -102,6 +102,11 @@ def test_a_template_that_refuses_is_one_message(save_renderer):
     renderer = save_renderer("{{ raise_exception('only users may speak') }}")
     with pytest.raises(UsageError, match="only users may speak"):
         renderer.render(QUESTION)
+
+
+def test_content_that_is_no_text_is_one_message(renderer):
+    with pytest.raises(UsageError, match="content of a message is list"):
+        renderer.render([{"role": "user", "content": [{"type": "text", "text": "the dog?"}]}])
 
 
 def test_without_a_template_messages_cannot_be_rendered(tokenizer, tmp_path):
@@ -199,6 +204,6 @@ def test_a_broken_template_is_told_with_its_line(save_renderer, template):
 
 @pytest.mark.parametrize("template", COSTLY)
 def test_a_template_that_would_take_for_ever_is_refused(monkeypatch, save_renderer, template):
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.2)
     with pytest.raises(UsageError, match="more than"):
         save_renderer(COSTLY[template])

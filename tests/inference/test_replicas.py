@@ -16,11 +16,11 @@ import psutil
 import pytest
 import torch
 
+from buckeye.base.process import RunIdentity
 from buckeye.errors import InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams, router
-from buckeye.process import RunIdentity
 from buckeye.trainer.canary import greedy_canary
-from buckeye.trainer.model import load_policy
+from buckeye.trainer.model.policy import load_policy
 from buckeye.transport.weights import Canary, publish_weights, read_weights_manifest
 from tests.waiting import HANG
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.forcing import call_opening
-from buckeye.inference.reply import GrowingReply
+from buckeye.inference.server.reply import GrowingReply
 
 from .chat_families import FAMILIES, save_family
 from .scripted_model import ASK_DOG, CALL, FIND

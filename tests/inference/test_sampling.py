@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buckeye.inference.sampling import SamplingBatch, mix, sample, uniforms
+from buckeye.inference.engine.sampling import SamplingBatch, mix, sample, uniforms
 
 PLAIN = SamplingBatch(inverse_temperature=None, greedy=None, top_k=None, top_p=None)
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from buckeye.inference.sequences import RunningSequences, Sequence
+from buckeye.inference.engine.sequences import RunningSequences, Sequence
 from buckeye.inference.types import SamplingParams
 
 MAX_LEN = 24

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buckeye.process import RunIdentity
+from buckeye.base.process import RunIdentity
 from buckeye.transport.weights import publish_weights
 from tests.waiting import wait_for
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from buckeye.errors import RunError
-from buckeye.run.serve import served_model
+from buckeye.launch.serve import served_model
 from tests.command import run_here
 
 from .conftest import KEY_VARIABLE, Server
@@ -170,7 +170,8 @@ def test_the_key_guards_every_route_but_health_and_the_process_ends_cleanly(qwen
 HELD = """
 import pathlib, time
 from buckeye.cli.main import main
-from buckeye.inference import decoder, server
+from buckeye.inference.engine import decoder
+from buckeye.inference.server import server
 
 def held(*words, decode=decoder.Decoder.decode):
     while not pathlib.Path({go!r}).exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from buckeye.inference.text import GrowingText
+from buckeye.inference.engine.text import GrowingText
 
 
 def decode_bytes(ids):

@@ -17,9 +17,10 @@ import torch
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
+from buckeye.base.request_gate import Rules
+from buckeye.base.storage import sha256_file
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
-from buckeye.gate import Rules
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.vllm.command import (
     PLUGIN,
@@ -29,7 +30,6 @@ from buckeye.inference.vllm.command import (
     server_environment,
 )
 from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE, Vllm, find_vllm, require_vllm
-from buckeye.storage import sha256_file
 from buckeye.transport.weights import combined_checksum, read_weights_manifest
 
 from .conftest import Server, cut_short, near

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buckeye.lines import LineFile, read_json_lines
+from buckeye.base.json_lines import LineFile, read_json_lines
 from buckeye.monitor.metrics import MetricsLog, MetricsTail, RunMetrics, Step, read_run
 
 

@@ -14,10 +14,10 @@ import time
 import pytest
 import wandb
 
+from buckeye.base.distribution import install_command
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.config.shared import WandbConfig
-from buckeye.distribution import install_command
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.tracker import check_wandb, tracked

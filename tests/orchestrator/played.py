@@ -3,7 +3,7 @@
 from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import Generation
 from buckeye.orchestrator.rollout import Group, Rollout
-from buckeye.orchestrator.samples import Segment
+from buckeye.orchestrator.training_samples import Segment
 
 
 def rollout(reward, *, turns=(3,), truncated=False, stop_reason="answered", turn_rewards=None, shaping=None):

@@ -6,9 +6,8 @@ import contextlib
 import pytest
 
 from buckeye.inference.client import InferenceClient, SamplingParams
-from buckeye.orchestrator.admission import Admission
-from buckeye.orchestrator.environments import NamedEnvironment, PlaySettings
-from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.deterministic_sampling import Lockstep
+from buckeye.orchestrator.environments import Admission, NamedEnvironment, PlaySettings
 from buckeye.orchestrator.player import RolloutPlayer
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer

@@ -17,9 +17,9 @@ from buckeye.errors import UsageError
 from buckeye.inference.client import SamplingParams
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.curriculum import WINDOW, Curriculum, load_curricula
+from buckeye.orchestrator.deterministic_sampling import Lockstep
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.filters import group_filter
-from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler

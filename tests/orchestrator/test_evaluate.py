@@ -13,8 +13,13 @@ from buckeye.inference.client import SamplingParams
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.evaluate import EvalResult, evaluate, evaluated_versions
-from buckeye.orchestrator.evaluation_files import evaluate_and_write, write_evaluation
+from buckeye.orchestrator.evaluation import (
+    EvalResult,
+    evaluate,
+    evaluate_and_write,
+    evaluated_versions,
+    write_evaluation,
+)
 from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.rollout import Rollout, Segment
 from tests.waiting import HANG

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buckeye.base.process import RunIdentity
 from buckeye.config.orchestrator import EvalConfig, EvalEnvConfig, OrchestratorConfig
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator import evaluations as module
 from buckeye.orchestrator.evaluations import Evaluations
-from buckeye.process import RunIdentity
 from buckeye.transport.weights import publish_weights
 
 ME = RunIdentity(run_id="mine", attempt=2)

@@ -8,7 +8,7 @@ import pytest
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import InferenceError
 from buckeye.inference.client import Generation, SamplingParams
-from buckeye.orchestrator.lockstep import Lockstep, lockstep_of
+from buckeye.orchestrator.deterministic_sampling import Lockstep, lockstep_of
 
 
 class Counting:

@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
+from buckeye.base.process import RunIdentity
 from buckeye.errors import TransportError
-from buckeye.orchestrator.outbox import Outbox
-from buckeye.orchestrator.wrong_servers import WrongServers
-from buckeye.process import RunIdentity
+from buckeye.orchestrator.batch_sender import Outbox
+from buckeye.orchestrator.weights_watcher import WrongServers
 from buckeye.transport.batches import Batch, Sample, batch_directory, read_batch, remove_batch
 from buckeye.transport.restarts import RestartRequest, take_restart_requests
 from buckeye.transport.weights import publish_weights

@@ -12,9 +12,9 @@ from buckeye.envs.base import Outcome, Task
 from buckeye.errors import FinalRunError
 from buckeye.inference.client import SamplingParams
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
+from buckeye.orchestrator.deterministic_sampling import Lockstep
 from buckeye.orchestrator.environments import NamedEnvironment, PlaySettings
 from buckeye.orchestrator.filters import group_filter
-from buckeye.orchestrator.lockstep import Lockstep
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.rollout import Group, Rollout

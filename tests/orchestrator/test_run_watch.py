@@ -7,7 +7,7 @@ import pytest
 
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.orchestrator.batch import batch_metrics
-from buckeye.orchestrator.run_watch import RunWatch
+from buckeye.orchestrator.loop_watch import RunWatch
 
 from .played import group, rollout
 

@@ -13,10 +13,10 @@ from buckeye.envs.base import CallOptions
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.client import Generation, SamplingParams
 from buckeye.inference.render import ChatRenderer
-from buckeye.orchestrator.lockstep import Lockstep
+from buckeye.orchestrator.deterministic_sampling import Lockstep
 from buckeye.orchestrator.policy import RecordingPolicy
+from tests.inference.chat_families import FAMILIES, save_family
 
-from ..inference.chat_families import FAMILIES, save_family
 from .fakes import FakeEngine, LetterRenderer
 
 ASK = {"role": "user", "content": "a"}

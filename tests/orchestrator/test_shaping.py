@@ -8,10 +8,9 @@ from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome, Task
 from buckeye.errors import UsageError
 from buckeye.inference.client import SamplingParams
-from buckeye.orchestrator.advantages import Scored
+from buckeye.orchestrator.advantages import Scored, overlong_amount, reward_shaping
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.player import RolloutPlayer
-from buckeye.orchestrator.shaping import overlong_amount, reward_shaping
 from buckeye.orchestrator.task_sampler import GroupTask
 from tests.waiting import HANG
 

@@ -9,16 +9,16 @@ import pytest
 from buckeye.envs.base import Outcome, Task
 from buckeye.monitor import stopwatch
 from buckeye.monitor.stopwatch import BusyClock
-from buckeye.orchestrator import timing
+from buckeye.orchestrator import loop_times
 from buckeye.orchestrator.collected import Collected
+from buckeye.orchestrator.loop_times import LoopTimes, Throughput
 from buckeye.orchestrator.rollout import Group, Rollout
-from buckeye.orchestrator.timing import LoopTimes, Throughput
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = SimpleNamespace(seconds=100.0)
-    for module in (stopwatch, timing):
+    for module in (stopwatch, loop_times):
         monkeypatch.setattr(module.time, "monotonic", lambda: now.seconds)
     return now
 

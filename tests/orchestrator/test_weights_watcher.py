@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from buckeye.base.process import RunIdentity
 from buckeye.errors import InferenceError, RunError
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
-from buckeye.process import RunIdentity
 from buckeye.transport.weights import publish_weights
 from tests.waiting import HANG
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from buckeye.trainer.tiny import TinySize, make_tiny_model
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from tests.command import run_here
 from tests.waiting import HANG
 

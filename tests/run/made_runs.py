@@ -6,14 +6,13 @@ from functools import partial
 
 import psutil
 
-from buckeye.checkpoint import save_checkpoint
-from buckeye.config.dump import to_json
-from buckeye.config.load import load_config
+from buckeye.base.process import RunIdentity
+from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
-from buckeye.process import RunIdentity
-from buckeye.run.changes import as_recorded
-from buckeye.run.record import ProcessRecord, RunRecord, birth_of, write_record
-from buckeye.run.registry import register
+from buckeye.launch.resume_checks import as_recorded
+from buckeye.run_files.known import register
+from buckeye.run_files.record import ProcessRecord, RunRecord, birth_of, write_record
+from buckeye.transport.checkpoint import save_checkpoint
 
 STARTED = 1_700_000_000.0
 

@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from buckeye.process import RunIdentity
-from buckeye.run.plan import Role
-from buckeye.run.processes import Processes
+from buckeye.base.process import RunIdentity
+from buckeye.launch.processes import Processes
+from buckeye.sizing.plan import Role
 from tests.waiting import wait_for
 
 BEATS = """
 import os, time
-from buckeye import beat
+from buckeye.base import heartbeat as beat
 beat.start_beating()
 """
 

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from buckeye.config.dump import to_json
-from buckeye.config.load import load_config
+from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
-from buckeye.run.changes import as_recorded, changed_settings
-from buckeye.run.resume import to_resume
+from buckeye.launch.resume import to_resume
+from buckeye.launch.resume_checks import as_recorded, changed_settings
 
 RUN = "--trainer --orchestrator --inference --output-dir out --clean"
 

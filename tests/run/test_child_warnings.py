@@ -1,6 +1,6 @@
 """What of the processes' log lines is shown on the launcher's screen."""
 
-from buckeye.run.child_warnings import ChildWarnings
+from buckeye.launch.progress import ChildWarnings
 
 
 def line(process, level, text):
@@ -45,7 +45,7 @@ def test_a_log_that_is_not_there_yet(tmp_path):
 
 def test_a_kind_is_shown_again_after_ten_minutes(tmp_path, monkeypatch):
     log, clock = tmp_path / "run.log", [0.0]
-    monkeypatch.setattr("buckeye.run.child_warnings.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("buckeye.launch.progress.time.monotonic", lambda: clock[0])
     warnings = ChildWarnings(log, own="rl")
     shown = []
     for minute in range(25):

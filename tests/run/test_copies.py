@@ -10,11 +10,11 @@ import psutil
 import pytest
 
 from buckeye.errors import UsageError
-from buckeye.run.control import continuation, stop_run
-from buckeye.run.record import PLACE_VARIABLE, place_of, processes_left, read_record, write_record
-from buckeye.run.registry import known_runs, register
-from buckeye.run.resume import wait_for_leftovers
-from buckeye.run.status import run_status
+from buckeye.launch.resume import wait_for_leftovers
+from buckeye.run_files.known import known_runs, register
+from buckeye.run_files.record import PLACE_VARIABLE, place_of, processes_left, read_record, write_record
+from buckeye.runs.status import run_status
+from buckeye.runs.stop import continuation, stop_run
 
 from .made_runs import made_run, recorded
 

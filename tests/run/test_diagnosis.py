@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from buckeye.run import diagnosis as module
-from buckeye.run.diagnosis import Memory, diagnosis, how_it_ended, named_cause
-from buckeye.run.plan import Role
-from buckeye.run.processes import Processes
+from buckeye.launch import why_it_ended as module
+from buckeye.launch.processes import Processes
+from buckeye.launch.why_it_ended import Memory, diagnosis, how_it_ended, named_cause
+from buckeye.sizing.plan import Role
 
 FEW = Memory(in_cgroup=2, on_machine=5)
 
@@ -50,10 +50,13 @@ def test_the_exit_code_and_the_last_lines(ended, tmp_path):
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
-        (Memory(in_cgroup=3, on_machine=6), "the kernel killed it for want of memory (the limit of this"),
-        (Memory(in_cgroup=2, on_machine=6), "probably by the kernel for want of memory: it has just killed"),
-        (Memory(in_cgroup=None, on_machine=None), "by someone, or by the kernel for want of memory"),
-        (FEW, "by someone, or by the kernel for want of memory"),
+        (Memory(in_cgroup=3, on_machine=6), "the kernel killed it because memory ran out (the limit of this"),
+        (
+            Memory(in_cgroup=2, on_machine=6),
+            "probably by the kernel because memory ran out: it has just",
+        ),
+        (Memory(in_cgroup=None, on_machine=None), "by someone, or by the kernel because memory ran out"),
+        (FEW, "by someone, or by the kernel because memory ran out"),
     ],
 )
 def test_who_killed_it(ended, tmp_path, monkeypatch, counts, expected):
@@ -105,7 +108,8 @@ def test_the_error_that_a_process_names(ended, code, expected):
 
 
 def test_the_last_word_counts_more_than_the_log(ended):
-    says = "from buckeye import beat; beat.start_beating(); "
-    says += "beat.failed('no batch', error='TransportError', final=False); raise SystemExit('error: other')"
+    says = "from buckeye.base import heartbeat; heartbeat.start_beating(); "
+    says += "heartbeat.failed('no batch', error='TransportError', final=False); "
+    says += "raise SystemExit('error: other')"
     child = ended(says)
     assert named_cause(child, child.returncode) == "trainer: no batch"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from buckeye.errors import UsageError
-from buckeye.run.directory import (
+from buckeye.run_files.directory import (
     attempt_logs,
     begin_attempt,
     claimed,
@@ -22,7 +22,7 @@ from buckeye.run.directory import (
     put_aside,
     refuse_used,
 )
-from buckeye.run.record import RunRecord, write_record
+from buckeye.run_files.record import RunRecord, write_record
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from buckeye.config.disk import DiskConfig
 from buckeye.config.environments import EvalEnvConfig
 from buckeye.config.orchestrator import EvalConfig, OrchestratorConfig, RolloutsConfig
-from buckeye.config.rl import RLConfig
+from buckeye.config.rl import DiskConfig, RLConfig
 from buckeye.config.trainer import (
     ExperimentalConfig,
     LoRAConfig,
@@ -20,12 +19,12 @@ from buckeye.config.trainer import (
     TrainerConfig,
 )
 from buckeye.errors import UsageError
-from buckeye.run.cleaning import prune_logs
-from buckeye.run.disk import check_disk, count_parameters, disk_table, estimate_disk
-from buckeye.run.dry_run import plan_table
-from buckeye.run.machine import this_machine
-from buckeye.run.plan import make_plan
-from buckeye.run.ports import AnyPorts
+from buckeye.launch.dry_run import plan_table
+from buckeye.run_files.logs import prune_logs
+from buckeye.sizing.devices import this_machine
+from buckeye.sizing.disk import check_disk, count_parameters, disk_table, estimate_disk
+from buckeye.sizing.plan import make_plan
+from buckeye.sizing.ports import AnyPorts
 from tests.small_disk import fill, small_disk
 
 

@@ -15,18 +15,18 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from buckeye.checkpoint import read_scores
 from buckeye.cli.app import app
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import CheckpointError, RunError, UsageError
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.run.export.choose import choose_checkpoint
-from buckeye.run.export.export import ExportRequest, export_model
-from buckeye.run.model_files import fetch_base
-from buckeye.trainer import release
+from buckeye.runs.export.export import ExportRequest, export_model
+from buckeye.runs.export.facts import choose_checkpoint
+from buckeye.sizing.model_files import fetch_base
+from buckeye.trainer.output import release
 from buckeye.trainer.sft import run_sft
+from buckeye.transport.checkpoint import read_scores
 from tests.run.fake_hub import FakeHub
 
 LORA = {"experimental": {"lora": {"rank": 4}}}
@@ -367,7 +367,7 @@ def test_what_rounding_does_is_told_and_too_much_of_it_refused(adapted, tiny_mod
     content = json.loads((adapted / "configs" / "sft.json").read_text())
     content["model"]["name"] = str(half)
     (adapted / "configs" / "sft.json").write_text(json.dumps(content))
-    monkeypatch.setattr("buckeye.trainer.adapter.base_digest", lambda name: None)
+    monkeypatch.setattr("buckeye.trainer.model.adapter_files.base_digest", lambda name: None)
     _, said = _export(adapted, merge_lora=True)
     rounded = float(re.search(r"checkpoint (\S+) nats", said[-1])[1])
     assert 1e-8 < rounded < release.MUCH

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from buckeye.checkpoint import list_checkpoints, verify_checkpoint
-from buckeye.space import waits_for_disk
-from buckeye.storage import step_directories
+from buckeye.base.disk import waits_for_disk
+from buckeye.base.storage import step_directories
+from buckeye.transport.checkpoint import list_checkpoints, verify_checkpoint
 from buckeye.transport.weights import verify_weights
 from tests.small_disk import fill, small_disk
 

@@ -9,8 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
-from buckeye.process import RunIdentity
-from buckeye.storage import step_directories
+from buckeye.base.process import RunIdentity
+from buckeye.base.storage import step_directories
 from buckeye.transport.batches import Batch, Sample, write_batch
 from buckeye.transport.weights import publish_weights
 from tests.waiting import wait_for

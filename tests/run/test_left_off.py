@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from buckeye.checkpoint import list_checkpoints
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import CheckpointError
-from buckeye.run.directory import begin_attempt
-from buckeye.run.resume import beginning
-from buckeye.run.status import newest_checkpoint
+from buckeye.launch.resume import beginning
+from buckeye.run_files.directory import begin_attempt
+from buckeye.runs.status import newest_checkpoint
+from buckeye.transport.checkpoint import list_checkpoints
 
 from .made_runs import made_run
 

@@ -6,8 +6,8 @@ from datetime import datetime
 import pytest
 
 from buckeye.errors import UsageError
-from buckeye.run.directory import attempt_logs, link_log
-from buckeye.run.logs import follow_logs, read_logs
+from buckeye.run_files.directory import attempt_logs, link_log
+from buckeye.run_files.logs import follow_logs, read_logs
 
 START = datetime(2024, 3, 1, 23, 59, 50)
 

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from buckeye.run.resume import wait_for_leftovers
+from buckeye.launch.resume import wait_for_leftovers
 
 from .made_runs import made_run, recorded
 
 SEES_PROCESS_1 = """
 import os
-from buckeye.process import die_with_parent
+from buckeye.base.process import die_with_parent
 os.getppid = lambda: 1
 die_with_parent()
 """

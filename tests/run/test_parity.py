@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from buckeye.envs.registry import load_environment
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
-from buckeye.run.serve import served_model
-from buckeye.trainer.model import load_policy
-from buckeye.trainer.rows import make_row
+from buckeye.launch.serve import served_model
+from buckeye.trainer.data.packing import pack_micro_batch
+from buckeye.trainer.model.policy import load_policy
 from dakota1890.__main__ import main as write_demonstrations
 from tests.command import run_here
 
@@ -97,7 +97,7 @@ def test_engine_log_probs_equal_the_trainers(trained, prompts, generations):
         token_ids.append(np.array([*ids, *generation.token_ids], dtype=np.int32))
         masks.append(np.array([False] * len(ids) + [True] * len(generation.token_ids)))
         sampled += generation.logprobs
-    row = make_row(token_ids, masks, policy.device)
+    row = pack_micro_batch(token_ids, masks, policy.device)
     with torch.no_grad():
         logprobs, _ = policy.token_logprobs(row, torch.ones(len(row.targets)))
     assert np.abs(logprobs.numpy() - np.array(sampled)).max() < 1e-4

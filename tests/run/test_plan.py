@@ -4,9 +4,9 @@ import pytest
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.run.machine import Machine
-from buckeye.run.plan import make_plan
-from buckeye.run.ports import held_ports
+from buckeye.sizing.devices import Machine
+from buckeye.sizing.plan import make_plan
+from buckeye.sizing.ports import held_ports
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}")
 

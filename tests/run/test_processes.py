@@ -7,9 +7,9 @@ import sys
 
 import psutil
 
-from buckeye.run import processes as processes_module
-from buckeye.run.plan import Role
-from buckeye.run.processes import Processes
+from buckeye.launch import processes as processes_module
+from buckeye.launch.processes import Processes
+from buckeye.sizing.plan import Role
 from tests.waiting import wait_for
 
 LEAVES_ONE_BEHIND = (
@@ -20,7 +20,7 @@ LEAVES_ONE_BEHIND = (
 UNDER_NOHUP = """
 import os, signal
 signal.signal(signal.SIGHUP, signal.{disposition})
-from buckeye.process import StopFlag
+from buckeye.base.process import StopFlag
 stop = StopFlag().install()
 os.kill(os.getpid(), signal.SIGHUP)
 print(stop.requested)

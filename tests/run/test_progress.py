@@ -6,7 +6,7 @@ import re
 import pytest
 from hypothesis import given, settings
 
-from buckeye.run.progress import Progress
+from buckeye.launch.progress import Progress
 from tests.monitor.test_metrics import counted_by_hand, record, runs, written
 from tests.run.made_runs import write_metrics
 
@@ -87,7 +87,7 @@ def test_no_step_is_ever_shown_with_the_reward_of_another(tmp_path_factory, line
 
 
 def test_a_terminal_has_the_newest_step_and_no_more_than_its_width(tmp_path, monkeypatch):
-    monkeypatch.setattr("buckeye.run.progress._columns", lambda: 40)
+    monkeypatch.setattr("buckeye.launch.progress._columns", lambda: 40)
     stream = Terminal()
     progress = Progress(tmp_path / "metrics.jsonl", max_steps=9, stream=stream)
     progress.update("waiting for the first step")
@@ -97,7 +97,7 @@ def test_a_terminal_has_the_newest_step_and_no_more_than_its_width(tmp_path, mon
     line = "0 s | Step 1/9 | reward 0.5000 | loss -0.2500 | 4,578 tokens/s | staleness 1"
     progress.update("")
     assert stream.getvalue().endswith(f"\r\x1b[2K{line[:39]}")
-    monkeypatch.setattr("buckeye.run.progress._columns", lambda: 100)
+    monkeypatch.setattr("buckeye.launch.progress._columns", lambda: 100)
     progress.update("")
     assert stream.getvalue().endswith(f"\r\x1b[2K{line}")
 
@@ -118,7 +118,7 @@ def test_what_is_told_stands_above_the_line(tmp_path):
 
 def test_the_time_that_is_left_is_at_the_pace_of_the_steps_so_far(tmp_path, monkeypatch):
     stream, now = io.StringIO(), [0.0]
-    monkeypatch.setattr("buckeye.run.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("buckeye.launch.progress.time.monotonic", lambda: now[0])
     progress = Progress(tmp_path / "metrics.jsonl", max_steps=10, stream=stream)
     for step, seconds in enumerate((100.0, 110.0, 130.0)):
         now[0] = seconds

@@ -6,14 +6,14 @@ from contextlib import suppress
 
 import pytest
 
-from buckeye.config.supervision import SupervisionConfig
+from buckeye.base.disk import what_is_free
+from buckeye.base.process import RunIdentity
+from buckeye.config.rl import SupervisionConfig
 from buckeye.errors import RunError
-from buckeye.process import RunIdentity
-from buckeye.run import restarts as restarts_module
-from buckeye.run.plan import Role
-from buckeye.run.processes import Processes
-from buckeye.run.restarts import Restarts
-from buckeye.space import what_is_free
+from buckeye.launch import restarts as restarts_module
+from buckeye.launch.processes import Processes
+from buckeye.launch.restarts import Restarts
+from buckeye.sizing.plan import Role
 from buckeye.transport.restarts import request_restart
 from tests.small_disk import small_disk
 from tests.waiting import wait_for
@@ -97,8 +97,8 @@ def test_without_restarts_the_first_end_is_the_last(processes, tmp_path):
 
 
 def test_a_server_whose_port_is_taken_is_told_apart(processes, tmp_path):
-    says = "from buckeye import beat; beat.start_beating(); "
-    says += "beat.failed('Cannot listen', error='PortTakenError', final=False); raise SystemExit(1)"
+    says = "from buckeye.base import heartbeat; heartbeat.start_beating(); "
+    says += "heartbeat.failed('Cannot listen', error='PortTakenError', final=False); raise SystemExit(1)"
     child = processes.start(server(says))
     restarts = Restarts(processes, tmp_path, LIMITS, first_delay=60)
     homeless = []

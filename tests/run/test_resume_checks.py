@@ -6,14 +6,14 @@ import shutil
 import numpy as np
 import pytest
 
+from buckeye.base.process import RunIdentity
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.process import RunIdentity
-from buckeye.run.control import continuation
-from buckeye.run.resume import beginning
+from buckeye.launch.resume import beginning
+from buckeye.runs.stop import continuation
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from buckeye.trainer.rl import run_trainer
-from buckeye.trainer.tiny import TinySize, make_tiny_model
 from buckeye.transport.batches import Batch, Sample, write_batch
 from tests.trainer.trainer_config import trainer_config
 

@@ -11,10 +11,10 @@ import pytest
 
 from buckeye.cli.run_texts import run_list, status_text
 from buckeye.errors import RunError, UsageError
-from buckeye.run.control import stop_run
-from buckeye.run.record import ProcessRecord, read_record
-from buckeye.run.status import run_status
-from buckeye.run.waits import Wait, circle, sentence, waits
+from buckeye.launch.waits import Wait, circle, sentence, waits
+from buckeye.run_files.record import ProcessRecord, read_record
+from buckeye.runs.status import run_status
+from buckeye.runs.stop import stop_run
 from tests.run.made_runs import STARTED, made_run, recorded, write_metrics
 
 

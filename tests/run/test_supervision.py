@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from buckeye.run.record import read_record
+from buckeye.run_files.record import read_record
 from tests.waiting import wait_for
 
 QUICK = ("--supervision.heartbeat-timeout", 4)

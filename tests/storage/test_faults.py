@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from buckeye import faults
+from buckeye.base import faults
+from buckeye.base.storage import write_file
 from buckeye.errors import UsageError
-from buckeye.storage import write_file
 
 _PASSES = """
 import sys
-from buckeye.faults import fault_point
+from buckeye.base.faults import fault_point
 for passage in range(1, 4):
     print(passage, flush=True)
     try:
@@ -74,7 +74,7 @@ def test_a_stopped_process_goes_on_when_it_is_continued(tmp_path):
     ],
 )
 def test_a_mistake_is_told_at_the_start(tmp_path, written, message):
-    result = _run(tmp_path, written, code="import buckeye.faults")
+    result = _run(tmp_path, written, code="import buckeye.base.faults")
     assert result.returncode != 0
     assert message in result.stderr
 
@@ -82,7 +82,7 @@ def test_a_mistake_is_told_at_the_start(tmp_path, written, message):
 def test_marks_need_a_directory(tmp_path, monkeypatch):
     assert (
         "BUCKEYE_FAULTS_DONE"
-        in _run(tmp_path / "none", "trainer.oom=kill", code="import buckeye.faults").stderr
+        in _run(tmp_path / "none", "trainer.oom=kill", code="import buckeye.base.faults").stderr
     )
     monkeypatch.setenv("BUCKEYE_FAULTS", "trainer.oom=error")
     monkeypatch.delenv("BUCKEYE_FAULTS_DONE", raising=False)
@@ -91,7 +91,7 @@ def test_marks_need_a_directory(tmp_path, monkeypatch):
 
 
 def test_every_point_in_the_code_is_listed_and_every_listed_one_is_in_the_code():
-    source = Path(faults.__file__).parent
+    source = Path(faults.__file__).parents[1]
     called = {
         name
         for path in source.rglob("*.py")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.lines import LineFile, LineStream, read_json_lines
-from buckeye.run.journal import read_events, write_event
+from buckeye.base.json_lines import LineFile, LineStream, read_json_lines
+from buckeye.run_files.record import read_events, write_event
 from tests.small_disk import fill
 
 
@@ -42,7 +42,7 @@ def test_half_a_line_of_a_killed_writer_is_ended(tmp_path):
 _WRITER = """
 import sys
 from pathlib import Path
-from buckeye.lines import LineFile
+from buckeye.base.json_lines import LineFile
 file = LineFile(Path(sys.argv[1]))
 for number in range(400):
     try:

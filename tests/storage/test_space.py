@@ -12,9 +12,9 @@ import threading
 
 import pytest
 
-from buckeye import space, storage
-from buckeye.errors import DiskFullError
-from buckeye.space import (
+from buckeye.base import disk as disk_room
+from buckeye.base import storage
+from buckeye.base.disk import (
     Patience,
     disk_is_full,
     size_of,
@@ -22,12 +22,13 @@ from buckeye.space import (
     write_when_room,
     write_when_room_async,
 )
+from buckeye.errors import DiskFullError
 from tests.small_disk import fill
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(space, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(disk_room, "_POLL_SECONDS", 0.01)
     monkeypatch.setenv("BUCKEYE_DISK_RESERVE", "100000")
 
 
@@ -150,9 +151,9 @@ def test_other_tasks_go_on_during_a_wait_and_cancelling_ends_it(disk):
 _WAITS = """
 import sys
 from pathlib import Path
-from buckeye.process import StopFlag
-from buckeye.space import write_when_room
-from buckeye.storage import write_file
+from buckeye.base.process import StopFlag
+from buckeye.base.disk import write_when_room
+from buckeye.base.storage import write_file
 StopFlag().install()
 path = Path(sys.argv[1]) / "x"
 write_when_room(path, lambda: write_file(path, b"x" * 8000), what="the thing", needed=8000)
@@ -179,7 +180,7 @@ def test_who_looks_is_not_taken_for_one_who_waits(tmp_path, monkeypatch):
     looks = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(looks, fcntl.LOCK_EX)
     with monkeypatch.context() as patch:
-        patch.setattr(space.time, "sleep", lambda seconds: fcntl.flock(looks, fcntl.LOCK_UN))
+        patch.setattr(disk_room.time, "sleep", lambda seconds: fcntl.flock(looks, fcntl.LOCK_UN))
         assert not waits_for_disk(tmp_path)
     fcntl.flock(looks, fcntl.LOCK_SH)
     assert waits_for_disk(tmp_path)
@@ -193,7 +194,7 @@ def test_what_cannot_be_there_takes_no_room(tmp_path):
 
 def test_patience_does_not_pass_while_someone_waits(disk, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(space.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(disk_room.time, "monotonic", lambda: now[0])
     patience = Patience(10.0, disk)
 
     def after(seconds):
@@ -201,7 +202,7 @@ def test_patience_does_not_pass_while_someone_waits(disk, monkeypatch):
         return patience.is_over()
 
     assert not after(6.0)
-    held = space._hold(disk)
+    held = disk_room._hold(disk)
     assert not after(1000.0)
     os.close(held)
     assert not after(3.0)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from buckeye import storage
+from buckeye.base import storage
 
 # Writes `final` (replacing version 1 by version 2) and dies at the n-th system-level step of the writer.
 _DYING_WRITER = """
 import os, pathlib, sys
-from buckeye import storage
+from buckeye.base import storage
 final, die_at, kind = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 count = 0
 def trace(frame, event, arg):

@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
 
-from buckeye.trainer.model import load_policy
-from buckeye.trainer.rows import make_row
+from buckeye.trainer.data.packing import pack_micro_batch
+from buckeye.trainer.model.policy import load_policy
 from buckeye.transport.batches import Batch, Sample
 
 TEMPLATE = (
@@ -98,7 +98,7 @@ def batches(tiny_model):
 
     def sample(step: int, length: int) -> Sample:
         ids = rng.integers(0, 256, length).astype(np.int32)
-        row = make_row([ids], [np.arange(length) > 0], policy.device)
+        row = pack_micro_batch([ids], [np.arange(length) > 0], policy.device)
         with torch.no_grad():
             exact, _ = policy.token_logprobs(row, torch.ones(length - 1))
         mask = np.arange(length) >= length // 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buckeye.trainer.model import Policy
+from buckeye.trainer.model.policy import Policy
 
 
 def count_passes(policy: Policy) -> list[int]:

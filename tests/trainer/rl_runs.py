@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.process import RunIdentity
 from buckeye.monitor.metrics import read_metrics
-from buckeye.process import RunIdentity
 from buckeye.transport.batches import Batch, write_batch
 
 ME = RunIdentity(run_id="local", attempt=1)

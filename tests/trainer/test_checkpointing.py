@@ -17,14 +17,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from buckeye.checkpoint import list_checkpoints, resolve_checkpoint, trainer_state, verify_checkpoint
+from buckeye.base.faults import DONE, FAULTS
 from buckeye.errors import CheckpointError
-from buckeye.faults import DONE, FAULTS
 from buckeye.monitor.metrics import read_metrics
-from buckeye.trainer import output as output_module
 from buckeye.trainer.background import Background
-from buckeye.trainer.random_state import random_state, set_random_state
+from buckeye.trainer.output import writer as output_module
+from buckeye.trainer.output.state import random_state, set_random_state
 from buckeye.trainer.rl import run_trainer
+from buckeye.transport.checkpoint import (
+    list_checkpoints,
+    resolve_checkpoint,
+    trainer_state,
+    verify_checkpoint,
+)
 from tests.trainer.rl_runs import ME, put, records
 from tests.trainer.trainer_config import trainer_config
 

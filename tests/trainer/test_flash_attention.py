@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from buckeye.trainer.attention import packed_attention
-from buckeye.trainer.model import load_policy
-from buckeye.trainer.rows import make_row
+from buckeye.trainer.data.packing import pack_micro_batch
+from buckeye.trainer.model.attention import packed_attention
+from buckeye.trainer.model.policy import load_policy
 
 CPU = torch.device("cpu")
 PROMPT = np.random.default_rng(0).integers(0, 256, 20).astype(np.int32)
@@ -69,7 +69,7 @@ def row_of(name: str, lengths: list[int], device: torch.device = CPU):
         samples = [np.concatenate([PROMPT, ids]) for ids in samples]
     if "two" in name:
         samples[2:4] = [np.concatenate([PROMPT[::-1], ids]) for ids in samples[2:4]]
-    return make_row(samples, [np.arange(len(ids)) >= 1 for ids in samples], device)
+    return pack_micro_batch(samples, [np.arange(len(ids)) >= 1 for ids in samples], device)
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -12,14 +12,12 @@ from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from buckeye.config.losses import LossConfig
-from buckeye.trainer import head
-from buckeye.trainer.attention import PACKED_ATTENTION
+from buckeye.trainer.data.packing import pack_micro_batch, plan_bins
 from buckeye.trainer.losses import LossInputs, total_loss
 from buckeye.trainer.losses.registry import LOSS_TYPES
-from buckeye.trainer.model import Policy, PolicyModule
-from buckeye.trainer.norm import RMSNorm, replace_norms
-from buckeye.trainer.packing import plan_bins
-from buckeye.trainer.rows import make_row
+from buckeye.trainer.model import logprobs as head
+from buckeye.trainer.model.attention import PACKED_ATTENTION
+from buckeye.trainer.model.policy import Policy, PolicyModule, RMSNorm, replace_norms
 from tests.trainer.conftest import SHAPE
 
 CPU = torch.device("cpu")
@@ -132,7 +130,7 @@ def _packed_gradient(policy, samples, columns, temperatures, loss, capacity):
     policy.model.zero_grad()
     total = 0.0
     for b in plan_bins([ids for ids, _ in samples], capacity):
-        row = make_row([samples[i][0] for i in b.indices], [samples[i][1] for i in b.indices], CPU)
+        row = pack_micro_batch([samples[i][0] for i in b.indices], [samples[i][1] for i in b.indices], CPU)
         each = torch.tensor([temperatures[i] for i in b.indices], dtype=torch.float64)[row.sequences]
         outputs = policy.token_logprobs(row, each)
         value = total_loss(_inputs(*outputs, row.sequences, [columns[i] for i in b.indices]), loss).loss
@@ -166,8 +164,8 @@ def test_any_groups(models, samples, capacity):
 
 def test_long_samples(models, monkeypatch):
     """Where masks are not affordable."""
-    monkeypatch.setattr("buckeye.trainer.layout.SHORT_KEYS", 8)
-    monkeypatch.setattr("buckeye.trainer.attention.SHORT_KEYS", 8)
+    monkeypatch.setattr("buckeye.trainer.data.prefix_groups.SHORT_KEYS", 8)
+    monkeypatch.setattr("buckeye.trainer.model.attention.SHORT_KEYS", 8)
     rng = np.random.default_rng(5)
     samples = []
     for length in (6, 9):
@@ -182,8 +180,8 @@ def test_long_samples(models, monkeypatch):
 @given(st.integers(0, 2**32 - 1))
 def test_long_samples_of_any_lengths(models, monkeypatch, seed):
     """Few and many keys in one row: suffixes of different prefixes do not see the padding of these."""
-    monkeypatch.setattr("buckeye.trainer.layout.SHORT_KEYS", 24)
-    monkeypatch.setattr("buckeye.trainer.attention.SHORT_KEYS", 24)
+    monkeypatch.setattr("buckeye.trainer.data.prefix_groups.SHORT_KEYS", 24)
+    monkeypatch.setattr("buckeye.trainer.model.attention.SHORT_KEYS", 24)
     rng = np.random.default_rng(seed)
     samples = []
     for _ in range(rng.integers(2, 5)):

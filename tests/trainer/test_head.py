@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from buckeye.trainer.head import token_logprobs
+from buckeye.trainer.model.logprobs import token_logprobs
 
 
 def _naive(hidden, weight, targets, temperatures):
@@ -82,7 +82,7 @@ def test_never_holds_all_logits(monkeypatch):
 
 _MEASURE = """
 import resource, torch
-from buckeye.trainer.head import token_logprobs
+from buckeye.trainer.model.logprobs import token_logprobs
 torch.set_num_threads(1)
 hidden = torch.randn(8192, 16).requires_grad_()
 weight = torch.randn(151_936, 16).mul_(0.1).requires_grad_()

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from buckeye.base.process import RunIdentity, StopFlag
 from buckeye.errors import TransportError
-from buckeye.process import RunIdentity, StopFlag
-from buckeye.trainer import inbox
-from buckeye.trainer.distributed import Ranks
-from buckeye.trainer.inbox import Inbox
+from buckeye.trainer import batch_receiver
+from buckeye.trainer.batch_receiver import Inbox
+from buckeye.trainer.parallel.ranks import Ranks
 from buckeye.transport.batches import Batch, Sample, end_batches, write_batch
 from tests.waiting import HANG
 
@@ -58,8 +58,8 @@ def test_the_deadline_says_what_was_waited_for(tmp_path):
 
 
 def test_a_long_wait_is_reported(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(inbox, "_REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(inbox, "_AGREE_SECONDS", 0.05)
+    monkeypatch.setattr(batch_receiver, "_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(batch_receiver, "_AGREE_SECONDS", 0.05)
     monkeypatch.setattr(logging.getLogger("buckeye"), "propagate", True)
     with caplog.at_level("INFO"), pytest.raises(TransportError):
         _inbox(tmp_path, timeout=0.5).next_batch(3)
@@ -112,7 +112,7 @@ def _put_when_gone(root):
 
 def test_a_damaged_batch_that_does_not_come_again_ends_the_wait(tmp_path, monkeypatch):
     (_put(tmp_path) / "batch.safetensors").write_bytes(b"x")
-    monkeypatch.setattr(inbox, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(batch_receiver, "_AGAIN_SECONDS", 0.05)
     with pytest.raises(TransportError, match=r"did not write it again within 0\.05 s"):
         _inbox(tmp_path, timeout=HANG).next_batch(0)
 
@@ -121,7 +121,7 @@ def test_a_batch_that_is_always_damaged_ends_the_wait(tmp_path, monkeypatch):
     def damaged(root, step, *, identity):
         raise TransportError("SHA-256 differs")
 
-    monkeypatch.setattr(inbox, "read_batch", damaged)
+    monkeypatch.setattr(batch_receiver, "read_batch", damaged)
     with pytest.raises(TransportError, match="SHA-256"):
         _inbox(tmp_path, timeout=HANG).next_batch(0)
 
@@ -140,7 +140,7 @@ def test_batches_of_others_are_told_and_not_read(tmp_path, monkeypatch, caplog):
 
 
 def test_other_ranks_follow_the_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("buckeye.trainer.inbox._SEEN_SECONDS", 0.1)
+    monkeypatch.setattr("buckeye.trainer.batch_receiver._SEEN_SECONDS", 0.1)
     ready, stop, failed = 1, 2, 3
     _put(tmp_path)
     batch = _inbox(tmp_path, ranks=OtherRanks(ready)).next_batch(0)

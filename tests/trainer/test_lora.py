@@ -18,19 +18,19 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from buckeye.checkpoint import resolve_checkpoint
+from buckeye.base.process import RunIdentity
 from buckeye.config.trainer import ExperimentalConfig, LoRAConfig, TrainerCheckpointConfig
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import read_metrics, read_run
-from buckeye.process import RunIdentity
-from buckeye.trainer.adapter import load_adapter, merge_adapter, save_adapter
 from buckeye.trainer.canary import greedy_canary
-from buckeye.trainer.lora import add_adapter, without_adapter
-from buckeye.trainer.model import load_policy
+from buckeye.trainer.data.packing import pack_micro_batch
+from buckeye.trainer.model.adapter_files import load_adapter, merge_adapter, save_adapter
+from buckeye.trainer.model.lora import add_adapter, without_adapter
+from buckeye.trainer.model.policy import load_policy
 from buckeye.trainer.rl import run_trainer
-from buckeye.trainer.rows import make_row
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.batches import Batch, Sample, write_batch
+from buckeye.transport.checkpoint import resolve_checkpoint
 from buckeye.transport.weights import verify_weights
 from tests.rounding import logprob_error
 from tests.trainer.counting import count_passes
@@ -59,7 +59,7 @@ def adapted(model: Path, *, frozen_dtype=torch.float32, **settings):
 
 def logprobs(policy):
     """Log-probabilities of the tokens of `IDS` but the first."""
-    row = make_row([IDS], [np.arange(len(IDS)) > 0], CPU)
+    row = pack_micro_batch([IDS], [np.arange(len(IDS)) > 0], CPU)
     with torch.no_grad():
         return policy.token_logprobs(row, torch.ones(len(IDS) - 1))[0]
 
@@ -151,7 +151,7 @@ def test_gradients_are_those_of_the_formula(tiny_model):
         pair = [policy.trainable[f"{other}.lora_{side}.default.weight"] for side in "AB"]
         with torch.no_grad():
             full.trainable[f"{other}.weight"] += 1.5 * pair[1] @ pair[0]
-    row = make_row([IDS], [np.arange(len(IDS)) > 0], CPU)
+    row = pack_micro_batch([IDS], [np.arange(len(IDS)) > 0], CPU)
     for model in (policy, full):
         model.token_logprobs(row, torch.ones(len(IDS) - 1))[0].sum().backward()
     gradient = full.trainable[f"{name}.weight"].grad
@@ -166,7 +166,7 @@ def test_recomputed_activations_give_the_same_gradients(tiny_model):
         passes.append(count_passes(policy))
         if every is not None:
             policy.checkpoint_activations(every=every)
-        row = make_row([IDS], [np.arange(len(IDS)) > 0], CPU)
+        row = pack_micro_batch([IDS], [np.arange(len(IDS)) > 0], CPU)
         policy.token_logprobs(row, torch.ones(len(IDS) - 1))[0].sum().backward()
         gradients.append({name: p.grad for name, p in policy.trainable.items()})
     assert passes == [[1] * len(passes[0]), [2] * len(passes[0])]
@@ -190,7 +190,7 @@ def test_in_bfloat16_the_adapter_stays_precise(tiny_llama):
     frozen = [p for p in policy.model.parameters() if not p.requires_grad]
     assert {p.dtype for p in frozen} == {torch.bfloat16}
     assert {p.dtype for p in policy.trainable.values()} == {torch.float32}
-    row = make_row([IDS], [np.arange(len(IDS)) > 0], CPU)
+    row = pack_micro_batch([IDS], [np.arange(len(IDS)) > 0], CPU)
     for model in (exact, policy):
         model.token_logprobs(row, torch.ones(len(IDS) - 1))[0].sum().backward()
     for name, parameter in exact.trainable.items():

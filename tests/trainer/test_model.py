@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from buckeye.errors import UsageError
-from buckeye.trainer.head import token_logprobs
-from buckeye.trainer.model import load_policy, pick_device
-from buckeye.trainer.rows import make_row
+from buckeye.trainer.data.packing import pack_micro_batch
+from buckeye.trainer.model.logprobs import token_logprobs
+from buckeye.trainer.model.policy import load_policy, pick_device
 from tests.rounding import logprob_error
 from tests.trainer.counting import count_passes
 
@@ -64,7 +64,7 @@ def test_the_head_agrees_with_the_model(tiny_model):
     hidden = policy.hidden_states(ids, [9])[:-1]
     logprobs, _ = token_logprobs(hidden, policy.head_weight, ids[1:], torch.full((8,), 0.7))
     logits = policy.model(
-        input_ids=ids[None], layout=make_row([ids.int().numpy()], [np.zeros(9, bool)], CPU).layout
+        input_ids=ids[None], layout=pack_micro_batch([ids.int().numpy()], [np.zeros(9, bool)], CPU).layout
     ).logits[0, :-1]
     expected = (logits / 0.7).log_softmax(-1).gather(1, ids[1:, None]).squeeze(1)
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=logprob_error(layers=2, width=48))
@@ -93,7 +93,7 @@ def _group(device):
     prompt = torch.randint(0, 256, (20,)).int()
     samples = [torch.cat([prompt, torch.randint(0, 256, (n,)).int()]).numpy() for n in (9, 30)]
     samples.append(torch.randint(0, 256, (17,)).int().numpy())
-    return make_row(samples, [np.arange(len(ids)) >= 4 for ids in samples], device)
+    return pack_micro_batch(samples, [np.arange(len(ids)) >= 4 for ids in samples], device)
 
 
 def _logprobs_and_gradient(policy):

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from buckeye.distribution import install_command
+from buckeye.base.distribution import install_command
 from buckeye.errors import CheckpointError, UsageError
-from buckeye.trainer.optim import ParameterGroup, build_optimizer, learning_rate
+from buckeye.trainer.optim.optimizer import ParameterGroup, build_optimizer, learning_rate
 
 
 def _rates(**settings):

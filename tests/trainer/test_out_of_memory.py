@@ -15,11 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from buckeye import faults
+from buckeye.base import faults
 from buckeye.config.trainer import ModelConfig
 from buckeye.errors import RunError
 from buckeye.monitor.metrics import read_metrics
-from buckeye.trainer.micro_batch import MICRO_BATCH_FILE, is_out_of_memory
+from buckeye.trainer.data.packing import MICRO_BATCH_FILE, is_out_of_memory
 from buckeye.trainer.rl import run_trainer
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.batches import Batch, Sample

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.errors import TransportError
-from buckeye.trainer.layout import families
-from buckeye.trainer.packing import distribute, pack, plan_bins
+from buckeye.trainer.data.packing import distribute, pack, plan_bins
+from buckeye.trainer.data.prefix_groups import families
 
 # few token ids, so that samples begin alike by chance too
 batches = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), max_size=25)

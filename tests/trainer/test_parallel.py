@@ -15,19 +15,24 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3Config
 
-from buckeye.checkpoint import list_checkpoints, resolve_checkpoint, trainer_state, verify_checkpoint
-from buckeye.checkpoint.shards import has_shards, read_shards
+from buckeye.base.faults import DONE, FAULTS
+from buckeye.base.process import RunIdentity
 from buckeye.config.trainer import ModelConfig
 from buckeye.errors import UsageError
-from buckeye.faults import DONE, FAULTS
 from buckeye.monitor.metrics import read_run
-from buckeye.process import RunIdentity
-from buckeye.run.model_files import fetch_model
-from buckeye.trainer.release import Passages, write_model
+from buckeye.sizing.model_files import fetch_model
+from buckeye.trainer.output.release import Passages, write_model
+from buckeye.trainer.parallel.shards import read_like
 from buckeye.trainer.rl import run_trainer
 from buckeye.trainer.sft import run_sft
-from buckeye.trainer.shards import read_like
 from buckeye.transport.batches import Batch, Sample, write_batch
+from buckeye.transport.checkpoint import (
+    list_checkpoints,
+    resolve_checkpoint,
+    trainer_state,
+    verify_checkpoint,
+)
+from buckeye.transport.checkpoint.shards import has_shards, read_shards
 from tests.ports import free_port
 from tests.trainer.trainer_config import sft_config, trainer_config
 

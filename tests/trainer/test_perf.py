@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from buckeye.trainer.data.packing import plan_bins
 from buckeye.trainer.learner import format_step
-from buckeye.trainer.model import load_policy
-from buckeye.trainer.packing import plan_bins
-from buckeye.trainer.perf import Work, peak_flops, peak_memory_gib, training_flops
+from buckeye.trainer.model.policy import load_policy
+from buckeye.trainer.throughput import Work, peak_flops, peak_memory_gib, training_flops
 
 
 def test_flops_by_hand(tiny_model):

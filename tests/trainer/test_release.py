@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 
-from buckeye.trainer import model
-from buckeye.trainer.release import Passages, write_model
+from buckeye.trainer.model import policy as model
+from buckeye.trainer.output.release import Passages, write_model
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])

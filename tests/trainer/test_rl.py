@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from buckeye.checkpoint import list_checkpoints, read_orchestrator_state, resolve_checkpoint
 from buckeye.errors import CheckpointError, FinalRunError, TransportError
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.batches import Sample, end_batches, read_batch
+from buckeye.transport.checkpoint import list_checkpoints, read_orchestrator_state, resolve_checkpoint
 from buckeye.transport.weights import verify_weights
 from tests.ports import free_port
 from tests.trainer.rl_runs import ME, put, records

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from buckeye.errors import TransportError
-from buckeye.trainer.attention import packed_attention
-from buckeye.trainer.rows import make_row
-from buckeye.trainer.short_attention import short_attention
+from buckeye.trainer.data.packing import pack_micro_batch
+from buckeye.trainer.model.attention import packed_attention, short_attention
 
 CPU = torch.device("cpu")
 
@@ -17,7 +16,7 @@ CPU = torch.device("cpu")
 def _row(samples, trained_from, **options):
     arrays = [np.array(ids, dtype=np.int32) for ids in samples]
     masks = [np.arange(len(ids)) >= trained_from for ids in arrays]
-    return make_row(arrays, masks, CPU, **options)
+    return pack_micro_batch(arrays, masks, CPU, **options)
 
 
 def test_a_shared_prefix_is_there_once():

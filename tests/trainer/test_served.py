@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from buckeye.trainer.model import load_policy
+from buckeye.trainer.model.policy import load_policy
+from buckeye.trainer.optim.rounding import stored_as
+from buckeye.trainer.output.served_weights import ServedWeights
 from buckeye.trainer.rl import run_trainer
-from buckeye.trainer.rounding import stored_as
-from buckeye.trainer.served import ServedWeights
 from buckeye.transport.batches import Sample
 
 from .rl_runs import put, records
@@ -109,7 +109,7 @@ def test_the_divergence_is_that_of_two_models_made_by_hand(policy):
 
 def load_logprobs(model, ids):
     """By a forward pass of the trainer's own, of what follows each token but the last."""
-    from buckeye.trainer.model import Policy, PolicyModule
+    from buckeye.trainer.model.policy import Policy, PolicyModule
 
     policy = Policy(PolicyModule(model, compute_dtype=torch.float32, flash=False), CPU)
     hidden = policy.hidden_states(torch.tensor(ids), [len(ids)])[:-1]

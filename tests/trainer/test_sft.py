@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from buckeye.checkpoint import list_checkpoints
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import read_metrics
-from buckeye.trainer.model import PolicyModule
+from buckeye.trainer.model.policy import PolicyModule
 from buckeye.trainer.sft import run_sft
+from buckeye.transport.checkpoint import list_checkpoints
 from tests.trainer.trainer_config import sft_config
 
 

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from buckeye import space
+from buckeye.base import disk
+from buckeye.base.disk import Writing
 from buckeye.errors import DiskFullError
-from buckeye.space import Writing
-from buckeye.trainer import together
-from buckeye.trainer.together import write_together
+from buckeye.trainer.parallel import ranks as one_rank_writes
+from buckeye.trainer.parallel.ranks import write_together
 from tests.waiting import HANG
 
 
@@ -40,8 +40,8 @@ class _Rank:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(together, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(space, "_TRY_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(one_rank_writes, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(disk, "_TRY_AGAIN_SECONDS", 0.0)
 
 
 def _on_all(ranks, writing_of):
@@ -78,7 +78,7 @@ def test_only_the_first_writes_and_all_return_when_it_is_done(tmp_path):
 
 
 def test_all_are_stopped_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(together, "stop_requested", lambda: True)
+    monkeypatch.setattr(one_rank_writes, "stop_requested", lambda: True)
 
     def full():
         raise OSError(28, "No space left on device")

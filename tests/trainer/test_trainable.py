@@ -17,12 +17,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.run.preflight.model import check_model
-from buckeye.run.trainer_checks import trainer_warnings
-from buckeye.trainer.attention import PACKED_ATTENTION
-from buckeye.trainer.meta import empty_policy
-from buckeye.trainer.model import load_policy, make_policy
-from buckeye.trainer.trainable import FAMILIES, untrainable
+from buckeye.sizing.model import check_model
+from buckeye.sizing.trainer_checks import trainer_warnings
+from buckeye.trainer.model.attention import PACKED_ATTENTION
+from buckeye.trainer.model.policy import load_policy, make_policy
+from buckeye.trainer.model.trainable import FAMILIES, untrainable
+from buckeye.trainer.parallel.shards import empty_policy
 from tests.command import run_here
 from tests.rounding import logprob_error
 

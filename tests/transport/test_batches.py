@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from buckeye import storage
+from buckeye.base import storage
+from buckeye.base.process import RunIdentity
 from buckeye.errors import TransportError
-from buckeye.process import RunIdentity
 from buckeye.transport.batches import Batch, Sample, read_batch, remove_batch, write_batch
 
 ME = RunIdentity(run_id="run", attempt=1)

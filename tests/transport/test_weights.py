@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from buckeye.base.process import RunIdentity
 from buckeye.errors import TransportError
-from buckeye.process import RunIdentity
 from buckeye.transport.weights import (
     newest_weights,
     prune_weights,

@@ -347,10 +347,10 @@ def test_a_rollout_against_a_real_engine_ends_with_a_reason(tmp_path, environmen
     pytest.importorskip("torch")
     from buckeye.inference.client import InferenceClient, SamplingParams
     from buckeye.inference.render import ChatRenderer
+    from buckeye.launch.serve import served_model
     from buckeye.orchestrator.environments import NamedEnvironment
-    from buckeye.orchestrator.rollout import RolloutPlayer
-    from buckeye.run.serve import served_model
-    from buckeye.trainer.tiny import TinySize, make_tiny_model
+    from buckeye.orchestrator.player import RolloutPlayer
+    from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
     tasks = list(environment.tasks("eval")[:6])
     texts = [message["content"] for task in tasks for message in task.messages] * 4

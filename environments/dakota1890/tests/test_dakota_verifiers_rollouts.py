@@ -20,8 +20,8 @@ import pytest
 
 from buckeye.envs.base import Reply
 from buckeye.inference.render import ChatRenderer
-from buckeye.run.serve import served_model
-from buckeye.trainer.tiny import TinySize, make_tiny_model
+from buckeye.launch.serve import served_model
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from dakota1890.environment import load_environment
 from dakota1890.tools import TOOLS, DakotaTools
 from dakota1890.tools import system_prompt as tools_system_prompt

@@ -1,0 +1,1 @@
+"""Parse, call, print. What a program would want to call lies below."""

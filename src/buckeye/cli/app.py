@@ -2,27 +2,223 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import socket
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from buckeye import __version__
-from buckeye.cli.auth import auth_app
+from buckeye.base.satellites import SATELLITES, absent, ask, is_there
 from buckeye.cli.completion import LaunchCommand, install_completion, show_completion
-from buckeye.cli.env import env_app
-from buckeye.cli.env_image import env_build, env_push
-from buckeye.cli.env_install import env_info, env_install, env_list, env_remove, env_shell
-from buckeye.cli.env_report import env_report
-from buckeye.cli.evaluate import evaluate
-from buckeye.cli.export import export
-from buckeye.cli.gateway import gateway
-from buckeye.cli.hf import hf
 from buckeye.cli.launch import COMMANDS
-from buckeye.cli.node import node
 from buckeye.cli.pages import Commands
-from buckeye.cli.trust import trust
-from buckeye.cli.vllm import vllm_app
+from buckeye.errors import UsageError
+
+# `buckeye auth`: which keys are known and from where, and a place to put one.
+
+auth_app = Commands(help="Keys: which are known and from where; store one.", no_args_is_help=True)
+
+
+@auth_app.command("status")
+def auth_status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show every key: where it was found, and its ends. Looked up in the environment, then in `.env` of the
+    project, then in `~/.buckeye/.env`."""
+    from buckeye.base.keys import key_files, key_states
+    from buckeye.cli.env_args import print_table
+
+    states = key_states()
+    if as_json:
+        files = [str(path) for path in key_files()]
+        typer.echo(json.dumps({"files": files, "keys": [asdict(state) for state in states]}))
+        return
+    print_table(
+        ("name", "found in", "value", "for"),
+        [(state.name, state.where or "not set", state.masked or "", state.purpose) for state in states],
+    )
+
+
+@auth_app.command("set")
+def auth_set(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As HF_TOKEN or WANDB_API_KEY.")],
+    value: Annotated[str | None, typer.Argument(hidden=True)] = None,
+) -> None:
+    """Store a key for all projects of this user, in `~/.buckeye/.env`. The value is asked for, or read from a
+    pipe: never write it into the command, which others can see."""
+    from buckeye.base.keys import key_states, set_key
+
+    if value is not None or "=" in name:
+        plain = name.partition("=")[0]
+        raise UsageError(
+            "other users can see the words of a command, so the value is not one of them. Type\n"
+            f"  buckeye auth set {plain}\n"
+            "and then the value. If it was a real one, have it replaced where it is from"
+        )
+    path = set_key(name, _value(name))
+    typer.echo(f"{path}: {name} is set")
+    state = next((one for one in key_states() if one.name == name), None)
+    if state is not None and state.where != str(path):
+        typer.echo(f"warning: the one in {state.where} wins over it here", err=True)
+
+
+def _value(name: str) -> str:
+    if sys.stdin.isatty():
+        return str(typer.prompt(name, hide_input=True)).strip()
+    return sys.stdin.read().strip()
+
+
+# `buckeye node`: make this host a node of a run that another one leads.
+
+_HEAD = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>\d{1,5})")
+
+
+def node(
+    head: Annotated[str, typer.Option(help="ADDRESS:PORT of the host where `rl` runs.")],
+    key_file: Annotated[
+        Path | None, typer.Option(help="The nodes' key; else the variable BUCKEYE_CLUSTER_KEY.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What messages call this host.")] = None,
+    number: Annotated[int | None, typer.Option(min=1, help="Which node it is; any that is free.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Its address for the others; that which reaches the head.")
+    ] = None,
+    patience: Annotated[float, typer.Option(min=1, help="Seconds to try to join, and to join again.")] = 600,
+) -> None:
+    """Make this host a node of a run that another one leads (see docs/cluster.md)."""
+    from buckeye import __version__
+    from buckeye.base.process import raise_open_files_limit
+    from buckeye.cluster.agent import Host, Place, run_agent
+    from buckeye.cluster.key import KEY_VARIABLE, read_key
+    from buckeye.errors import UsageError
+    from buckeye.monitor.log import setup_logging
+    from buckeye.sizing.devices import this_machine
+    from buckeye.sizing.ports import held_ports
+
+    match = _HEAD.fullmatch(head)
+    if match is None or int(match["port"]) > 65535:
+        raise UsageError(f"--head {head}: expected ADDRESS:PORT, as 10.0.0.1:29400")
+    given = os.environ.pop(KEY_VARIABLE, "")
+    if not given and key_file is None:
+        raise UsageError(
+            f"--key-file is missing, and {KEY_VARIABLE} is not set: the nodes of a run share a key"
+        )
+    setup_logging("info", "node", None)
+    raise_open_files_limit()
+    machine = this_machine()
+    with held_ports() as ports:
+        code = run_agent(
+            Place(
+                host=match["six"] or match["host"],
+                port=int(match["port"]),
+                key=lambda: given or read_key(key_file or Path()),
+                name=name or socket.gethostname(),
+                number=number,
+                address=address,
+                patience=patience,
+            ),
+            Host(version=__version__, cores=machine.cores, gpus=machine.gpus, choose_ports=ports.choose),
+        )
+    raise typer.Exit(code)
+
+
+# `buckeye export`: a checkpoint as a model that others can use.
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Output directory of `rl` or `sft`.")],
+    step: Annotated[
+        str | None,
+        typer.Option(
+            metavar="best|last|N",
+            help="Which checkpoint. Default: the best by evaluation; the last if none was evaluated.",
+        ),
+    ] = None,
+    merge_lora: Annotated[
+        bool, typer.Option("--merge-lora", help="Export a complete model, not the adapter alone.")
+    ] = False,
+    push: Annotated[
+        str | None, typer.Option(metavar="ORG/NAME", help="Also upload it to the Hugging Face hub.")
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the new repository of --push a private one.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="A new directory. Default: RUN/exports/step_N; merged, step_N-merged."
+        ),
+    ] = None,
+) -> None:
+    """Write a checkpoint as a Hugging Face model with a model card, and verify it."""
+    from buckeye.runs.export.export import ExportRequest, export_model
+
+    request = ExportRequest(
+        run=run, step=step, merge_lora=merge_lora, output=output, push=push, private=private
+    )
+    exported = export_model(request, typer.echo)
+    if exported.url is not None:
+        typer.echo(exported.url)
+    typer.echo(f"talk to it: buckeye chat {exported.directory}")
+
+
+# `buckeye vllm`: the environment that vLLM runs in.
+
+vllm_app = Commands(help="Set up vLLM in an environment of its own.", no_args_is_help=True)
+
+
+@vllm_app.command("install")
+def install(
+    cpu: Annotated[
+        bool | None,
+        typer.Option("--cpu/--gpu", help="The build for CPUs or for CUDA. Default: as the machine."),
+    ] = None,
+    path: Annotated[
+        Path | None, typer.Option(help="Where to make the environment. Default: Buckeye's cache.")
+    ] = None,
+) -> None:
+    """Install vLLM beside this environment, so that its pins of torch and transformers meet nobody else's."""
+    from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE, default_environment, install_vllm
+    from buckeye.sizing.devices import this_machine
+
+    environment = path or default_environment()
+    for_cpu = not this_machine().gpus if cpu is None else cpu
+    found = install_vllm(environment, cpu=for_cpu, tell=lambda line: typer.echo(line, err=True))
+    typer.echo(f"{found.distribution} {found.version} is ready in {environment}")
+    if path is not None:
+        typer.echo(f"Tell the inference server of it: export {PYTHON_VARIABLE}={found.python}")
+
+
+# `buckeye env`: environments. Most of its commands are those of satellites.
+
+env_app = Commands(
+    help="Environments: write one, see what its rewards are worth, share it, use those of others.",
+    no_args_is_help=True,
+)
+
+
+@env_app.command("new")
+def env_new(
+    name: Annotated[str, typer.Argument(help="Small letters, digits and hyphens, as my-game.")],
+    kind: Annotated[str, typer.Option(help="mcp: tools behind an MCP server; python: a class.")] = "mcp",
+    folder: Annotated[Path | None, typer.Option("--dir", help="Where to; must not exist yet.")] = None,
+) -> None:
+    """Write a new environment that works: a project with tasks, tests, and something to change."""
+    from buckeye.envs.template import new_environment
+
+    place = folder or Path(name)
+    for path in new_environment(name, kind, place):
+        typer.echo(str(path))
+    typer.echo(f"Next: read {place / 'README.md'}", err=True)
+
+
+# The typer application: small commands with a few options each, and the list that `buckeye --help` shows.
 
 app = Commands(
     name="buckeye",
@@ -35,20 +231,45 @@ app.add_typer(model_app, name="model")
 app.add_typer(env_app, name="env")
 app.add_typer(auth_app, name="auth")
 app.add_typer(vllm_app, name="vllm")
-env_app.command("trust")(trust)
-env_app.command("report")(env_report)
-env_app.command("install")(env_install)
-env_app.command("list")(env_list)
-env_app.command("info")(env_info)
-env_app.command("shell")(env_shell)
-env_app.command("remove")(env_remove)
-env_app.command("build")(env_build)
-env_app.command("push")(env_push)
 app.command()(export)
-app.command("eval")(evaluate)
-app.command()(gateway)
-app.command()(hf)
 app.command()(node)
+
+_OFFERED = {
+    "env check": "buckeye_audit",
+    "env trust": "buckeye_mcp",
+    "env report": "buckeye_audit",
+    "env install": "buckeye_adapters",
+    "env list": "buckeye_adapters",
+    "env info": "buckeye_adapters",
+    "env shell": "buckeye_adapters",
+    "env remove": "buckeye_adapters",
+    "env build": "buckeye_mcp",
+    "env push": "buckeye_mcp",
+    "eval": "buckeye_audit",
+    "gateway": "buckeye_mcp",
+    "hf": "buckeye_mcp",
+    "demo": "buckeye_audit",
+}
+"""Which satellite has which command, in its `commands.COMMANDS`."""
+
+
+def _offer(words: str, satellite: str) -> None:
+    """Have a satellite's command, or one that says what to install."""
+    group, _, name = words.rpartition(" ")
+    add = (env_app if group else app).command
+    if is_there(satellite):
+        add(name)(ask(f"{satellite}.commands:COMMANDS", words)[words])
+        return
+
+    def command() -> None:
+        raise absent(satellite, f"the command {words}")
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    add(name, help=f"Needs {SATELLITES[satellite]}.", context_settings=settings)(command)
+
+
+for _words, _satellite in _OFFERED.items():
+    _offer(_words, _satellite)
 
 
 def _show_version(value: bool) -> None:
@@ -108,7 +329,7 @@ def model_tiny(
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
 ) -> None:
     """Make a small Qwen3-architecture model with random weights and a byte-level BPE tokenizer."""
-    from buckeye.trainer.tiny import TinySize, make_tiny_model
+    from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
     size = TinySize(vocab_size=vocab_size, layers=layers, hidden=hidden, max_length=max_length)
     parameters = make_tiny_model(directory, texts=_texts(env, corpus), size=size, seed=seed)
@@ -141,14 +362,3 @@ def chat(
     from buckeye.cli.chat import talk
 
     talk(path, prompt, temperature=temperature, max_tokens=max_tokens)
-
-
-@app.command()
-def demo(
-    output_dir: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("outputs/demo"),
-    seed: Annotated[int, typer.Option(help="Seed of model, data and sampling.")] = 0,
-) -> None:
-    """Train a small model on Dakota grammar from nothing, and show that it got better."""
-    from buckeye.demo.main import run_demo
-
-    run_demo(output_dir, seed=seed, show=typer.echo)

@@ -29,6 +29,14 @@ class _Word:
     type: str = "plain"
 
 
+_APPS = {
+    "init": "buckeye_mcp.init.command:init_app",
+    "pods": "buckeye_machines.pods_command:pods_app",
+    "export": "buckeye_machines.export.command:export_run_app",
+}
+"""Commands of `rl` that satellites have."""
+
+
 class LaunchCommand(TyperCommand):
     """A command whose flags are configuration keys; typer knows it for help and for completion only."""
 
@@ -90,7 +98,7 @@ def show_completion(value: bool) -> None:
 
 def config_of(name: str) -> type[BaseConfig]:
     """The settings of a program."""
-    from buckeye.config.evals import EvalsConfig
+    from buckeye.config.environments import EvalsConfig
     from buckeye.config.inference import InferenceConfig
     from buckeye.config.orchestrator import OrchestratorConfig
     from buckeye.config.rl import RLConfig
@@ -110,14 +118,13 @@ def config_of(name: str) -> type[BaseConfig]:
 
 def app_of(word: str) -> TyperGroup | TyperCommand | None:
     """The commands of `rl WORD`, where they are typer's; for a command on runs it is among them."""
-    from buckeye.cli.export_run import export_run_app
-    from buckeye.cli.init import init_app
+    from buckeye.base.satellites import ask, is_there
     from buckeye.cli.launch import RUN_COMMANDS
-    from buckeye.cli.pods import pods_app
     from buckeye.cli.runs import runs_app
 
-    apps = {"init": init_app, "pods": pods_app, "export": export_run_app}
-    found = runs_app if word in RUN_COMMANDS else apps.get(word)
+    found = runs_app if word in RUN_COMMANDS else None
+    if (target := _APPS.get(word)) is not None and is_there(target.partition(".")[0]):
+        found = ask(target, f"`rl {word}`")
     return typer.main.get_command(found) if found is not None else None  # type: ignore[return-value]
 
 
@@ -153,7 +160,7 @@ def _words_of(command: Any, before: Sequence[str], *, is_flag: bool) -> Iterable
     if is_flag:
         return [*(name for param in command.params for name in param.opts if name.startswith("--")), "--help"]
     if before[0] in RUN_COMMANDS and not words:
-        from buckeye.run.registry import known_runs
+        from buckeye.run_files.known import known_runs
 
         return [run.name for run in known_runs()[0]]
     return []

@@ -15,7 +15,7 @@ from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
     from buckeye.config.rl import RLConfig
-    from buckeye.run.preflight.check import Check
+    from buckeye.sizing.check import Check
 
 HELP = """\
 usage: rl doctor [CONFIG ...] [--sample N] [--json]
@@ -42,7 +42,7 @@ def run_doctor(words: Sequence[str], load: Callable[[list[str]], RLConfig]) -> i
         raise UsageError("`rl doctor` starts no run, but plays what it examines: leave --dry-run out")
     if sample and config is None:
         raise UsageError("`rl doctor --sample` plays with the model of a configuration; give one, as to `rl`")
-    from buckeye.run.preflight.doctor import examine
+    from buckeye.sizing.doctor import examine
 
     with status_line("looking") as progress:
         checks = examine(config, sample=sample, progress=progress)
@@ -56,8 +56,8 @@ def run_doctor(words: Sequence[str], load: Callable[[list[str]], RLConfig]) -> i
 def tell_before_start(config: RLConfig) -> None:
     """Warn of what the quick checks have found. Raises UsageError for what the run would not survive; the
     memory plan is an estimate and only warns."""
-    from buckeye.run.preflight.fitting import MEMORY
-    from buckeye.run.preflight.start import before_start
+    from buckeye.sizing.doctor import before_start
+    from buckeye.sizing.fitting import MEMORY
 
     checks = before_start(config)
     broken = [check for check in checks if check.state == "failed" and check.name != MEMORY]

@@ -1,5 +1,4 @@
-"""What an environment is given on a command line: `--arg name=value`, `--args '{"name": value}'`, and
-`--variables NAME`."""
+"""What commands on environments share: arguments of an environment on a command line, and tables."""
 
 from __future__ import annotations
 
@@ -9,7 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
+from buckeye.base.columns import aligned
 from buckeye.errors import UsageError
+
+# Tables that commands print.
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print columns under their names on stdout."""
+    print(aligned([header, *rows]))
+
+
+# What an environment is given on a command line: `--arg name=value`, `--args '{"name": value}'`, and
+# `--variables NAME`.
 
 Variables = Annotated[
     list[str] | None,

@@ -9,10 +9,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from buckeye import beat
+from buckeye.base import heartbeat
+from buckeye.base.process import raise_open_files_limit
+from buckeye.base.secret_variables import take_secrets
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.process import raise_open_files_limit
-from buckeye.secret_variables import take_secrets
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -30,7 +30,7 @@ def run_command(command: Callable[[], int | None]) -> None:
         code = _carry_out(command) or 0
         sys.stdout.flush()
     except BuckeyeError as error:
-        beat.failed(str(error), error=type(error).__name__, final=error.final)
+        heartbeat.failed(str(error), error=type(error).__name__, final=error.final)
         code = _report(str(error), error.exit_code)
     except KeyboardInterrupt:
         code = _report("interrupted", 130)
@@ -38,9 +38,9 @@ def run_command(command: Callable[[], int | None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except Exception as error:
-        beat.failed(str(error), error=type(error).__name__, final=False)
+        heartbeat.failed(str(error), error=type(error).__name__, final=False)
         code = _report(_unforeseen(error), 1)
-    beat.leave(code)
+    heartbeat.leave(code)
     sys.exit(code)
 
 
@@ -49,7 +49,7 @@ def _carry_out(command: Callable[[], int | None]) -> int | None:
     try:
         return command()
     except ModuleNotFoundError as error:
-        from buckeye.distribution import missing
+        from buckeye.base.distribution import missing
 
         lacking = missing((error.name or "").partition(".")[0], "This")
         if lacking is None:
@@ -103,7 +103,7 @@ def _prepare_streams() -> None:
 
 def _unforeseen(error: Exception) -> str:
     """What to say of an error that is none of Buckeye's: a full disk, or a defect."""
-    from buckeye.space import disk_is_full
+    from buckeye.base.disk import disk_is_full
 
     if disk_is_full(error):
         return (

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from buckeye import __version__
+from buckeye.base.process import INTERRUPTED, idle_spins
+from buckeye.base.satellites import ask, is_there
 from buckeye.cli.completion import complete, is_asked
 from buckeye.cli.errors import run_command, take_debug_flag
-from buckeye.process import INTERRUPTED, idle_spins
 
 if TYPE_CHECKING:
     from buckeye.config.base import BaseConfig
@@ -108,17 +109,11 @@ def _rl(argv: list[str]) -> int:
 
         return run_doctor(argv[1:], lambda words: _load(RLConfig, words, "rl"))
     if argv[:1] == ["init"]:
-        from buckeye.cli.init import run_init
-
-        return run_init(argv[1:])
+        return int(ask("buckeye_mcp.init.command:run_init", "`rl init`")(argv[1:]))
     if argv[:1] == ["pods"]:
-        from buckeye.cli.pods import run_pods
-
-        return run_pods(argv[1:])
+        return int(ask("buckeye_machines.pods_command:run_pods", "`rl pods`")(argv[1:]))
     if argv[:1] == ["export"]:
-        from buckeye.cli.export_run import run_export_run
-
-        return run_export_run(argv[1:])
+        return int(ask("buckeye_machines.export.command:run_export_run", "`rl export`")(argv[1:]))
     if argv and argv[0] in RUN_COMMANDS:
         from buckeye.cli.runs import run_command_on_runs
 
@@ -128,25 +123,23 @@ def _rl(argv: list[str]) -> int:
     if asks_for_help(argv):
         show_help(RLConfig, "rl", argv)
         return 0
-    from buckeye.cli.slurm import is_for_slurm, start_slurm
-
-    if is_for_slurm(argv):
-        return start_slurm(argv, lambda words: _load(RLConfig, words, "rl"))
+    if any(word == "--launcher" or word.startswith("--launcher=") for word in argv):
+        start_slurm = ask("buckeye_machines.slurm.command:start_slurm", "--launcher slurm")
+        return int(start_slurm(argv, lambda words: _load(RLConfig, words, "rl")))
     from buckeye.cli.rl_flags import read_words
 
     words = read_words(argv)
     if words.is_of_parts:
-        from buckeye.cli.rl import run_of_parts
-
+        run_of_parts = ask("buckeye_mcp.recipe.command:run_of_parts", "a run from its parts")
         _tune_libraries("rl")
-        return run_of_parts(words, _start_run)
+        return int(run_of_parts(words, _start_run))
     settings = words.plain_settings()
     config = _load(RLConfig, settings, "rl")
     from buckeye.cli.dry import carry_out
 
     if words.flags.remote:
-        from buckeye.cli.rl_remote import show_remote, start_remote
-
+        show_remote = ask("buckeye_machines.command:show_remote", "--provider")
+        start_remote = ask("buckeye_machines.command:start_remote", "--provider")
         file, flags, resume = words.only_file(), words.flags, words.resumes
         return carry_out(
             config,
@@ -163,18 +156,18 @@ def _rl(argv: list[str]) -> int:
 
 def _show_run(config: RLConfig, command: list[str]) -> None:
     from buckeye.cli.dry import show_described
-    from buckeye.run.dry_run import describe
+    from buckeye.launch.dry_run import describe
 
     show_described(*describe(config, command))
 
 
 def _start_run(config: RLConfig, command: list[str]) -> int:
     """Look whether it can work, and start it. `command` is what starts it again."""
-    from buckeye.distribution import need
+    from buckeye.base.distribution import need
 
     need("torch", "Training")
     from buckeye.cli.doctor import tell_before_start
-    from buckeye.run.rl import run_rl
+    from buckeye.launch.rl import run_rl
 
     tell_before_start(config)
     return run_rl(config, command)
@@ -202,11 +195,11 @@ def _inference(argv: list[str]) -> None:
     from buckeye.config.inference import InferenceConfig
 
     config = _load(InferenceConfig, argv, "inference")
-    from buckeye.run.model_files import fetch_base, is_adapter
+    from buckeye.sizing.model_files import fetch_base, is_adapter
 
     adapter = Path(config.model.name).resolve() if is_adapter(config.model.name) else None
     local = _with_local_model(config) if adapter is None else _of_model(config, fetch_base(adapter))
-    from buckeye.inference.server import run_inference
+    from buckeye.inference.server.server import run_inference
 
     run_inference(local, adapter=adapter)
 
@@ -218,11 +211,11 @@ def _sft(argv: list[str]) -> int:
     config = _with_local_model(given)
     resumed = config.ckpt is not None and config.ckpt.resume_step is not None
     _refuse_misfit(config)
-    from buckeye.config.dump import to_json
+    from buckeye.base.process import run_identity
+    from buckeye.base.storage import write_file
+    from buckeye.config.load import to_json
     from buckeye.monitor.tracker import check_wandb, tracked
-    from buckeye.process import run_identity
-    from buckeye.run.directory import claimed
-    from buckeye.storage import write_file
+    from buckeye.run_files.directory import claimed
     from buckeye.trainer.sft import run_sft
 
     first = os.environ.get("RANK", "0") == "0"
@@ -240,9 +233,9 @@ def _sft(argv: list[str]) -> int:
 
 def _refuse_misfit(config: SFTConfig) -> None:
     """Before torch is imported and anything is written."""
-    from buckeye.checkpoint import resolve_checkpoint
-    from buckeye.run.resume_checks import refuse_misfit
-    from buckeye.trainer.trainable import refuse_untrainable
+    from buckeye.launch.resume_checks import refuse_misfit
+    from buckeye.trainer.model.trainable import refuse_untrainable
+    from buckeye.transport.checkpoint import resolve_checkpoint
 
     refuse_untrainable(config.model.name)
 
@@ -252,12 +245,10 @@ def _refuse_misfit(config: SFTConfig) -> None:
 
 
 def _evals(argv: list[str]) -> int:
-    from buckeye.config.evals import EvalsConfig
+    from buckeye.config.environments import EvalsConfig
 
     config = _load(EvalsConfig, argv, "evals")
-    from buckeye.run.evals import run_evals
-
-    return run_evals(config)
+    return int(ask("buckeye_audit.evals:run_evals", "`evals`")(config))
 
 
 def _load(model: type[T], argv: list[str], program: str) -> T:
@@ -293,7 +284,7 @@ def _tune_libraries(program: str) -> None:
 
 def _with_local_model(config: T) -> T:
     """Replace `model.name` by the local directory of the model, fetching it if need be."""
-    from buckeye.run.model_files import fetch_model
+    from buckeye.sizing.model_files import fetch_model
 
     return _of_model(config, fetch_model(config.model.name))  # type: ignore[attr-defined]
 
@@ -310,16 +301,15 @@ def _schema(argv: list[str]) -> int:
     if asks_for_help(argv):
         show_schema_help()
         return 0
-    from buckeye.config.evals import EvalsConfig
+    from buckeye.base.storage import write_file
+    from buckeye.config.environments import EvalsConfig
+    from buckeye.config.help import json_schema
     from buckeye.config.inference import InferenceConfig
     from buckeye.config.orchestrator import OrchestratorConfig
     from buckeye.config.rl import RLConfig
-    from buckeye.config.schema import json_schema
     from buckeye.config.sft import SFTConfig
     from buckeye.config.trainer import TrainerConfig
-    from buckeye.envs.mcp.config import gym_schema
     from buckeye.errors import UsageError
-    from buckeye.storage import write_file
 
     schemas = {
         "rl": json_schema(RLConfig),
@@ -328,8 +318,9 @@ def _schema(argv: list[str]) -> int:
         "inference": json_schema(InferenceConfig),
         "sft": json_schema(SFTConfig),
         "evals": json_schema(EvalsConfig),
-        "gym": gym_schema(),
     }
+    if is_there("buckeye_mcp"):
+        schemas["gym"] = ask("buckeye_mcp.config:gym_schema", "`rl schema`")()
     if not argv:
         print(json.dumps(schemas, indent=1))
         return 0

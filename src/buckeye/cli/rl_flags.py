@@ -10,16 +10,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from buckeye.config.base import BaseConfig
-from buckeye.config.flags import apply, parse_flags
-from buckeye.config.names import resolve
-from buckeye.config.problems import closest, did_you_mean, report
+from buckeye.config.base import BaseConfig, closest, did_you_mean, report
+from buckeye.config.flags import apply, parse_bool, parse_flags
+from buckeye.config.load import read_variables
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Settings
-from buckeye.config.structure import fields_of
+from buckeye.config.structure import fields_of, resolve
 from buckeye.config.validation import validate
-from buckeye.config.values import parse_bool
-from buckeye.config.variables import read_variables
 from buckeye.errors import ConfigError, UsageError
 
 _WITH_FILES = {"dry_run", "provider", "yes"}

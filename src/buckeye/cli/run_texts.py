@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from buckeye.columns import aligned
-from buckeye.lines import printable
-from buckeye.run.cleaning import KINDS, WHAT_THEY_ARE, Deletable
-from buckeye.run.progress import human_duration
-from buckeye.run.status import TREND_STEPS, ProcessStatus, RunStatus
-from buckeye.run.waits import sentence
-from buckeye.space import human_bytes
+from buckeye.base.columns import aligned
+from buckeye.base.disk import human_bytes
+from buckeye.base.json_lines import printable
+from buckeye.launch.progress import human_duration
+from buckeye.launch.waits import sentence
+from buckeye.runs.clean import KINDS, WHAT_THEY_ARE, Deletable
+from buckeye.runs.status import TREND_STEPS, ProcessStatus, RunStatus
 
 
 def run_list(runs: Iterable[RunStatus]) -> str:

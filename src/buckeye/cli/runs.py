@@ -15,23 +15,23 @@ from typing import Annotated, Any
 
 import typer
 
+from buckeye.base.disk import human_bytes
+from buckeye.base.json_lines import printable
+from buckeye.base.satellites import ask
 from buckeye.cli.curve import curve
 from buckeye.cli.pages import Commands
 from buckeye.cli.rollouts import rollouts
 from buckeye.cli.run_texts import cleaning_table, event_line, run_list, status_text
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.lines import printable
-from buckeye.remote.steer import is_remote, stop_remote, terminal_of
-from buckeye.run.cleaning import IN_USE, KINDS, Deletable, Kind, deletable, delete
-from buckeye.run.control import continuation, stop_run
-from buckeye.run.directory import is_in_use, locked
-from buckeye.run.fork import fork_run
-from buckeye.run.journal import read_events
-from buckeye.run.logs import LogLine, follow_logs, read_logs
-from buckeye.run.record import GOING_ON, read_record
-from buckeye.run.registry import find_run, known_runs
-from buckeye.run.status import RunStatus, run_status
-from buckeye.space import human_bytes
+from buckeye.run_files.directory import is_in_use, locked
+from buckeye.run_files.elsewhere import is_remote
+from buckeye.run_files.known import find_run, known_runs
+from buckeye.run_files.logs import LogLine, follow_logs, read_logs
+from buckeye.run_files.record import GOING_ON, read_events, read_record
+from buckeye.runs.clean import IN_USE, KINDS, Deletable, Kind, deletable, delete
+from buckeye.runs.fork import fork_run
+from buckeye.runs.status import RunStatus, run_status
+from buckeye.runs.stop import continuation, stop_run
 
 runs_app = Commands(
     name="rl",
@@ -44,6 +44,8 @@ runs_app.command()(rollouts)
 runs_app.command()(curve)
 
 _FOLLOW_SECONDS = 0.3
+_STEERING = "buckeye_machines.steer"
+_ELSEWHERE = "a run on another machine"
 
 _Run = Annotated[
     str | None,
@@ -137,7 +139,8 @@ def stop(
 ) -> None:
     """Stop a run: the trainer finishes its step and checkpoints. Returns when nothing of it is left."""
     directory = find_run(run)
-    stop_it = stop_remote if is_remote(directory) else stop_run
+    elsewhere = is_remote(directory)
+    stop_it = ask(f"{_STEERING}:stop_remote", _ELSEWHERE) if elsewhere else stop_run
     try:
         done = stop_it(directory, now=now, timeout=timeout, tell=lambda line: typer.echo(line, err=True))
     except KeyboardInterrupt:
@@ -160,7 +163,7 @@ def attach(
     show: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
 ) -> None:
     """Go to the terminal of a run elsewhere (tmux). Ctrl-B D leaves it; Ctrl-C there stops the run."""
-    argv = terminal_of(find_run(run))
+    argv: list[str] = ask(f"{_STEERING}:terminal_of", _ELSEWHERE)(find_run(run))
     if show or not sys.stdout.isatty():
         typer.echo(shlex.join(argv))
         return

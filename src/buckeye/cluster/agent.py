@@ -15,13 +15,13 @@ from pathlib import Path
 
 import msgspec
 
+from buckeye.base.keys import child_environment
+from buckeye.base.process import INTERRUPTED, StopFlag
 from buckeye.cluster import messages as say
 from buckeye.cluster.address import socket_variables
 from buckeye.cluster.channel import Channel, LostNodeError, derived_key, greet
 from buckeye.cluster.children import Children
 from buckeye.errors import RunError
-from buckeye.process import INTERRUPTED, StopFlag
-from buckeye.tasks.keys import child_environment
 
 log = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 
+from buckeye.base.storage import write_file
 from buckeye.cluster import messages as say
 from buckeye.cluster.channel import Channel, LostNodeError, derived_key, welcome
 from buckeye.cluster.link import Link
 from buckeye.cluster.remote import RemoteProcess
-from buckeye.config.cluster import ClusterConfig
+from buckeye.config.rl import ClusterConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.storage import write_file
 
 log = logging.getLogger(__name__)
 

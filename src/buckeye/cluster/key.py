@@ -6,8 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
+from buckeye.base.storage import write_file
 from buckeye.errors import UsageError
-from buckeye.storage import write_file
 
 KEY_VARIABLE = "BUCKEYE_CLUSTER_KEY"
 """The environment variable that may hold the key, where there is no file for it."""

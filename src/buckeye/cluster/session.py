@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from buckeye.beat import BEAT_VARIABLE
-from buckeye.secret_variables import handed_over
+from buckeye.base.heartbeat import BEAT_VARIABLE
+from buckeye.base.secret_variables import handed_over
 
 
 def start_session(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from buckeye.config.problems import Problem
+from buckeye.config.base import Problem
 from buckeye.config.settings import MISSING, KeyPath, Layer, Place, Settings, dotted
 
 _INFERENCE_IDS: KeyPath = ("inference_gpu_ids",)

@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from buckeye.config.base import BaseConfig
-from buckeye.config.flags import FileReference, apply, parse_flags
+from buckeye.config.base import BaseConfig, Problem, report
+from buckeye.config.flags import FileReference, apply, parse_flags, parse_text
 from buckeye.config.help import help_text
-from buckeye.config.names import use_field_names
-from buckeye.config.problems import Problem, report
-from buckeye.config.settings import Settings
+from buckeye.config.settings import Layer, Place, Settings
 from buckeye.config.source import read_file
+from buckeye.config.structure import resolve, unknown_setting, use_field_names
 from buckeye.config.supported import check_supported
 from buckeye.config.validation import validate
-from buckeye.config.variables import read_variables
 from buckeye.errors import ConfigError
+
+# Environment variables as settings: `PRIME_MAX_STEPS`, `PRIME_TRAINER__MODEL__NAME`.
+
+PREFIX = "PRIME_"
+SEPARATOR = "__"
+
+
+def read_variables(model: type[BaseConfig], environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
+    """The settings that environment variables make, and what is wrong with them.
+
+    A variable whose first part is no setting of `model` (as PRIME_API_KEY) is somebody else's.
+    """
+    settings, problems = Settings(), []
+    for name in sorted(environ):
+        words = name.removeprefix(PREFIX).lower().split(SEPARATOR)
+        if not name.startswith(PREFIX) or resolve(model, words[:1]).shape is None:
+            continue
+        place = Place(name, Layer.VARIABLE)
+        target = resolve(model, words)
+        if target.shape is None:
+            problems.append(unknown_setting(model, target.path, place, target.owner))
+            continue
+        if any(isinstance(key, int) for key in target.path):
+            message = "a list is set as a whole, as JSON."
+            problems.append(Problem(path=target.path, place=place, message=message))
+            continue
+        try:
+            settings.put(target.path, parse_text(environ[name], target.shape), place)
+        except ValueError as error:
+            problems.append(Problem(path=target.path, place=place, message=f"{error}."))
+    return settings, problems
+
+
+# Handing a configuration to another process.
+
+
+def to_json(config: BaseConfig) -> str:
+    """The whole configuration as JSON, which `@ FILE.json` reads back to an equal object; None is null."""
+    return json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
+
+# `load_config`: from a command line to a configuration object, or to a message that names every problem.
 
 __all__ = ["help_text", "load_config", "load_with_warnings"]
 

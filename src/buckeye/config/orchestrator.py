@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from buckeye.config.base import BaseConfig, conflict
-from buckeye.config.buffer import BufferConfig, Share, SimpleBufferConfig
 from buckeye.config.environments import (
     AllOrCount,
     EnvConfig,
@@ -22,9 +21,12 @@ from buckeye.config.environments import (
 )
 from buckeye.config.rewards import (
     AdvantageConfig,
+    BufferConfig,
     GroupAdvantageConfig,
     MaxRLAdvantageConfig,
     RewardShapingConfig,
+    Share,
+    SimpleBufferConfig,
 )
 from buckeye.config.shared import (
     CheckpointConfig,

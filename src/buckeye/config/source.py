@@ -8,10 +8,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from buckeye.config.lines import json_lines, toml_lines
-from buckeye.config.problems import Problem, did_you_mean
+from buckeye.config.base import Problem, did_you_mean
+from buckeye.config.lines import explain_toml_error, json_lines, show_position, toml_lines
 from buckeye.config.settings import KeyPath, Layer, Place, Settings
-from buckeye.config.toml_errors import explain_toml_error, show_position
 from buckeye.errors import ConfigError
 
 BASES = "toml_files"

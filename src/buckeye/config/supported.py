@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from buckeye.config.base import BaseConfig
-from buckeye.config.evals import EvalsConfig
+from buckeye.config.base import BaseConfig, Level, Problem
+from buckeye.config.environments import EvalsConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.config.problems import Level, Problem
 from buckeye.config.propagate import shared_settings
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from buckeye.errors import UsageError
+
 Message = Mapping[str, Any]
 """One chat message in the OpenAI form: `role`, `content`, and `tool_calls` / `tool_call_id` where they
 apply."""
@@ -225,3 +227,32 @@ class GroupEnvironment(Environment, Protocol):
     async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """The outcomes of one task with their rewards, in the order given; errored ones stay as they are."""
         ...
+
+
+# The splits of an environment's tasks.
+
+TRAIN = "train"
+
+
+def split_names(environment: Environment) -> tuple[str, ...]:
+    """The splits an environment lists as `splits`, or those of `train` and `eval` that it has.
+
+    Raises UsageError if it has none.
+    """
+    listed: Sequence[str] | None = getattr(environment, "splits", None)
+    if listed is not None:
+        return tuple(listed)
+    found = tuple(name for name in (TRAIN, "eval") if _has(environment, name))
+    if not found:
+        raise UsageError(
+            f"environment {environment.name} has neither a split 'train' nor 'eval'. Give it one, or list "
+            "the names in a member `splits`."
+        )
+    return found
+
+
+def _has(environment: Environment, name: str) -> bool:
+    try:
+        return len(environment.tasks(name)) > 0
+    except KeyError:
+        return False

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import re
+from collections.abc import Collection, Sequence
+from typing import get_args
 
+from buckeye.base.satellites import folders
 from buckeye.envs.base import Boundary, Outcome
-from buckeye.envs.workers.errors import boundary_of, how_to_pass
-from buckeye.envs.workers.guest.outcomes import OutcomeError, checked_outcome, shortened
-from buckeye.envs.workers.guest.traces import checked_frames, frames_of, place_of
+from buckeye.envs.stdlib_only.outcomes import OutcomeError, checked_outcome, shortened
+from buckeye.envs.stdlib_only.traces import checked_frames, frames_of, place_of
 
-_PACKAGE = str(Path(__file__).parents[1])
+_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET)S?\b")
+_ABSENT = re.compile(r"missing|must be set|not set|credential|KeyError|not found|required", re.I)
 
 
 def checked(outcome: object) -> Outcome:
@@ -58,7 +60,7 @@ def _failed(outcome: Outcome) -> Outcome:
 def raised(boundary: Boundary, error: Exception) -> Outcome:
     """The outcome of a rollout, or of a scoring, in which `error` was raised, with the place in the
     environment's code."""
-    trace = [] if boundary == "model" else frames_of(error, _PACKAGE)
+    trace = [] if boundary == "model" else frames_of(error, *folders())
     message = shortened(f"{type(error).__name__}: {_said(error)}")
     hint = how_to_pass(message, ())
     return errored(boundary, f"{message}{place_of(trace)}{f'. {hint}' if hint else ''}", trace)
@@ -76,3 +78,23 @@ def _said(error: object) -> str:
         return str(error)
     except Exception:
         return "its message cannot be read"
+
+
+def how_to_pass(what: str, given: Collection[str]) -> str:
+    """What to do about a failure, where `what` happened says that a key is missing which the environment was
+    not `given`; else nothing."""
+    names = [name for name in dict.fromkeys(_KEY.findall(what)) if name not in given]
+    if not names or not _ABSENT.search(what):
+        return ""
+    return (
+        f"An environment sees the variables that it is given by name: --variables {names[0]}, or "
+        f'variables = ["{names[0]}"] below its [[env]]'
+    )
+
+
+def boundary_of(name: object) -> Boundary:
+    """The boundary of that name; "step" for one that there is not."""
+    for boundary in get_args(Boundary):
+        if boundary == name:
+            return boundary
+    return "step"

@@ -17,21 +17,20 @@ import logging
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from buckeye.base.satellites import absent, ask, is_there
 from buckeye.envs.base import Environment
-from buckeye.envs.installed import all_installed, find_installed
-from buckeye.envs.installed.source import what_instead
-from buckeye.envs.workers.errors import how_to_pass
-from buckeye.envs.workers.settings import WorkerSettings
+from buckeye.envs.outcomes import how_to_pass
+from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
 
 ENTRY_POINT_GROUP = "buckeye.environments"
@@ -44,6 +43,13 @@ _LIBRARIES = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
 """Whose tasks are environments, `reasoning-gym/NAME`, and the module of each."""
 _AGENT = "agent"
 """Any program that speaks to a model; its tasks and its command are arguments."""
+
+_ADAPTERS = "buckeye_adapters"
+_INSTALLED = "buckeye_adapters.installed"
+_HOSTS = "an environment in an interpreter of its own"
+
+_IN_SATELLITES = {"buckeye-vf-gym": "buckeye_mcp"} | dict.fromkeys((_AGENT, *_LIBRARIES), _ADAPTERS)
+"""Environments that a distribution beside the core has, or plays."""
 
 _BUNDLED = "dakota1890"
 _HERE = Path(__file__).parent
@@ -75,6 +81,19 @@ class EnvironmentId:
     def module(self) -> str:
         """The module the name stands for."""
         return self.name.replace("-", "_").replace(".", "_")
+
+
+class InstalledEnvironment(Protocol):
+    """An environment in an interpreter of its own, as far as finding it goes."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def module(self) -> str | None: ...
+    @property
+    def python(self) -> Path: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +150,28 @@ def _built_here(env_id: str, args: Mapping[str, Any]) -> Environment | None:
 
 def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
     """Load the environment in a worker: in the interpreter asked for, the one it is installed in, or this."""
-    from buckeye.envs.workers.environment import open_worker_environment  # it needs an HTTP server
-
+    open_worker_environment = ask(
+        "buckeye_adapters.workers.environment:open_worker_environment",
+        f"the environment {env_id}, which is played in a process of its own,",
+    )
     package = _package_of(env_id)
     installed = find_installed(package)
     if installed is not None and package == env_id:
         settings = replace(settings, module=installed.module)
     elif bundled(env_id) is not None:
         settings = replace(settings, module=__name__)
-    return open_worker_environment(env_id, args, _interpreter_of(env_id, settings), settings)
+    environment: Environment = open_worker_environment(
+        env_id, args, _interpreter_of(env_id, settings), settings
+    )
+    return environment
+
+
+def find_installed(package: str) -> InstalledEnvironment | None:
+    """The environment of that package that `buckeye env install` has installed."""
+    if not is_there(_ADAPTERS):
+        return None
+    found: InstalledEnvironment | None = ask(f"{_INSTALLED}:find_installed", _HOSTS)(package)
+    return found
 
 
 def _interpreter_of(env_id: str, settings: WorkerSettings) -> Path:
@@ -295,15 +327,20 @@ def _check_version(wanted: EnvironmentId, installed: str | None) -> None:
 
 def _not_found(env_id: str) -> str:
     library = env_id.partition("/")[0]
+    satellite = _IN_SATELLITES.get(library.partition("@")[0])
+    if satellite is not None and not is_there(satellite):
+        return str(absent(satellite, f"environment {env_id!r}"))
     if library in _LIBRARIES:
         return (
             f"environment {env_id!r} needs {library}, which is not installed. Install it with:\n"
             f"  buckeye env install {library}"
         )
-    if instead := what_instead(library.partition("@")[0]):
-        return f"environment {env_id!r}: {instead}"
+    others: Sequence[InstalledEnvironment] = ()
+    if is_there(_ADAPTERS):
+        if instead := ask(f"{_INSTALLED}.source:what_instead", _HOSTS)(library.partition("@")[0]):
+            return f"environment {env_id!r}: {instead}"
+        others, _ = ask(f"{_INSTALLED}:all_installed", _HOSTS)()
     wanted = EnvironmentId.parse(env_id)
-    others, _ = all_installed()
     known = {name: name for name in installed_environments()} | {other.name: other.id for other in others}
     installed = sorted(known.values())
     near = difflib.get_close_matches(canonicalize_name(wanted.name), known, 3, cutoff=0.5)

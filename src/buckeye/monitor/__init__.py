@@ -1,0 +1,1 @@
+"""What a run records: logs, metrics, rollouts, and what figures say against it. Nothing is decided here."""

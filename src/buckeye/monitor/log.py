@@ -6,10 +6,61 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TextIO
 
-from buckeye.lines import LineStream, is_file
-from buckeye.monitor.console import print_on_without_readers
+from buckeye.base.json_lines import LineStream, is_file
+from buckeye.base.satellites import SATELLITES
+
+# Printing to someone who may go away (a closed terminal, a reader of a pipe that has ended).
+
+log = logging.getLogger(__name__)
+
+
+class Console:
+    """A text stream that is silent from the moment on when nobody can read it any more. In all else it is the
+    stream that it is made of."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._be_silent(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._be_silent(error)
+
+    def _be_silent(self, error: OSError) -> None:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, self._stream.fileno())
+        os.close(silence)
+        with suppress(OSError):
+            self._stream.flush()  # what could not be written
+        log.warning("Nobody reads what is printed any more (%s): this goes on without", error.strerror)
+
+
+def print_on_without_readers() -> None:
+    """Let this process go on when the terminal or the pipe that it prints to is closed. A stream that
+    somebody has put in place of the original one is left alone."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and stream is getattr(sys, f"__{name}__") and not is_file(stream.fileno()):
+            setattr(sys, name, Console(stream))
+
+
+# One set-up of logging for every process: `HH:MM:SS    LEVEL message`, to stdout and to the run's log
+# file.
 
 SUCCESS = 25
 """Between INFO and WARNING: something the user waits for has happened."""
@@ -34,22 +85,26 @@ def setup_logging(level: str, process: str, log_file: Path | None) -> None:
     All processes of a run append to the same file, whole lines at a time, each under its name.
     """
     logging.addLevelName(SUCCESS, "SUCCESS")
-    root = logging.getLogger("buckeye")
-    root.setLevel("WARNING" if level == "warn" else level.upper())
-    root.propagate = False
-    for handler in list(root.handlers):
-        root.removeHandler(handler)
+    roots = [logging.getLogger(module) for module in ("buckeye", *SATELLITES)]
+    former = {handler for root in roots for handler in root.handlers}
+    for root in roots:
+        root.handlers.clear()
+    for handler in former:
         handler.close()
     _survive_full_disks()
     print_on_without_readers()
     stream = logging.StreamHandler(sys.stdout)
     stream.setFormatter(_Formatter(colour=sys.stdout.isatty()))
-    root.addHandler(stream)
+    handlers: list[logging.Handler] = [stream]
     if log_file is not None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         to_file = _FileHandler(log_file)
         to_file.setFormatter(logging.Formatter(f"%(asctime)s [{process}] %(levelname)7s %(message)s"))
-        root.addHandler(to_file)
+        handlers.append(to_file)
+    for root in roots:
+        root.setLevel("WARNING" if level == "warn" else level.upper())
+        root.propagate = False
+        root.handlers[:] = handlers
 
 
 class _FileHandler(logging.StreamHandler[LineStream]):
@@ -61,7 +116,9 @@ class _FileHandler(logging.StreamHandler[LineStream]):
 
     def close(self) -> None:
         super().close()
-        os.close(self._descriptor)
+        if self._descriptor >= 0:  # several loggers have it, and each may close it
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def _survive_full_disks() -> None:

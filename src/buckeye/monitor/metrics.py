@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buckeye.lines import LineFile, parse_json_lines, read_json_lines
-from buckeye.process import run_identity
-from buckeye.space import Writing
+from buckeye.base.disk import Writing
+from buckeye.base.json_lines import LineFile, parse_json_lines, read_json_lines
+from buckeye.base.process import run_identity
 
 Record = Mapping[str, Any]
 

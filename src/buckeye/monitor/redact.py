@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from buckeye.base.keys import variables
 from buckeye.errors import UsageError
-from buckeye.tasks.keys import variables
 
 REDACTED = "(redacted)"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from buckeye.lines import read_json_lines
+from buckeye.base.json_lines import read_json_lines
 
 ROLLOUTS_FOLDER = "rollouts"
 

@@ -12,23 +12,61 @@ import logging
 import netrc
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from buckeye.base.distribution import need
+from buckeye.base.keys import key
+from buckeye.base.storage import read_json, write_file
 from buckeye.config.base import BaseConfig
-from buckeye.config.shared import WandbConfig
-from buckeye.distribution import need
+from buckeye.config.shared import WandbConfig, WandbExtrasConfig
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics, Step
 from buckeye.monitor.redact import redacted
-from buckeye.monitor.samples import sample_values
-from buckeye.storage import read_json, write_file
-from buckeye.tasks.keys import key
+from buckeye.monitor.rollouts import read_rollouts
+
+# Sample rollouts and distributions of a step, as Weights & Biases shows them.
+
+_SAMPLES = 8
+_MOST_CHARACTERS = 4000
+_COLUMNS = ("env", "task_id", "reward", "stop_reason", "error", "completion_tokens")
+
+
+def sample_values(run: Path, step: int, extras: WandbExtrasConfig) -> dict[str, Any]:
+    """A table of the first rollouts that a step trained on, and histograms of reward and length; empty if
+    there are none."""
+    import wandb
+
+    played = [rollout for rollout in read_rollouts(run, step)[0] if rollout.dropped is None]
+    if not played:
+        return {}
+    values: dict[str, Any] = {}
+    if extras.samples:
+        rows = [[*(getattr(r, column) for column in _COLUMNS), _text(r.text)] for r in played[:_SAMPLES]]
+        values["samples"] = wandb.Table(columns=[*_COLUMNS, "text"], data=rows)
+    if extras.distributions:
+        rewards = [r.reward for r in played if r.reward is not None]
+        lengths = [r.completion_tokens for r in played]
+        if rewards:
+            values["distributions/reward"] = wandb.Histogram(rewards)
+        values["distributions/completion_tokens"] = wandb.Histogram(lengths)
+    return values
+
+
+def _text(segments: Sequence[str]) -> str:
+    """All segments, cut where it is too long to be shown."""
+    text = "\n\n".join(segments)
+    cut = len(text) - _MOST_CHARACTERS
+    return f"{text[:_MOST_CHARACTERS]} ... ({cut} more characters)" if cut > 0 else text
+
 
 log = logging.getLogger(__name__)
+
+
+# Weights & Biases: one run there for all processes of a run here.
 
 WANDB_FOLDER = "wandb"
 """What Weights & Biases writes in a run directory."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from buckeye.base.disk import write_when_room_async
+from buckeye.base.faults import fault_point
+from buckeye.base.storage import utf8, write_file
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.faults import fault_point
 from buckeye.monitor.rollouts import rollouts_files
 from buckeye.orchestrator.advantages import batch_advantages, group_has_spread
 from buckeye.orchestrator.rollout import Group, Rollout
-from buckeye.space import write_when_room_async
-from buckeye.storage import utf8, write_file
 from buckeye.transport.batches import Batch, Sample
 
 Advantages = Sequence[Sequence[Sequence[float]]]

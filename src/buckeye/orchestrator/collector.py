@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buckeye import beat
+from buckeye.base import heartbeat
+from buckeye.base.disk import Patience
 from buckeye.errors import FinalRunError, RunError
 from buckeye.orchestrator.collected import Collected
 from buckeye.orchestrator.filters import GroupFilter, smallest_group
@@ -22,7 +23,6 @@ from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.task_sampler import TaskSampler
-from buckeye.space import Patience
 
 _LOOK_SECONDS = 1.0
 
@@ -198,10 +198,10 @@ class GroupCollector:
             if self._playing:
                 if settings.cut_late_groups:
                     self._cut_late(step, settings.batch_size - collected.size)
-                beat.report(f"rollouts of batch {step}{self._why_these()}", on="inference")
+                heartbeat.report(f"rollouts of batch {step}{self._why_these()}", on="inference")
                 await self._wait_for_news(None)
             elif held:
-                beat.report(f"the end of the pause of {', '.join(sorted(held))}")
+                heartbeat.report(f"the end of the pause of {', '.join(sorted(held))}")
                 await self._wait_a_moment(self._pauses.seconds_left())
             else:
                 since = time.monotonic()
@@ -235,11 +235,11 @@ class GroupCollector:
     async def _wait_for_weights(self, version: int, on_wait: Callable[[int], None]) -> None:
         measured = self._settings.measuring()
         if measured is not None:  # the engines keep it, however long that takes
-            beat.report(f"rollouts of the evaluation of step {measured}", on="inference")
+            heartbeat.report(f"rollouts of the evaluation of step {measured}", on="inference")
             await self._wait_a_moment(_LOOK_SECONDS)
             return
         on_wait(version)
-        beat.report(f"weights {max(0, version)}", on="trainer")
+        heartbeat.report(f"weights {max(0, version)}", on="trainer")
         await self._wait_for_news(self._settings.weights_timeout)
 
     def _start_groups(self, step: int, accepted: int) -> Set[str]:

@@ -7,18 +7,17 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from buckeye import beat
+from buckeye.base import heartbeat
+from buckeye.base.process import RunIdentity
+from buckeye.base.storage import step_directory
 from buckeye.config.environments import EvalEnvConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.inference.client import SamplingParams
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.evaluate import evaluated_versions
-from buckeye.orchestrator.evaluation_files import evaluate_and_write, sampling_record
+from buckeye.orchestrator.evaluation import evaluate_and_write, evaluated_versions, sampling_record
 from buckeye.orchestrator.player import TaskPlayer
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
-from buckeye.process import RunIdentity
-from buckeye.storage import step_directory
 from buckeye.transport.weights import has_weights
 
 log = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ class Evaluations:
         settings = self._config.eval
         assert settings is not None
         log.info("Running evals for checkpoint step %d", version)
-        beat.report(f"rollouts of the evaluation of step {version}", on="inference")
+        heartbeat.report(f"rollouts of the evaluation of step {version}", on="inference")
         params = self._params()
         metrics = await evaluate_and_write(
             step_directory(self._config.output_dir / "evals", version),

@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from buckeye import beat
-from buckeye.checkpoint import read_orchestrator_state, resolve_checkpoint
+from buckeye.base import heartbeat
+from buckeye.base.keys import key_for
+from buckeye.base.process import die_with_parent, run_identity
+from buckeye.base.secret_variables import forbid_looking
 from buckeye.config.environments import EnvConfig, EvalEnvConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import RunError, UsageError
@@ -21,7 +23,7 @@ from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_file
 from buckeye.monitor.verdict import rollouts_level
-from buckeye.orchestrator.advantages import check_advantage
+from buckeye.orchestrator.advantages import RewardShaping, check_advantage, reward_shaping
 from buckeye.orchestrator.batch import (
     Advantages,
     advantages_of,
@@ -30,9 +32,11 @@ from buckeye.orchestrator.batch import (
     prune_rollouts,
     write_rollouts,
 )
+from buckeye.orchestrator.batch_sender import Outbox
 from buckeye.orchestrator.collected import Collected
 from buckeye.orchestrator.collection import CollectionWatch
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
+from buckeye.orchestrator.deterministic_sampling import Lockstep, lockstep_of
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
     evaluated_split,
@@ -41,27 +45,25 @@ from buckeye.orchestrator.environments import (
     prompt_lengths,
     tasks_of,
 )
-from buckeye.orchestrator.evaluate import EvalResult, evaluate
+from buckeye.orchestrator.evaluation import EvalResult, evaluate
 from buckeye.orchestrator.evaluations import Evaluations, sampling_params
 from buckeye.orchestrator.filters import group_filter
-from buckeye.orchestrator.lockstep import Lockstep, lockstep_of
-from buckeye.orchestrator.loop_watch import LoopWatch, tell_of_a_held_up_loop
-from buckeye.orchestrator.outbox import Outbox
+from buckeye.orchestrator.loop_times import LoopTimes, Throughput
+from buckeye.orchestrator.loop_watch import (
+    LoopWatch,
+    RunWatch,
+    first_to_end,
+    tell_of_a_held_up_loop,
+    until_stopped,
+)
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.player import RolloutPlayer, TaskPlayer
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group, Rollout
-from buckeye.orchestrator.run_watch import RunWatch
-from buckeye.orchestrator.running import first_to_end, until_stopped
-from buckeye.orchestrator.shaping import RewardShaping, reward_shaping
 from buckeye.orchestrator.task_sampler import task_sampler
-from buckeye.orchestrator.timing import LoopTimes, Throughput
-from buckeye.orchestrator.weights_watcher import WeightsWatcher
-from buckeye.orchestrator.wrong_servers import WrongServers
-from buckeye.process import die_with_parent, run_identity
-from buckeye.secret_variables import forbid_looking
-from buckeye.tasks.keys import key_for
+from buckeye.orchestrator.weights_watcher import WeightsWatcher, WrongServers
 from buckeye.transport.batches import end_batches
+from buckeye.transport.checkpoint import read_orchestrator_state, resolve_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ def run_orchestrator(config: OrchestratorConfig) -> bool:
     SIGINT. True unless it was stopped."""
     die_with_parent()
     forbid_looking()
-    beat.start_beating()
+    heartbeat.start_beating()
     setup_logging(config.log.level, "orchestrator", run_log(config.output_dir) if config.log.file else None)
     return asyncio.run(until_stopped(Orchestrator(config).run()))
 
@@ -125,11 +127,11 @@ class Orchestrator:
         self._check_splits()
         async with self.client:
             log.info("Waiting for inference pool to be ready")
-            beat.report("its servers", on="inference")
+            heartbeat.report("its servers", on="inference")
             await self.client.wait_ready(_STARTUP_TIMEOUT)
             log.log(SUCCESS, "Inference pool ready")
             self.lockstep = lockstep_of(config, self.client)
-            beat.ready()
+            heartbeat.ready()
             self._log_start()
             collector = self._collector()
             watcher = WeightsWatcher(
@@ -262,7 +264,7 @@ class Orchestrator:
             if collected.all_solved:
                 self._end_early(step, collected)
                 break
-            beat.report(f"writes batch {step}")
+            heartbeat.report(f"writes batch {step}")
             measured = batch_metrics(step, collected.groups, config)  # what cannot be, fails before hand-over
             with self.times.stopwatch.of("write_batch"):
                 await self._hand_over(step, collected, collector)
@@ -412,7 +414,7 @@ class Orchestrator:
         log.info("Running validation for step %d", step)
         oldest = max(self.start_step, step - self.config.run_ahead)
         async with watcher.fixed(oldest, self.config.weights_timeout) as version:
-            beat.report(f"rollouts of the validation of step {version}", on="inference")
+            heartbeat.report(f"rollouts of the validation of step {version}", on="inference")
             player = self._measuring_player("val", version, sampling_params(self.config))
             results: list[EvalResult] = [
                 await evaluate(

@@ -1,26 +1,112 @@
-"""Who holds up the event loop: while one rollout computes or sleeps without awaiting, no other is played."""
+"""The event loop of the orchestrator: how its coroutines run, who holds it up, and what is warned of."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
-from buckeye.envs.workers.guest.traces import described, own_frames, place_of
+from buckeye.base import heartbeat
+from buckeye.base.satellites import folders
+from buckeye.envs.stdlib_only.traces import described, own_frames, place_of
+from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics
+from buckeye.monitor.signals import NUMBERS, findings
+
+# Looks at what a run records, and warns while it goes on.
+
+_AGAIN_AFTER = (50, 500)
+_KEPT = frozenset((*HEAD, *NUMBERS))
+
+
+class RunWatch:
+    """Follows the metrics of all processes of the run in `output_dir`, from its first step on."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self._run = output_dir
+        self._tail = MetricsTail(output_dir / "metrics.jsonl", 0)
+        self._metrics = RunMetrics()
+        self._told: set[str] = set()
+
+    def look(self) -> None:
+        """Warn of what is found now and was not at the last look, and seldom again."""
+        for record in self._tail.new():
+            self._metrics.add({name: record[name] for name in record.keys() & _KEPT})
+        found = findings(self._metrics.steps(), self._run)
+        for one in found:
+            if one.name not in self._told or one.until - one.since + 1 in _AGAIN_AFTER:
+                log.warning("%s", one)
+        self._told = {one.name for one in found}
+
+
+# How the orchestrator's coroutines run: side by side, until one ends or somebody says stop.
+
+_PULSE_SECONDS = 1.0
+
+
+async def until_stopped(work: Coroutine[Any, Any, None]) -> bool:
+    """Run to the end, or until SIGTERM or SIGINT; False if it was stopped."""
+    running = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        running.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    pulse = asyncio.create_task(_pulse())
+    try:
+        await running
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+        log.info("Orchestrator stopped.")
+        return False
+    finally:
+        pulse.cancel()
+    return True
+
+
+async def first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run side by side until one ends, or fails; then cancel the others."""
+    tasks = [asyncio.create_task(c) for c in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pulse() -> None:
+    """Show that the event loop turns. It does not while an environment computes without awaiting."""
+    while True:
+        heartbeat.pulse()
+        await asyncio.sleep(_PULSE_SECONDS)
+
 
 log = logging.getLogger(__name__)
+
+
+# Who holds up the event loop: while one rollout computes or sleeps without awaiting, no other is played.
 
 _LOOK_SECONDS = 0.05
 _HELD_UP = 0.2  # seconds between two turns of the loop that are no rollout's ordinary work
 _TOLD_AFTER = 1.0  # seconds that were lost in one function
-_OURS = (str(Path(__file__).parents[1]), str(Path(asyncio.__file__).parent))
+_OURS = (*folders(), str(Path(asyncio.__file__).parent))
 
 
 class LoopWatch:

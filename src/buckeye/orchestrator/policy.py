@@ -14,10 +14,10 @@ from typing import Protocol
 from buckeye.envs.base import NO_OPTIONS, CallOptions, FinishReason, Message, Reply, ReplyTokens, Tool
 from buckeye.errors import InferenceError, PromptTooLongError, UsageError
 from buckeye.inference.client import Generation, SamplingParams
+from buckeye.inference.engine.text import GrowingText
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.forcing import NO_OPENING, Opening, call_opening
-from buckeye.inference.text import GrowingText
-from buckeye.orchestrator.samples import Prompt, Samples, Segment
+from buckeye.orchestrator.training_samples import Prompt, Samples, Segment
 
 
 class Sampler(Protocol):

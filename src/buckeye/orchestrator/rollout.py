@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from buckeye.envs.base import Message, Outcome, Task
 from buckeye.orchestrator.advantages import Scored
-from buckeye.orchestrator.samples import Segment
+from buckeye.orchestrator.training_samples import Segment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

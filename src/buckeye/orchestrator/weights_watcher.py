@@ -9,15 +9,49 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from buckeye import beat
+from buckeye.base import heartbeat
+from buckeye.base.disk import Patience
+from buckeye.base.process import RunIdentity
+from buckeye.base.storage import step_directory
 from buckeye.errors import FinalRunError, RunError
 from buckeye.inference.client import InferenceClient
-from buckeye.process import RunIdentity
-from buckeye.space import Patience
-from buckeye.storage import step_directory
-from buckeye.transport.weights import newest_weights, read_weights_manifest
+from buckeye.transport.restarts import request_restart
+from buckeye.transport.weights import newest_weights, read_weights_manifest, verify_weights
+
+# Inference servers that run and are not right: is it they, or the weights that they were given?
+
+
+class WrongServers:
+    """Asks the launcher to start such a server anew. If the newest weights on the disk are damaged, no server
+    would ever take them, and every start would be in vain."""
+
+    def __init__(self, output_dir: Path, identity: RunIdentity) -> None:
+        self._output_dir = output_dir
+        self._identity = identity
+        self._reported: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    def report(self, url: str, reason: str) -> None:
+        """A server is not right."""
+        self._reported.put_nowait((url, reason))
+
+    async def run(self) -> None:
+        """Until cancelled. Raises TransportError if the newest weights are damaged: the run has to go on from
+        its last checkpoint."""
+        while True:
+            url, reason = await self._reported.get()
+            await asyncio.to_thread(self._verify)
+            request_restart(self._output_dir, url, reason)
+
+    def _verify(self) -> None:
+        newest = newest_weights(self._output_dir / "weights", identity=self._identity)
+        if newest is not None:
+            verify_weights(newest[1])
+
 
 log = logging.getLogger(__name__)
+
+
+# Brings new weights to the engines as soon as the trainer has published them.
 
 _POLL_SECONDS = 0.02
 
@@ -78,7 +112,7 @@ class WeightsWatcher:
         if self.version >= version:
             return
         patience = Patience(timeout, self._root.parent)
-        beat.report(f"weights {version}", on="trainer")
+        heartbeat.report(f"weights {version}", on="trainer")
         while self.version < version:
             if self.version == self._due():
                 patience = Patience(timeout, self._root.parent)

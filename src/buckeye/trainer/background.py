@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from buckeye import beat
+from buckeye.base import heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Background:
         if thread is not None and thread.is_alive():
             logger.info("Waiting for %s, which is still being written", self._what)
         while thread is not None and thread.is_alive():
-            beat.report(f"{self._what} to be written", on="disk")
+            heartbeat.report(f"{self._what} to be written", on="disk")
             thread.join(_POLL_SECONDS)
             if time.monotonic() > told + _TELL_SECONDS:
                 told = time.monotonic()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from buckeye.config.losses import LossConfig
 from buckeye.config.trainer import TrainerConfig
+from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.losses import (
     LossInputs,
@@ -23,7 +24,6 @@ from buckeye.trainer.losses import (
     total_loss,
 )
 from buckeye.trainer.reference import ReferenceLogprobs
-from buckeye.trainer.rows import Row, make_row
 from buckeye.transport.batches import Batch, Sample
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class BatchLoss:
 
     def _inputs(self, samples: Sequence[Sample], step: int) -> LossInputs:
         policy = self._learner.policy
-        row = make_row([s.token_ids for s in samples], [s.loss_mask for s in samples], policy.device)
+        row = pack_micro_batch([s.token_ids for s in samples], [s.loss_mask for s in samples], policy.device)
         temperatures = torch.tensor([s.temperature for s in samples], device=policy.device)[row.sequences]
         reference = None if self._reference is None else self._reference(row, temperatures)
         logprobs, entropies = policy.token_logprobs(row, temperatures)
@@ -112,7 +112,7 @@ def staleness(batch: Batch) -> dict[str, float]:
 
 
 def _loss_inputs(
-    row: Row,
+    row: PackedMicroBatch,
     samples: Sequence[Sample],
     step: int,
     logprobs: Tensor,

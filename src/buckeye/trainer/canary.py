@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from buckeye.trainer.model import Policy
+from buckeye.trainer.model.policy import Policy
 from buckeye.transport.weights import Canary
 
 _PROMPT_TOKENS = 8

@@ -10,19 +10,25 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import torch
 
-from buckeye import beat
-from buckeye.faults import fault_point
-from buckeye.trainer.adapter import has_adapter
-from buckeye.trainer.distributed import Ranks
-from buckeye.trainer.gradients import clip_gradients, gradient_norm, sum_gradients
-from buckeye.trainer.layout import Tokens
-from buckeye.trainer.micro_batch import MicroBatch, is_out_of_memory
-from buckeye.trainer.model import Policy
-from buckeye.trainer.optim import NamedOptimizer, ScheduleType, learning_rate
-from buckeye.trainer.packing import Bin, distribute, plan_bins
-from buckeye.trainer.parallel import gather, settle
-from buckeye.trainer.perf import Work, peak_flops, peak_memory_gib, training_flops
-from buckeye.trainer.rows import Row, make_row
+from buckeye.base import heartbeat
+from buckeye.base.faults import fault_point
+from buckeye.trainer.data.packing import (
+    Bin,
+    MicroBatch,
+    PackedMicroBatch,
+    distribute,
+    is_out_of_memory,
+    pack_micro_batch,
+    plan_bins,
+)
+from buckeye.trainer.data.prefix_groups import Tokens
+from buckeye.trainer.model.adapter_files import has_adapter
+from buckeye.trainer.model.policy import Policy
+from buckeye.trainer.optim.gradients import clip_gradients, gradient_norm, sum_gradients
+from buckeye.trainer.optim.optimizer import NamedOptimizer, ScheduleType, learning_rate
+from buckeye.trainer.parallel.fsdp import gather, settle
+from buckeye.trainer.parallel.ranks import Ranks
+from buckeye.trainer.throughput import Work, peak_flops, peak_memory_gib, training_flops
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +84,8 @@ class Update:
 
 
 class Learner:
-    """Turns accumulated gradients into optimizer steps. `buckeye.trainer.state` saves and restores it."""
+    """Turns accumulated gradients into optimizer steps. `buckeye.trainer.output.state` saves and
+    restores it."""
 
     def __init__(
         self,
@@ -103,7 +110,7 @@ class Learner:
         self.progress = Progress()
         self._work = Work()
         """What was differentiated since the last `speed`, by all ranks."""
-        self.companions: list[Callable[[Row, torch.Tensor], torch.Tensor]] = []
+        self.reference_forwards: list[Callable[[PackedMicroBatch, torch.Tensor], torch.Tensor]] = []
         """What else runs a divided model on every row, with temperatures f32[N]."""
 
     def over_bins(
@@ -158,7 +165,7 @@ class Learner:
         try:
             with self.policy.computing():
                 for number, index in enumerate(mine, start=1):
-                    beat.report(f"computes micro-batch {number} of {len(mine)}")
+                    heartbeat.report(f"computes micro-batch {number} of {len(mine)}")
                     fault_point("trainer.oom")
                     for name, value in work(bins[index].indices).items():
                         sums[name] += value
@@ -174,10 +181,10 @@ class Learner:
 
     def _empty_pass(self) -> None:
         """Take part in the other ranks' forward and backward pass with a gradient of zero."""
-        row = make_row([np.zeros(1, np.int32)], [np.zeros(1, np.bool_)], self.policy.device)
+        row = pack_micro_batch([np.zeros(1, np.int32)], [np.zeros(1, np.bool_)], self.policy.device)
         temperatures = torch.ones(0, device=self.policy.device)
-        for companion in self.companions:
-            companion(row, temperatures)
+        for reference_forward in self.reference_forwards:
+            reference_forward(row, temperatures)
         logprobs, entropies = self.policy.token_logprobs(row, temperatures)
         nothing = logprobs.sum() + entropies.sum()
         if nothing.requires_grad:

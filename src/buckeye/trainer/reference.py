@@ -10,14 +10,14 @@ from torch import Tensor
 
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import UsageError
+from buckeye.trainer.data.packing import PackedMicroBatch
 from buckeye.trainer.learner import Learner
-from buckeye.trainer.model import load_policy
-from buckeye.trainer.parallel import shard_policy
-from buckeye.trainer.rows import Row
+from buckeye.trainer.model.policy import load_policy
+from buckeye.trainer.parallel.fsdp import shard_policy
 
 logger = logging.getLogger(__name__)
 
-ReferenceLogprobs = Callable[[Row, Tensor], Tensor]
+ReferenceLogprobs = Callable[[PackedMicroBatch, Tensor], Tensor]
 """`(row, temperatures [N])` -> log-probabilities [N] of the row's targets under the reference, detached."""
 
 
@@ -33,17 +33,17 @@ def load_reference(config: TrainerConfig, learner: Learner) -> ReferenceLogprobs
         reference = _without_adapter(learner)
     else:
         reference = _frozen(config.loss.reference_model or config.model.name, config, learner)
-    learner.companions.append(reference)
+    learner.reference_forwards.append(reference)
     return reference
 
 
 def _without_adapter(learner: Learner) -> ReferenceLogprobs:
-    from buckeye.trainer.lora import without_adapter  # takes seconds
+    from buckeye.trainer.model.lora import without_adapter  # takes seconds
 
     policy = learner.policy
 
     @torch.no_grad()
-    def logprobs(row: Row, temperatures: Tensor) -> Tensor:
+    def logprobs(row: PackedMicroBatch, temperatures: Tensor) -> Tensor:
         with without_adapter(policy.model):
             return policy.token_logprobs(row, temperatures)[0]
 
@@ -71,7 +71,7 @@ def _frozen(source: str, config: TrainerConfig, learner: Learner) -> ReferenceLo
     shard_policy(reference, config.model, learner.ranks)
 
     @torch.no_grad()
-    def logprobs(row: Row, temperatures: Tensor) -> Tensor:
+    def logprobs(row: PackedMicroBatch, temperatures: Tensor) -> Tensor:
         return reference.token_logprobs(row, temperatures)[0]
 
     return logprobs

@@ -9,25 +9,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from buckeye import beat
+from buckeye.base import heartbeat
+from buckeye.base.faults import fault_point
+from buckeye.base.process import RunIdentity, StopFlag, run_identity
 from buckeye.config.shared import most_token_age
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import FinalRunError
-from buckeye.faults import fault_point
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.stopwatch import Stopwatch
 from buckeye.monitor.verdict import training_level
-from buckeye.process import RunIdentity, StopFlag, run_identity
 from buckeye.trainer.batch_loss import BatchLoss, samples_to_train
-from buckeye.trainer.inbox import Inbox
-from buckeye.trainer.integrity import Inspection, inspect
+from buckeye.trainer.batch_receiver import Inbox
+from buckeye.trainer.data.integrity import Inspection, inspect
 from buckeye.trainer.learner import Learner, finite_only, format_step
 from buckeye.trainer.losses import check_loss
-from buckeye.trainer.output import Output
+from buckeye.trainer.output.writer import Output
+from buckeye.trainer.parallel.ranks import write_together
+from buckeye.trainer.quarantine import keep_skipped
 from buckeye.trainer.reference import load_reference
 from buckeye.trainer.setup import build_learner, find_resume, trainer_process
-from buckeye.trainer.skipped import keep_skipped
-from buckeye.trainer.together import write_together
 from buckeye.transport.batches import Batch, Sample, remove_batch
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class RLTrainer:
         all that there are batches for."""
         self.inbox.tell_foreign()
         self._publish()
-        beat.ready()
+        heartbeat.ready()
         ended = False
         while not self._complete():
             with self.stopwatch.of("wait"):
@@ -120,19 +120,19 @@ class RLTrainer:
         return self.config.max_steps is not None and self.step >= self.config.max_steps
 
     def _publish(self) -> None:
-        beat.report(f"publishes weights {self.step}")
+        heartbeat.report(f"publishes weights {self.step}")
         with self.stopwatch.of("publish"):
             self.output.publish(versions=self.config.max_async_level + 2)
 
     def _checkpoint(self) -> None:
-        beat.report(f"writes checkpoint {self.step}")
+        heartbeat.report(f"writes checkpoint {self.step}")
         with self.stopwatch.of("checkpoint"):
             self.output.checkpoint(self._orchestrator_state)
 
     def _train(self, batch: Batch) -> None:
         step, started = self.step, time.monotonic()
         logger.info("Starting training step %d", step)
-        beat.report(f"trains on batch {step}")
+        heartbeat.report(f"trains on batch {step}")
         found = self._inspect(batch)
         samples = samples_to_train(found.usable, self.config.loss)
         tokens = sum(len(s.token_ids) for s in batch.samples)
@@ -141,7 +141,7 @@ class RLTrainer:
             with self.output.as_published():
                 record = self._backward(found, samples)
             fault_point("trainer.step")
-            beat.report(f"updates the weights of step {step}")
+            heartbeat.report(f"updates the weights of step {step}")
             update = self.learner.update(record["loss"], tokens=tokens, samples=len(batch.samples))
         self._keep_left_out(batch, found, applied=update.applied)
         self._orchestrator_state = batch.orchestrator_state
@@ -166,7 +166,7 @@ class RLTrainer:
     def _measure_served(self, samples: Sequence[Sample]) -> dict[str, float]:
         if self._served is None or not self._served.due(self.step):
             return {}
-        beat.report(f"compares the weights of step {self.step} with those that are sampled with")
+        heartbeat.report(f"compares the weights of step {self.step} with those that are sampled with")
         return self._served.measure(samples)
 
     def _inspect(self, batch: Batch) -> Inspection:

@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
-from buckeye import beat
-from buckeye.checkpoint import CheckpointInfo, trainer_state, usable_checkpoint, verify_checkpoint
-from buckeye.checkpoint.merge import MODEL_DIRECTORY
-from buckeye.checkpoint.shards import has_shards
+from buckeye.base import heartbeat
+from buckeye.base.process import cpu_threads, die_with_parent
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import (
     ConstantSchedulerConfig,
@@ -27,17 +25,18 @@ from buckeye.config.trainer import (
 )
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.log import run_log, setup_logging
-from buckeye.process import cpu_threads, die_with_parent
-from buckeye.trainer.adapter import ADAPTER_DIRECTORY, load_adapter
-from buckeye.trainer.distributed import Ranks, join_ranks, local_rank
-from buckeye.trainer.export import read_tokenizer_files
+from buckeye.trainer.data.packing import micro_batch
 from buckeye.trainer.learner import Learner, Schedule
-from buckeye.trainer.meta import empty_policy, fill_policy, load_shards
-from buckeye.trainer.micro_batch import micro_batch
-from buckeye.trainer.model import Policy, load_policy, pick_device
-from buckeye.trainer.optim import NamedOptimizer, ParameterGroup, build_optimizer
-from buckeye.trainer.parallel import offloads, shard_policy
-from buckeye.trainer.state import load_state
+from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, load_adapter
+from buckeye.trainer.model.policy import Policy, load_policy, pick_device
+from buckeye.trainer.optim.optimizer import NamedOptimizer, ParameterGroup, build_optimizer
+from buckeye.trainer.output.export import read_tokenizer_files
+from buckeye.trainer.output.state import load_state
+from buckeye.trainer.parallel.fsdp import offloads, shard_policy
+from buckeye.trainer.parallel.ranks import Ranks, join_ranks, local_rank
+from buckeye.trainer.parallel.shards import empty_policy, fill_policy, load_shards
+from buckeye.transport.checkpoint import CheckpointInfo, trainer_state, usable_checkpoint, verify_checkpoint
+from buckeye.transport.checkpoint.shards import MODEL_DIRECTORY, has_shards
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
 def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ranks]:
     """Make this process a rank of a trainer: threads, seed, log file, device, communication."""
     die_with_parent()
-    beat.start_beating()
+    heartbeat.start_beating()
     torch.set_num_threads(cpu_threads())
     torch.manual_seed(config.seed)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it prepares every shape anew, and every row is another
@@ -125,7 +124,7 @@ def _source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | None) ->
 
 
 def _adapt(policy: Policy, lora: LoRAConfig, base: str, resume: CheckpointInfo | None) -> None:
-    from buckeye.trainer.lora import add_adapter  # takes seconds
+    from buckeye.trainer.model.lora import add_adapter  # takes seconds
 
     add_adapter(policy.model, lora, base=base, frozen_dtype=policy.compute_dtype)
     if resume is not None:

@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
-from buckeye.checkpoint import CheckpointInfo, read_orchestrator_state
+from buckeye.base.process import StopFlag, run_identity
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import CheckpointError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.stopwatch import Stopwatch
 from buckeye.monitor.verdict import training_level
-from buckeye.process import StopFlag, run_identity
-from buckeye.trainer.chat_data import ChatFile, ChatFormat, ChatSample
+from buckeye.trainer.data.chat_data import ChatFile, ChatFormat, ChatSample
+from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.learner import Learner, finite_only, format_step
-from buckeye.trainer.output import Output
-from buckeye.trainer.rows import make_row
+from buckeye.trainer.output.writer import Output
+from buckeye.trainer.parallel.ranks import write_together
 from buckeye.trainer.setup import build_learner, find_resume, trainer_process
-from buckeye.trainer.together import write_together
+from buckeye.transport.checkpoint import CheckpointInfo, read_orchestrator_state
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class SFTTrainer:
 
     def _train_bin(self, samples: Sequence[ChatSample], divisor: float) -> dict[str, float]:
         policy = self.learner.policy
-        row = make_row([s.token_ids for s in samples], [s.loss_mask for s in samples], policy.device)
+        row = pack_micro_batch([s.token_ids for s in samples], [s.loss_mask for s in samples], policy.device)
         temperatures = torch.ones(len(row.targets), device=policy.device)
         logprobs, entropies = policy.token_logprobs(row, temperatures)
         loss = -logprobs.sum() / divisor

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from buckeye import storage
+from buckeye.base import storage
+from buckeye.base.process import RunIdentity
 from buckeye.errors import TransportError
-from buckeye.process import RunIdentity
 
 MANIFEST = "manifest.json"
 DATA = "batch.safetensors"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from buckeye import storage
+from buckeye.base import storage
 from buckeye.errors import TransportError
 
 RESTART_FOLDER = "restart"

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from buckeye import storage
+from buckeye.base import storage
+from buckeye.base.foreign_files import plain_name
+from buckeye.base.process import RunIdentity
 from buckeye.errors import TransportError
-from buckeye.outside import plain_name
-from buckeye.process import RunIdentity
 
 logger = logging.getLogger(__name__)
 

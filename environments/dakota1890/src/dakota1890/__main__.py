@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from buckeye.base.storage import write_file
 from buckeye.errors import BuckeyeError
-from buckeye.storage import write_file
 from dakota1890.environment import load_environment
 from dakota1890.families import FAMILIES
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx
 
 from buckeye.errors import InferenceError
-from buckeye.inference.client.wire import error_message, generation_of, sampling_fields
+from buckeye.inference.client.requests import error_message, generation_of, sampling_fields
 from buckeye.inference.types import Generation, SamplingParams
 from buckeye.monitor.stopwatch import BusyClock
 

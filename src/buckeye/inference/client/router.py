@@ -54,7 +54,7 @@ class Router:
 
     @property
     def waiting_for_place(self) -> int:
-        """Rollouts that have not begun for want of a place."""
+        """Rollouts that wait for a place."""
         return len(self._beginning)
 
     async def acquire(self, cost: int, *, prefer: Replica | None = None, alone: bool = False) -> Replica:

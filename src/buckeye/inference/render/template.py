@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -10,8 +12,152 @@ from typing import Any
 
 from buckeye.envs.base import Message, Tool
 from buckeye.errors import UsageError
-from buckeye.inference.render.literal import Literal
-from buckeye.inference.render.plain import fold_calls, plain_messages
+
+# Tools for chat templates that know none: everything about them is written into system, user and assistant
+# texts, in the `<tool_call>` form that most open models were taught.
+
+_TOOLS = """\
+You can call these tools:
+<tools>
+{tools}
+</tools>
+To call one, write a JSON object with its name and arguments inside <tool_call></tool_call>:
+<tool_call>
+{{"name": "<name>", "arguments": {{...}}}}
+</tool_call>"""
+
+
+def plain_messages(messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """The same conversation in messages that have a role and a text, and nothing else."""
+    plain: list[dict[str, Any]] = []
+    in_results = False
+    for message in messages:
+        if message["role"] != "tool":
+            plain.append(fold_calls(message))
+        elif in_results:
+            plain[-1]["content"] += "\n" + _result(message)
+        else:
+            plain.append({"role": "user", "content": _result(message)})
+        in_results = message["role"] == "tool"
+    return _with_tools(plain, tools) if tools else plain
+
+
+def fold_calls(message: Message) -> dict[str, Any]:
+    """A message whose calls are text of its content. Raises `UsageError` for content that is no text."""
+    content = message.get("content")
+    if not isinstance(content, str | None):
+        raise UsageError(f"the content of a message is {type(content).__name__}; it has to be a text")
+    folded = {key: value for key, value in message.items() if key != "tool_calls"}
+    calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
+    folded["content"] = "\n".join([text for text in (content,) if text] + calls)
+    return folded
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    name, arguments = function["name"], function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    # A call without a name is what the model wrote and nobody could read: it is repeated as it was.
+    body = (
+        f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}' if name else arguments
+    )
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def _result(message: Message) -> str:
+    return f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
+
+
+def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    text = _TOOLS.format(tools=listed)
+    if messages and messages[0]["role"] == "system":
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+# Words in a message stay words: `<|im_end|>` that a user or a tool wrote ends no turn.
+#
+# Tokenizers find their control tokens anywhere in a text, and a chat template makes one text of what it
+# writes itself and of what others wrote. So a sign that no text has is put into every name of a control token
+# that stands in a message, before the template sees it. Where a text is encoded, it is cut at that sign: no
+# piece has the whole name, and the pieces together are the words.
+
+MARK = "\ufdd0"
+"""A code point that stands for no character, and never will."""
+SWITCH = "BUCKEYE_CONTROL_TOKENS_IN_TEXT"
+"""The environment variable that lets control tokens in messages be control tokens, set to 1."""
+
+_OF_REPLIES = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+"""What assistants write themselves in their replies, and data sets in theirs."""
+_LOOKS_LIKE_CONTROL = re.compile(r"<\S+>|\[\S+\]|\S*<\|.*|.*\|>\S*", re.DOTALL)
+
+
+class Literal:
+    """Keeps the names of a tokenizer's control tokens in messages from being read as such."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        known = [token for token in tokenizer.added_tokens_decoder.values() if len(token.content) > 1]
+        names = {one.content for one in known if one.special or _LOOKS_LIKE_CONTROL.fullmatch(one.content)}
+        if os.environ.get(SWITCH) == "1":
+            names = set()
+        self._anywhere, self._in_replies = _pattern(names), _pattern(names - _OF_REPLIES)
+
+    def marked(self, message: Message) -> dict[str, Any]:
+        """A message whose texts are words to `encode`; its role is left as it is."""
+        pattern = self._in_replies if message.get("role") == "assistant" else self._anywhere
+        if pattern is None:
+            return dict(message)
+        return {key: item if key == "role" else _marked(item, pattern) for key, item in message.items()}
+
+    def marked_tool(self, tool: Mapping[str, Any]) -> dict[str, Any]:
+        """The description of a tool, which its server wrote."""
+        return dict(tool) if self._anywhere is None else _marked(dict(tool), self._anywhere)
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of what a template made of marked messages, none added around them."""
+        if MARK not in text:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = []
+        for piece in filter(None, text.split(MARK)):
+            ids += self._continued(piece) if ids else self._tokenizer.encode(piece, add_special_tokens=False)
+        return ids
+
+    def _continued(self, piece: str) -> list[int]:
+        """The ids of a piece that does not begin a text: some tokenizers put a space before one that does."""
+        before = self._tokenizer.encode(_ANCHOR, add_special_tokens=False)
+        after = self._tokenizer.encode(_ANCHOR + piece, add_special_tokens=False)
+        if after[: len(before)] == before:
+            return after[len(before) :]
+        return self._tokenizer.encode(piece, add_special_tokens=False)
+
+
+_ANCHOR = "\n"
+
+
+def unmarked(text: str) -> str:
+    """A text as people wrote it."""
+    return text.replace(MARK, "")
+
+
+def _pattern(names: set[str]) -> re.Pattern[str] | None:
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if names else None
+
+
+def _marked(value: Any, pattern: re.Pattern[str]) -> Any:
+    if isinstance(value, str):
+        return pattern.sub(lambda found: found[0][0] + MARK + found[0][1:], value)
+    if isinstance(value, Mapping):
+        return {_marked(key, pattern): _marked(item, pattern) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_marked(item, pattern) for item in value]
+    return value
+
+
+# A model's chat template: messages to text, and what the template can say.
 
 _PROBE = "buckeye"
 _PROBE_TOOL = {
@@ -107,7 +253,7 @@ class ChatTemplate:
             raise UsageError(
                 f"The tokenizer of {self._model_path} has no chat template, so it cannot render messages."
             )
-        from buckeye.inference.render import sandbox  # and with it jinja2
+        from buckeye.inference.render import template_sandbox
 
         offered = [dict(tool) for tool in tools] or None
         try:
@@ -117,11 +263,13 @@ class ChatTemplate:
                 tools=offered,
                 documents=None,
                 add_generation_prompt=prompt,
-                date_string=sandbox.TODAY.strftime("%d %b %Y"),
+                date_string=template_sandbox.TODAY.strftime("%d %b %Y"),
                 **self._tokenizer.special_tokens_map,
             )
         except Exception as error:  # a template is a program, which may fail in any way
-            kind = TooCostlyTemplateError if isinstance(error, sandbox.TooCostlyError) else UsageError
+            kind = (
+                TooCostlyTemplateError if isinstance(error, template_sandbox.TooCostlyError) else UsageError
+            )
             raise kind(
                 f"The chat template of {self._model_path} cannot render these messages: {_reason(error)}"
             ) from error
@@ -129,7 +277,7 @@ class ChatTemplate:
 
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> Any:
-    from buckeye.inference.render.sandbox import Template
+    from buckeye.inference.render.template_sandbox import Template
 
     return Template(source)
 

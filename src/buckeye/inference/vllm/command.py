@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.request_gate import Rules
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import UsageError
-from buckeye.gate import Rules
-from buckeye.inference.architecture import read_config
+from buckeye.inference.engine.architecture import read_config
 from buckeye.inference.vllm.interpreter import Vllm
 
 PLUGIN = Path(__file__).with_name("plugin")

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import httpx
 
-from buckeye import beat
+from buckeye.base import heartbeat
+from buckeye.base.process import StopFlag, cpu_threads
+from buckeye.base.request_gate import Rules
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError
-from buckeye.gate import Rules
 from buckeye.inference.vllm.command import server_command, server_environment
 from buckeye.inference.vllm.interpreter import Vllm
 from buckeye.monitor.log import SUCCESS
-from buckeye.process import StopFlag, cpu_threads
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, rules: R
             vllm.version,
             seconds,
         )
-        beat.report("requests", on="orchestrator")
-        beat.ready()
+        heartbeat.report("requests", on="orchestrator")
+        heartbeat.ready()
         while not stop.requested:
             _check(child)
             time.sleep(_POLL_SECONDS)
@@ -78,7 +78,7 @@ def _until_ready(child: subprocess.Popen[bytes], url: str, stop: StopFlag) -> bo
     deadline, told = time.monotonic() + _START_SECONDS, time.monotonic()
     with httpx.Client(timeout=5.0, trust_env=False) as client:
         while not stop.requested:
-            beat.report("starts vLLM")
+            heartbeat.report("starts vLLM")
             _check(child)
             if _healthy(client, url):
                 return True

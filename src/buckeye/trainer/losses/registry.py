@@ -14,9 +14,9 @@ from buckeye.config.losses import (
     Normalization,
     NormalizedLossConfig,
 )
-from buckeye.trainer.losses import clipped, correction, masked_ratio, statistics, weighted
+from buckeye.trainer.losses import correction, masked_ratio, policy_gradient, statistics
 from buckeye.trainer.losses.base import LossInputs, LossSums, TokenLosses, log_ratios, sequence_lengths
-from buckeye.trainer.losses.custom import custom_loss, load_custom_loss
+from buckeye.trainer.losses.policy_gradient import custom_loss, load_custom_loss
 from buckeye.trainer.losses.regularization import regularization, with_kl_reward
 
 
@@ -30,13 +30,13 @@ class LossType:
 
 LOSS_TYPES: Mapping[str, LossType] = {
     "masked_ratio": LossType(masked_ratio.masked_ratio_loss, masked_ratio.MARKS),
-    "ppo": LossType(clipped.ppo_loss, clipped.PPO_MARKS),
-    "dr_grpo": LossType(clipped.ppo_loss, clipped.PPO_MARKS),
-    "gspo": LossType(clipped.gspo_loss, clipped.MARKS),
-    "decoupled_ppo": LossType(clipped.decoupled_ppo_loss, clipped.MARKS),
-    "cispo": LossType(weighted.cispo_loss, weighted.CISPO_MARKS),
-    "dppo": LossType(weighted.dppo_loss, weighted.DPPO_MARKS),
-    "reinforce": LossType(weighted.reinforce_loss, ()),
+    "ppo": LossType(policy_gradient.ppo_loss, policy_gradient.PPO_MARKS),
+    "dr_grpo": LossType(policy_gradient.ppo_loss, policy_gradient.PPO_MARKS),
+    "gspo": LossType(policy_gradient.gspo_loss, policy_gradient.MARKS),
+    "decoupled_ppo": LossType(policy_gradient.decoupled_ppo_loss, policy_gradient.MARKS),
+    "cispo": LossType(policy_gradient.cispo_loss, policy_gradient.CISPO_CLIP_MASKS),
+    "dppo": LossType(policy_gradient.dppo_loss, policy_gradient.DPPO_CLIP_MASKS),
+    "reinforce": LossType(policy_gradient.reinforce_loss, ()),
 }
 """All types but `custom` and the recipes."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import buckeye_vllm_ours
 
-_gate = buckeye_vllm_ours.load("gate")
+_gate = buckeye_vllm_ours.load("request_gate")
 
 
 class Gate(_gate.Gate):  # type: ignore[misc,name-defined]

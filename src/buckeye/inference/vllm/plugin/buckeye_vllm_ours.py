@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-_BUCKEYE = Path(__file__).parents[3]
+_BUCKEYE = Path(__file__).parents[3] / "base"
 
 
 def load(name: str) -> ModuleType:
-    """The module `buckeye.NAME` by its file, without the package around it."""
+    """The module `buckeye.base.NAME` by its file, without the package around it."""
     known = f"buckeye_vllm_{name}_of_ours"
     if known not in sys.modules:
         spec = importlib.util.spec_from_file_location(known, _BUCKEYE / f"{name}.py")

@@ -29,7 +29,7 @@ from vllm.lora.request import LoRARequest
 _BACKEND = "buckeye_fs"
 _MANIFEST = "manifest.json"
 _HEAD = "lm_head.weight"
-_outside = buckeye_vllm_ours.load("outside")
+_foreign_files = buckeye_vllm_ours.load("foreign_files")
 _PROCESS = secrets.token_hex(8)
 """Tells this process from those before and after it, which may have had the same pid."""
 
@@ -120,15 +120,15 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
 
 def _allowed(path: str) -> Path:
     """A directory that weights may come from. Raises ValueError for another."""
-    folder: Path = _outside.data_folder(Path(path), Path(os.environ["BUCKEYE_VLLM_WEIGHTS_DIR"]))
+    folder: Path = _foreign_files.data_folder(Path(path), Path(os.environ["BUCKEYE_VLLM_WEIGHTS_DIR"]))
     return folder
 
 
 def _verified(directory: Path) -> dict[str, str]:
     """The SHA-256 of each file that the manifest of a directory names. Raises ValueError if one is not what
     was published."""
-    manifest = json.loads(_outside.read_regular(directory / _MANIFEST))
-    digests = {name: _sha256(directory / _outside.plain_name(name)) for name in manifest["files"]}
+    manifest = json.loads(_foreign_files.read_regular(directory / _MANIFEST))
+    digests = {name: _sha256(directory / _foreign_files.plain_name(name)) for name in manifest["files"]}
     for name, digest in digests.items():
         if digest != manifest["files"][name]:
             raise ValueError(f"{directory / name} is not the file that was published (SHA-256 differs)")

@@ -1,0 +1,272 @@
+"""Virtual environments and what is installed into them: by `uv` where there is one, else by `pip`.
+
+Both are always told which interpreter is meant, so no environment needs to be active.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+
+from buckeye.base.process import run_program
+from buckeye.base.process_guard import GUARD
+from buckeye.errors import BuckeyeError, UsageError
+
+INSTALL_SECONDS = 3600.0
+_VENV_SECONDS = 300.0
+_LAST_LINES = 12
+_OTHER_PYTHON = re.compile(
+    r"does not satisfy Python\s*([<>=!~][^\s,]*(?:,\s?[<>=!~][^\s,]*)*)"  # uv
+    r"|requires a different Python: \S+ not in '([^']+)'"  # pip
+    r"|Requires-Python ([<>=!~][^;]+?)(?:;|\s[A-Za-z]|$)"
+)
+_PYTHONS = range(8, 16)
+_LATEST_PATCH = 99
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Index:
+    """Where packages are looked for: `url` beside the default index, or `alone`; None is the default."""
+
+    url: str | None = None
+    alone: bool = False
+
+
+@dataclass(slots=True)
+class Installer:
+    """Installs into the virtual environment `venv`, with `uv` where that is given. `hashes` are the
+    SHA-256 of what was fetched, by canonical name, where the installer tells."""
+
+    venv: Path
+    uv: str | None
+    hashes: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.venv / "bin" / "python"
+
+    @property
+    def name(self) -> str:
+        return "uv" if self.uv else "pip"
+
+    def create(self, python: str | None) -> None:
+        """Make the virtual environment, with `python`: a path, a command or a version; None is our own.
+
+        Raises UsageError if there is no such interpreter.
+        """
+        if self.uv:
+            command = [self.uv, "venv", "--quiet", "--no-project", "--python", python or _our_python()]
+            _run([*command, str(self.venv)], _VENV_SECONDS)
+            return
+        without_pip = ["--without-pip"] if _have_pip() else []
+        _run([_interpreter(python), "-m", "venv", *without_pip, str(self.venv)], _VENV_SECONDS)
+
+    def add_pip(self) -> None:
+        """Give the environment a `pip` of its own, if it has none: the one that comes with its interpreter,
+        else one that is fetched. Raises BuckeyeError if that fails."""
+        program = self.venv / "bin" / "pip"
+        if program.exists():
+            return
+        try:
+            _run([str(self.python), "-I", "-m", "ensurepip", "--default-pip"], _VENV_SECONDS)
+        except BuckeyeError:  # some systems take it out of their interpreters
+            with TemporaryDirectory() as folder:
+                self.install("pip", folder=Path(folder))
+        if not program.exists():  # its package was there already, without its programs
+            raise BuckeyeError(f"{program} did not come to be.")
+
+    def install(
+        self,
+        *words: str,
+        index: Index = Index(),
+        constraints: Sequence[str] = (),
+        dependencies: bool = True,
+        folder: Path,
+    ) -> None:
+        """Install requirements. Files that it needs go into `folder`. Raises BuckeyeError with the last words
+        of the installer."""
+        options = [] if dependencies else ["--no-deps"]
+        if constraints:
+            bounds = folder / "constraints.txt"
+            bounds.write_text("\n".join(constraints) + "\n", encoding="utf-8")
+            options += ["--constraint", str(bounds)]
+        if self.uv:
+            where = _uv_index(index)
+            _run(
+                [self.uv, "pip", "install", "--quiet", "--python", str(self.python), *options, *where, *words]
+            )
+            return
+        report = folder / "report.json"
+        where = ["--index-url" if index.alone else "--extra-index-url", index.url] if index.url else []
+        quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
+        _run([*self._pip(), "install", *quiet, "--report", str(report), *options, *where, *words])
+        self.hashes |= _hashes_of_report(json.loads(report.read_text("utf-8")))
+
+    def find_hashes(self, pins: Sequence[str], *, index: Index, folder: Path) -> None:
+        """Ask `uv` for the hashes of NAME==VERSION; `pip` has told them. None if that fails."""
+        if not self.uv:
+            return
+        wanted = folder / "pins.txt"
+        wanted.write_text("\n".join(pins) + "\n", encoding="utf-8")
+        command = [self.uv, "pip", "compile", "--quiet", "--no-deps", "--generate-hashes", "--no-header"]
+        ran = _run_guarded(
+            [*command, "--python", str(self.python), *_uv_index(index), str(wanted)], seconds=INSTALL_SECONDS
+        )
+        if ran.returncode == 0:
+            self.hashes |= _hashes_of_lock(ran.stdout)
+
+    def distributions(self) -> list[metadata.Distribution]:
+        """What is installed, by name."""
+        site = [str(path) for path in self.venv.glob("lib/python*/site-packages")]
+        return sorted(metadata.distributions(path=site), key=lambda d: canonicalize_name(d.name))
+
+    def distribution(self, name: str) -> metadata.Distribution:
+        """The one with this canonical name. Raises BuckeyeError if it is not there."""
+        for found in self.distributions():
+            if canonicalize_name(found.name) == name:
+                return found
+        raise BuckeyeError(f"{self.name} installed no distribution {name}.")
+
+    def python_version(self) -> str:
+        """Such as 3.11.7."""
+        text = (self.venv / "pyvenv.cfg").read_text("utf-8")
+        match = re.search(r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", text, re.M)
+        return match[1] if match else "unknown"
+
+    def _pip(self) -> list[str]:
+        if _have_pip():
+            return [sys.executable, "-m", "pip", "--python", str(self.python)]
+        return [str(self.python), "-m", "pip"]
+
+
+@dataclass(frozen=True, slots=True)
+class NeededPython:
+    """What an installer said that a package needs, and the release of Python nearest to ours that is that."""
+
+    specifier: str
+    version: str
+
+
+def python_needed(said: str) -> NeededPython | None:
+    """The Python that is needed, where an installer failed because of the interpreter's version."""
+    found = _OTHER_PYTHON.search(re.sub(r"\s*\n[\s|]*", " ", said))
+    if found is None:
+        return None
+    text = next(filter(None, found.groups())).rstrip(" ,")
+    try:
+        specifier = SpecifierSet(text)
+    except InvalidSpecifier:
+        return None
+    ours = sys.version_info.minor
+    for minor in sorted(_PYTHONS, key=lambda minor: abs(minor - ours)):
+        if any(specifier.contains(f"3.{minor}.{patch}") for patch in (0, _LATEST_PATCH)):
+            return NeededPython(text, f"3.{minor}")
+    return None
+
+
+def find_uv() -> str | None:
+    """The `uv` on PATH, or beside our own interpreter."""
+    return shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+
+
+def _have_pip() -> bool:
+    return importlib.util.find_spec("pip") is not None
+
+
+def _our_python() -> str:
+    """The interpreter that ours is a virtual environment of: a new one must not depend on ours."""
+    return str(getattr(sys, "_base_executable", sys.executable))
+
+
+def _interpreter(python: str | None) -> str:
+    if python is None:
+        return _our_python()
+    for candidate in (python, f"python{python}"):
+        found = shutil.which(os.path.expanduser(candidate))
+        if found is not None and run_program([found, "-c", ""], seconds=60).returncode == 0:
+            return found
+    raise UsageError(
+        f"--python {python}: there is no such interpreter on this machine. Name one by its path, or install "
+        "`uv` (https://docs.astral.sh/uv), which fetches any version."
+    )
+
+
+def _uv_index(index: Index) -> list[str]:
+    if index.url is None:
+        return []
+    return ["--default-index" if index.alone else "--index", index.url]
+
+
+def _run(command: Sequence[str], seconds: float = INSTALL_SECONDS) -> None:
+    name = "uv" if Path(command[0]).name == "uv" else "pip" if "pip" in command else "venv"
+    try:
+        ran = _run_guarded(command, seconds)
+    except subprocess.TimeoutExpired:
+        raise BuckeyeError(f"`{name}` did not end within {seconds:g} s.") from None
+    except OSError as error:
+        raise BuckeyeError(f"`{name}` cannot be started: {error.strerror or error}") from None
+    if ran.returncode:
+        lines = [line for line in (ran.stderr or ran.stdout).splitlines() if line.strip()]
+        last = "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
+        raise BuckeyeError(f"`{name}` failed:\n{last}")
+
+
+def _run_guarded(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run an installer to its end. What it has started ends with it, and with us, however we end: an install
+    that was interrupted must not go on writing. Raises as `run_program`."""
+    process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    GUARD.watch(process.pid)
+    try:
+        stdout, stderr = process.communicate(timeout=seconds)
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        GUARD.forget(process.pid)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _hashes_of_report(report: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The hashes in what `pip install --report` writes; none for what came from a folder or a repository."""
+    found: dict[str, list[str]] = {}
+    for item in report.get("install", ()):
+        digest = item.get("download_info", {}).get("archive_info", {}).get("hashes", {}).get("sha256")
+        if digest:
+            found[canonicalize_name(item["metadata"]["name"])] = [f"sha256:{digest}"]
+    return found
+
+
+def _hashes_of_lock(text: str) -> dict[str, list[str]]:
+    """The hashes in a requirements file."""
+    found: dict[str, list[str]] = {}
+    for entry in text.replace("\\\n", " ").splitlines():
+        name, equals, _ = entry.partition("==")
+        hashes = re.findall(r"--hash=(\w+:[0-9a-f]+)", entry)
+        if equals and hashes:
+            found[canonicalize_name(name.strip())] = hashes
+    return found

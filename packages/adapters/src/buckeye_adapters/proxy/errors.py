@@ -1,0 +1,36 @@
+"""Refusals at the wire, in each dialect's own form."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from buckeye.chat.openai_answers import error_content
+
+Dialect = Literal["openai", "anthropic"]
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+class WireError(Exception):
+    """A request that gets no reply: its status, what is wrong, and OpenAI's word for that if it has one."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+    def content(self, dialect: Dialect) -> dict[str, Any]:
+        """The body of the answer."""
+        if dialect == "anthropic":
+            kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+            return {"type": "error", "error": {"type": kind, "message": str(self)}}
+        content = error_content(str(self), self.status)
+        if self.code is not None:
+            content["error"]["code"] = self.code
+        return content

@@ -1,0 +1,115 @@
+"""An environment written for Buckeye, in an interpreter of its own that has Buckeye installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+from .base import AdapterError, Json, failed, raised, single_group_only
+from .model import ModelError, chat
+
+GROUP = "buckeye.environments"
+
+
+def announces(env_id: str) -> bool:
+    """Whether an installed environment of Buckeye has this id."""
+    name = _canonical(env_id.rsplit("/", 1)[-1].partition("@")[0])
+    entries = {_canonical(entry.name) for entry in metadata.entry_points(group=GROUP)}
+    return name in entries and importlib.util.find_spec("buckeye") is not None
+
+
+def is_written_for_buckeye(module: ModuleType) -> bool:
+    """Whether a module that does not announce itself has an environment of Buckeye: it offers to load one,
+    and does so without verifiers."""
+    offers = callable(getattr(module, "load_environment", None))
+    return offers and "verifiers" not in sys.modules and importlib.util.find_spec("buckeye") is not None
+
+
+def _canonical(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+class BuckeyeEnvironment:
+    """The splits are those of train and eval that it has."""
+
+    def __init__(self, env_id: str, args: Json) -> None:
+        registry = importlib.import_module("buckeye.envs.registry")
+        self._base = importlib.import_module("buckeye.envs.base")
+        settings = importlib.import_module("buckeye.envs.settings")
+        here = settings.WorkerSettings(isolation="none")
+        self._env = registry.open_environment(env_id, args, here)
+        if isinstance(self._env, self._base.GroupEnvironment):
+            raise AdapterError(
+                f"{env_id} scores the rollouts of a task together, which it can only do in the process that "
+                'plays: set isolation = "none", and no limits that workers keep'
+            )
+
+    def info(self) -> Json:
+        return {
+            "name": self._env.name,
+            "generation": "buckeye",
+            "versions": {"buckeye": importlib.import_module("buckeye").__version__},
+            "splits": [split for split in ("train", "eval") if self._has(split)],
+            "group_rewards": False,
+        }
+
+    def _has(self, split: str) -> bool:
+        try:
+            self._env.tasks(split)
+        except KeyError:
+            return False
+        return True
+
+    def tasks(self, split: str) -> Iterator[Json]:
+        tasks = self._env.tasks(split)
+        return (
+            {"id": task.id, "messages": [dict(m) for m in task.messages], "data": dict(task.data)}
+            for task in tasks
+        )
+
+    async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
+        played = self._base.Task(id=task["id"], messages=tuple(task["messages"]), data=task["data"])
+        try:
+            outcome = await self._env.rollout(played, _Policy(self._base, endpoint))
+        except ModelError as error:
+            return raised("model", error)
+        except Exception as error:
+            return raised("step", error)
+        if outcome.error is not None:
+            return failed(outcome.boundary or "step", "OutcomeError", str(outcome.error))
+        fields = ("reward", "components", "stop_reason", "turn_rewards")
+        return {name: getattr(outcome, name) for name in fields}
+
+    async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
+        raise single_group_only(self._env.name)
+
+    async def close(self) -> None:
+        return None
+
+
+class _Policy:
+    """The model of one rollout, as an environment of Buckeye asks it."""
+
+    def __init__(self, base: Any, endpoint: Json) -> None:
+        self._base = base
+        self._endpoint = endpoint
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Any:
+        """The reply. Its text is the reasoning and the answer, without the marks between them. Raises
+        ModelError."""
+        told = [dict(message) for message in messages]
+        reply = await chat(self._endpoint, told, tools=[dict(tool) for tool in tools])
+        reasoning = reply.message.get("reasoning_content") or ""
+        return self._base.Reply(
+            text=reasoning + reply.text,
+            finish_reason="length" if reply.truncated else "stop",
+            message=reply.message,
+            no_room=reply.no_room,
+        )

@@ -1,0 +1,278 @@
+"""The worker process: `python -I -u main.py --fd N --parent PID --shared FOLDER`, in the environment's own
+interpreter.
+
+The main thread runs the event loop of the environment. A second thread reads what Buckeye asks, and answers
+whether this process lives even while the environment holds up the loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import atexit
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import os
+import platform
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PACKAGE = "buckeye_worker_side"
+_LOOP_PULSE = 0.5
+_PAGE_BYTES = 1 << 20
+
+
+def load_package(shared: str) -> ModuleType:
+    """Make this folder, and that of what Buckeye loads too, the package `buckeye_worker_side`, without a
+    place on `sys.path`."""
+    folder = Path(__file__).resolve().parent
+    spec = importlib.util.spec_from_file_location(
+        PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder), shared]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[PACKAGE] = package
+    spec.loader.exec_module(package)
+    return package
+
+
+class WorkerSide:
+    """One environment, and the questions about it."""
+
+    def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        self._frames = importlib.import_module(f"{PACKAGE}.frames")
+        self._outcomes = importlib.import_module(f"{PACKAGE}.outcomes")
+        self._traces = importlib.import_module(f"{PACKAGE}.traces")
+        self._link = importlib.import_module(f"{PACKAGE}.link").Link(connection)
+        self._loop = loop
+        self._pid = os.getpid()
+        self._adapter: Any = None
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._turned = time.monotonic()
+        self.closed = False
+        os.register_at_fork(after_in_child=self._end_fork)
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._pulse()
+        self._link.listen(self._receive)
+
+    def _pulse(self) -> None:
+        self._turned = time.monotonic()
+        self._loop.call_later(_LOOP_PULSE, self._pulse)
+
+    def _end_fork(self) -> None:
+        """A copy of this process that comes back to the event loop ends there."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon(os._exit, 0)
+
+    # --- in the thread that reads ---
+
+    def _receive(self, frame: dict[str, Any]) -> None:
+        kind = frame["type"]
+        if kind == "hello":
+            version = platform.python_version()
+            protocol = self._frames.PROTOCOL
+            self._link.send({"type": "hello", "protocol": protocol, "python": version, "pid": self._pid})
+        elif kind == "ping":
+            still = round(max(0.0, time.monotonic() - self._turned - _LOOP_PULSE), 3)
+            self._link.send({"type": "pong", "still": still, "running": len(self._running)})
+        else:
+            self._loop.call_soon_threadsafe(self._begin, frame)
+
+    # --- in the event loop ---
+
+    def _begin(self, frame: dict[str, Any]) -> None:
+        kind, number = frame["type"], frame.get("id")
+        if kind == "cancel":
+            if task := self._running.get(frame["id"]):
+                task.cancel()
+        elif kind == "release":
+            with contextlib.suppress(Exception):  # it is only about memory
+                getattr(self._adapter, "release", lambda handles: None)(frame["handles"])
+        elif kind == "close":
+            self._keep(-1, self._close())
+        elif isinstance(number, int):
+            self._keep(number, self._answer(frame))
+
+    def _keep(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._running[number] = task
+        task.add_done_callback(lambda task: self._ended(number, task))
+
+    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._running[number]
+        if task.cancelled():  # before it began: nothing of it was there to answer
+            self._link.send_encoded(self._cancelled(number, asyncio.CancelledError()))
+
+    async def _answer(self, frame: dict[str, Any]) -> None:
+        """Do what is asked and send what came of it, whatever the environment raises."""
+        boundary = {"load": "load", "tasks": "load", "score_group": "score"}.get(frame["type"], "step")
+        try:
+            value = await self._do(frame)
+            answer = self._frames.encode({"type": "result", "id": frame["id"], "value": value})
+        except asyncio.CancelledError as error:
+            answer = self._cancelled(frame["id"], error)
+        except self._outcomes.OutcomeError as error:
+            answer = self._error(frame["id"], "score", error, str(error))
+        except self._frames.FrameError as error:
+            answer = self._error(frame["id"], boundary, error, f"the answer cannot be sent: {error}")
+        except BaseException as error:  # also SystemExit: it is the environment that wanted to end
+            _print_traceback(error)
+            trace = [] if type(error).__name__ == "AdapterError" else self._traces.frames_of(error)
+            boundary = getattr(error, "boundary", boundary)
+            answer = self._error(frame["id"], boundary, error, _text(error), trace)
+        if os.getpid() != self._pid:
+            os._exit(0)
+        self._link.send_encoded(answer)
+
+    def _cancelled(self, number: int, error: BaseException) -> bytes:
+        return self._error(number, "timeout", error, "the rollout was cancelled")
+
+    def _error(
+        self, number: int, boundary: str, error: BaseException, message: str, trace: Sequence[str] = ()
+    ) -> bytes:
+        if boundary not in self._outcomes.BOUNDARIES:
+            boundary = "step"
+        message = message.encode("utf-8", "replace").decode()
+        failure = self._outcomes.failure(boundary, type(error).__name__, message, list(trace))
+        return self._frames.encode({"type": "error", "id": number, "error": failure})
+
+    async def _do(self, frame: dict[str, Any]) -> Any:
+        kind = frame["type"]
+        if kind == "load":
+            return self._load(frame)
+        if kind == "tasks":
+            return self._send_tasks(frame)
+        if kind == "rollout":
+            outcome = await self._adapter.rollout(frame["task"], frame["endpoint"], frame["context"])
+            return self._outcomes.checked_outcome(outcome)
+        if kind == "score_group":
+            outcomes = await self._adapter.score_group(frame["task"], frame["handles"])
+            return [self._outcomes.checked_outcome(outcome) for outcome in outcomes]
+        raise ValueError(f"this worker does not know {kind!r}")
+
+    def _load(self, frame: dict[str, Any]) -> Any:
+        context = frame["context"]
+        self._adapter = _adapters(context.get("adapter")).load(frame["env_id"], frame["args"], context)
+        return self._adapter.info()
+
+    def _send_tasks(self, frame: dict[str, Any]) -> Any:
+        """Send the tasks of a split in pages; how many there are, or that there is no such split."""
+        try:
+            tasks = self._adapter.tasks(frame["split"])
+        except KeyError as error:
+            return {"missing": _text(error)}
+        page: list[dict[str, Any]] = []
+        count = size = 0
+        for task in tasks:
+            page.append(_checked_task(task))
+            size += len(self._frames.encode({"task": task}))
+            count += 1
+            if size >= _PAGE_BYTES:
+                self._link.send({"type": "page", "id": frame["id"], "tasks": page})
+                page, size = [], 0
+        self._link.send({"type": "page", "id": frame["id"], "tasks": page})
+        return {"count": count}
+
+    async def _close(self) -> None:
+        others = [task for number, task in self._running.items() if number >= 0]
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=2.0)
+        if self._adapter is not None:
+            try:
+                await self._adapter.close()
+            except BaseException as error:
+                _print_traceback(error)
+        self.closed = True
+        self._loop.stop()
+
+
+def _adapters(path: str | None) -> Any:
+    """The module whose `load` knows how the environment is played."""
+    if path is None:
+        return importlib.import_module(f"{PACKAGE}.adapters")
+    spec = importlib.util.spec_from_file_location(f"{PACKAGE}_adapter", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _checked_task(task: Any) -> dict[str, Any]:
+    if not isinstance(task, dict) or not isinstance(task.get("id"), str):
+        raise TypeError(f"a task is {type(task).__name__} without an id that is a text")
+    if not isinstance(task.get("messages"), list) or not isinstance(task.get("data", {}), dict):
+        raise TypeError(f"task {task['id']!r} has no list of messages, or data that is no dictionary")
+    return task
+
+
+def _text(error: BaseException) -> str:
+    """The message of an error; a KeyError's without the quotes that Python puts around it."""
+    try:
+        return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    except Exception:
+        return "its message cannot be read"
+
+
+def _print_traceback(error: BaseException) -> None:
+    """Into the log, whatever the environment did to its standard error."""
+    if type(error).__name__ == "AdapterError":  # its message says all
+        return
+    frames, folder = error.__traceback__, str(Path(__file__).parent)
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(folder):
+        frames = frames.tb_next
+    with contextlib.suppress(Exception):
+        traceback.print_exception(type(error), error, frames, file=sys.__stderr__)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel end this process with its parent, where it can; else the closed connection does it."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main() -> None:
+    """Serve until Buckeye says `close` or is gone."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shared", required=True)
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    options = parser.parse_args()
+    _die_with_parent(options.parent)
+    os.set_inheritable(options.fd, False)
+    sys.argv = ["environment"]
+    load_package(options.shared)
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    worker = WorkerSide(socket.socket(fileno=options.fd), loop)
+    worker.start()
+    while not worker.closed:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as error:  # of what the environment left running
+            _print_traceback(error)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(0)  # threads that the environment left behind do not keep this process
+
+
+if __name__ == "__main__":
+    main()

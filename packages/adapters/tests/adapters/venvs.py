@@ -1,0 +1,36 @@
+"""The interpreters that environments of others are tested in, under `.cache/venvs`.
+
+Each is made once, and again when what it needs changes.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import venv
+
+from tests.places import ROOT
+
+CACHE = ROOT / ".cache" / "venvs"
+NEEDS = {
+    "verifiers-031": ("verifiers==0.3.1", "renderers==0.1.10", "openai<3", "mcp<2"),
+    "verifiers-0114": ("verifiers==0.1.14",),
+    "verifiers-040": ("verifiers==0.4.0", "uv==0.13.9"),
+    "reasoning-gym": ("reasoning-gym==0.1.25",),
+    "textarena": ("textarena==0.7.4",),
+    "openai-agents": ("openai-agents==0.24.0", "openai>=3"),
+    "openai-1": ("openai<2",),
+}
+
+
+def python_of(name):
+    """The Python of a virtual environment that has what `NEEDS` says."""
+    home = CACHE / name
+    python, stamp = home / "bin" / "python", home / ".requirements"
+    wanted = hashlib.sha256("\n".join((*NEEDS[name], sys.version)).encode()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(home, ignore_errors=True)
+        venv.create(home, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *NEEDS[name]], check=True)
+        stamp.write_text(wanted)
+    return python

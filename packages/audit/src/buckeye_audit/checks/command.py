@@ -1,0 +1,100 @@
+"""`buckeye env check`: what an environment's rewards are worth."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from buckeye.cli.env_args import Variables, environment_args, variable_names
+from buckeye.cli.waiting import status_line
+
+if TYPE_CHECKING:
+    from buckeye.config.environments import EnvConfig
+    from buckeye_audit.check import CheckOptions, Report
+
+
+def env_check(
+    env_id: Annotated[str, typer.Argument(metavar="ID", help="NAME, OWNER/NAME[@VERSION], or a path.")],
+    arg: Annotated[
+        list[str] | None,
+        typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument: JSON, a,b,c or text."),
+    ] = None,
+    args: Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")] = None,
+    variables: Variables = None,
+    model: Annotated[
+        str | None, typer.Option(help="Also play groups with this model: a directory or a hub name.")
+    ] = None,
+    groups: Annotated[int, typer.Option(min=1, help="Groups of 8 rollouts that the model plays.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply of the model.")] = 512,
+    budget: Annotated[
+        float, typer.Option(min=1.0, help="Seconds for playing; what they were too few for is said.")
+    ] = 60.0,
+    sample: Annotated[
+        int, typer.Option(min=1, help="At most so many tasks of each family and split are played.")
+    ] = 300,
+    max_content_free: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="What a policy without content may earn above chance.")
+    ] = 0.03,
+    seed: Annotated[int, typer.Option(help="Seed of the sample and of the policies.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings end with 1 too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Play probes and policies without content, and check tasks, splits and grades; an error ends with 1."""
+    import asyncio
+
+    from buckeye.base.keys import check_variables
+    from buckeye.config.environments import EnvConfig
+    from buckeye.launch.hosts import DEFAULT_ROLLOUTS, hosts_here
+    from buckeye_audit.check import CheckOptions
+    from buckeye_audit.checks.result import count_of
+
+    played = EnvConfig(id=env_id, args=environment_args(arg or [], args), variables=variable_names(variables))
+    check_variables(played.id, played.variables)
+    with (
+        tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,
+        status_line("loading") as progress,
+        hosts_here([played], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
+    ):
+        options = CheckOptions(
+            sample=sample,
+            seed=seed,
+            limit=max_content_free,
+            budget=budget,
+            variables=tuple(played.variables),
+            progress=progress,
+        )
+        report = asyncio.run(_check(played, options, model, groups, max_tokens))
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
+    else:
+        from buckeye_audit.checks.tables import print_report
+
+        print_report(report)
+    if not report.passed or (strict and count_of(report.checks, "warning")):
+        raise typer.Exit(1)
+
+
+async def _check(
+    played: EnvConfig,
+    options: CheckOptions,
+    model: str | None,
+    groups: int,
+    max_tokens: int,
+) -> Report:
+    from buckeye_audit.check import check_environment
+    from buckeye_audit.group_spread import check_spread, play_groups, spread_not_run
+
+    report = await check_environment(played.id, played.args, options)
+    spread = spread_not_run()
+    if model is not None:
+        options.progress(f"playing {groups} groups with {model}")
+        spread = check_spread(
+            await play_groups(played, model=model, groups=groups, max_tokens=max_tokens, seed=options.seed),
+            model,
+        )
+    return replace(report, checks=[*report.checks, spread])

@@ -1,0 +1,114 @@
+"""`eval @ FILE` and `evals`: a model on the environments of a configuration, token by token, as training
+measures it. The engine is its own unless a server is given."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from buckeye.base.keys import key_for
+from buckeye.config.environments import EvalsConfig
+from buckeye.errors import RunError
+from buckeye.inference.client import InferenceClient, SamplingParams
+from buckeye.inference.render import ChatRenderer
+from buckeye.launch.hosts import DEFAULT_ROLLOUTS, hosts_here
+from buckeye.launch.serve import served_model
+from buckeye.monitor.log import setup_logging
+from buckeye.orchestrator.environments import fallback_note, load_environments, names_of
+from buckeye.orchestrator.evaluation import (
+    EvalResult,
+    environment_record,
+    evaluate,
+    sampling_record,
+    write_evaluation,
+)
+from buckeye.orchestrator.player import RolloutPlayer
+from buckeye.sizing.model_files import fetch_model
+
+log = logging.getLogger(__name__)
+Number = TypeVar("Number", int, float)
+
+
+def run_evals(config: EvalsConfig) -> int:
+    """Evaluate, print a line per environment, write `evals/<env>.json` and `.jsonl`; exit code 0.
+
+    Raises RunError, after writing, if an environment has no scored rollout at all.
+    """
+    setup_logging(config.log.level, "evals", None)
+    names_of(config.env)  # what is wrong with them is said before an engine is started
+    folder = config.output_dir / "evals"
+    with hosts_here(config.env, folder / "gateway.log", rollouts=config.max_concurrent or DEFAULT_ROLLOUTS):
+        results = asyncio.run(evaluate_model(config))
+    measured = {"model": config.model.name, **sampling_record(_sampling_params(config), config.seq_len)}
+    for result, env in zip(results, config.env, strict=True):
+        log.log(result.level, result.summary())
+        record = {**measured, **environment_record(env, result.split)}
+        write_evaluation(folder, result, record)
+    for result in results:
+        if not result.rewards:
+            raise RunError(
+                f"no rollout of {result.env_name} could be scored; the first failed with: "
+                f"{result.errors[0].outcome.error if result.errors else 'there are no tasks'}"
+            )
+    return 0
+
+
+async def evaluate_model(config: EvalsConfig) -> list[EvalResult]:
+    """All environments of the configuration, one after the other."""
+    path = fetch_model(config.model.name)
+    if config.client is not None:
+        api_key = key_for(config.client.api_key_var, config.client.base_url[0]) or None
+        client = config.client
+        return await _evaluate(config, path, client.base_url, api_key, config.model.name, client.timeout)
+    async with served_model(path) as server:
+        return await _evaluate(config, path, [server.base_url], server.api_key, str(path), 1200.0)
+
+
+async def _evaluate(
+    config: EvalsConfig, path: Path, base_urls: Sequence[str], api_key: str | None, model: str, timeout: float
+) -> list[EvalResult]:
+    renderer = ChatRenderer(str(path))
+    async with InferenceClient(base_urls, api_key=api_key, timeout=timeout, model=model) as client:
+        await client.wait_ready(timeout)
+        player = RolloutPlayer(
+            sampler=client,
+            renderer=renderer,
+            params=_sampling_params(config),
+            seq_len=config.seq_len,
+            seed=_given(config.sampling.seed, config.seed),
+            timeout=config.rollout_timeout,
+            retries=1,
+            max_concurrent=config.max_concurrent,
+        )
+        environments = load_environments(config.env)
+        for env, settings in zip(environments, config.env, strict=True):
+            if note := fallback_note(env, settings.split):
+                log.warning("%s", note)
+        return [
+            await evaluate(
+                env,
+                player,
+                split=settings.split,
+                num_examples=settings.num_examples,
+                rollouts_per_example=settings.rollouts_per_example,
+            )
+            for env, settings in zip(environments, config.env, strict=True)
+        ]
+
+
+def _sampling_params(config: EvalsConfig) -> SamplingParams:
+    sampling = config.sampling
+    return SamplingParams(
+        max_tokens=sampling.max_tokens or config.seq_len,
+        temperature=_given(sampling.temperature, 1.0),
+        top_p=_given(sampling.top_p, 1.0),
+        top_k=_given(sampling.top_k, -1),
+        min_tokens=_given(sampling.min_tokens, 0),
+    )
+
+
+def _given(value: Number | None, default: Number) -> Number:
+    return default if value is None else value

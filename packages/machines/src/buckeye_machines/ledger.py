@@ -1,0 +1,136 @@
+"""The pods of this user, each a file that is there before the pod is, so that none can be forgotten.
+
+Beside `NAME.json` lies `NAME.lock`, which whoever looks after the pod holds locked, and `NAME.known_hosts`
+with the keys that its ssh server has shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from buckeye.base.keys import home_folder
+from buckeye.base.storage import is_locked, write_file
+from buckeye.errors import RemoteError
+
+log = logging.getLogger(__name__)
+
+_SECONDS_AN_HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """What is known of one pod. Times are in seconds since the epoch.
+
+    Without `pod_id` nobody knows whether the pod was made: the provider must be asked for its name. `ended`
+    is when its end was confirmed, or when it was found gone. `expires` is when `max_hours` are over.
+    """
+
+    name: str
+    run_id: str
+    provider: str
+    gpus: str
+    price_per_hour: float
+    ordered: float
+    pod_id: str | None = None
+    ssh: tuple[str, ...] = ()
+    identity_file: str | None = None
+    expires: float | None = None
+    keep: bool = False
+    ended: float | None = None
+    outcome: str | None = None
+
+    def hours(self, now: float) -> float:
+        """How long it has been paid for: from the order on."""
+        return max(0.0, (self.ended if self.ended is not None else now) - self.ordered) / _SECONDS_AN_HOUR
+
+    def cost(self, now: float) -> float:
+        """What it has cost in US dollars, at the price that was confirmed. Nothing if it was never made."""
+        made = self.pod_id is not None or self.ended is None
+        return self.hours(now) * self.price_per_hour if made else 0.0
+
+
+class Ledger:
+    """The files of all pods, in `folder`; by default `$BUCKEYE_HOME/pods`, which is `~/.buckeye/pods`."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder if folder is not None else home_folder() / "pods"
+
+    def write(self, entry: Entry) -> Entry:
+        """Record a pod, durably."""
+        write_file(self._file(entry.name, "json"), msgspec.json.format(msgspec.json.encode(entry)) + b"\n")
+        return entry
+
+    def read(self, name: str) -> Entry:
+        """What is known of a pod. Raises RemoteError if nothing is, or the file is damaged."""
+        path = self._file(name, "json")
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Entry)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RemoteError(f"{path} cannot be read ({error}).") from None
+
+    def entries(self) -> list[Entry]:
+        """All pods, the oldest first. A damaged file is told and passed over: its pod is found at the
+        provider by its name."""
+        found = []
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                found.append(self.read(path.stem))
+            except RemoteError as error:
+                log.warning("%s It is passed over; `buckeye rl pods gc` asks the provider.", error)
+        return sorted(found, key=lambda entry: entry.ordered)
+
+    def end(self, entry: Entry, *, outcome: str, now: float) -> Entry:
+        """Record that a pod is no more, and forget the keys of its ssh server: addresses are used again. That
+        this cannot be written is told: the pod is gone all the same."""
+        ended = dataclasses.replace(entry, ended=now, outcome=outcome)
+        try:
+            self.write(ended)
+            for kind in ("known_hosts", "lock"):
+                self._file(entry.name, kind).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("Pod %s is gone, which cannot be written down: %s", entry.name, error)
+        return ended
+
+    def known_hosts(self, name: str) -> Path:
+        """Where the keys of a pod's ssh server are kept."""
+        return self._file(name, "known_hosts")
+
+    def is_looked_after(self, name: str) -> bool:
+        """Whether a process is there that will end the pod."""
+        return is_locked(self._file(name, "lock"))
+
+    @contextmanager
+    def looked_after(self, name: str) -> Iterator[None]:
+        """Hold a pod's lock. Raises RemoteError if another process does."""
+        path = self._file(name, "lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(handle, path)
+            yield
+        finally:
+            os.close(handle)
+
+    def _file(self, name: str, kind: str) -> Path:
+        return self.folder / f"{name}.{kind}"
+
+
+def _lock(handle: int, path: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RemoteError(f"Another process looks after this pod: {path} is locked.") from None
+
+
+def hours_text(hours: float) -> str:
+    """`1.25 h`, or minutes below one hour."""
+    return f"{hours:.2f} h" if hours >= 1 else f"{hours * 60:.0f} min"

@@ -1,0 +1,156 @@
+"""Which files of a project travel, and their content by SHA-256."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from buckeye.base.disk import human_bytes
+from buckeye.base.storage import sha256_file
+from buckeye.errors import UsageError
+
+MOST_FILES = 20_000
+MOST_BYTES = 4 * 2**30
+
+_LEFT_OUT = (
+    ".git/",
+    ".hg/",
+    ".svn/",
+    ".env",
+    ".env.*",
+    ".venv/",
+    "venv/",
+    "node_modules/",
+    "__pycache__/",
+    ".cache/",
+    ".mypy_cache/",
+    ".pytest_cache/",
+    ".ruff_cache/",
+    ".hypothesis/",
+    "/outputs/",
+    "*.pyc",
+    "*.pem",
+    "id_rsa",
+    "id_ecdsa",
+    "id_ed25519",
+)
+"""What never travels unless the configuration names it: histories, keys, what is made anew, runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`files`: path relative to the project, with slashes -> where it is here. `links`: path -> where a
+    symbolic link leads. `outside` are links that lead out of the project and do not travel."""
+
+    files: dict[str, Path] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    outside: list[str] = field(default_factory=list)
+
+    def digests(self) -> dict[str, str]:
+        """Path -> SHA-256 of the content, and `x` after it if it may be executed."""
+        return {
+            name: sha256_file(path) + ("x" if os.access(path, os.X_OK) else "")
+            for name, path in self.files.items()
+        }
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self.files.values())
+
+
+def project_manifest(
+    root: Path, *, needed: Collection[Path] = (), skipped: Collection[Path] = ()
+) -> Manifest:
+    """The files under `root`, without those that `.gitignore` files or the built-in list leave out, and
+    without the folders `skipped`; and all that is `needed`, whatever they say.
+
+    Raises UsageError if it is more than anybody means to send, with the largest folders.
+    """
+    found = Manifest()
+    folders = {path.resolve() for path in skipped}
+    for path in _walk(root, [_rules(root, _LEFT_OUT)], folders):
+        _add(found, root, path)
+        _refuse_large(found, root)
+    for path in needed:
+        inside = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in inside:
+            if file.is_file():
+                found.files[_name(root, file)] = file
+    return found
+
+
+class _Rules:
+    """The patterns of one `.gitignore`, for what is below its folder."""
+
+    def __init__(self, folder: Path, lines: Collection[str]) -> None:
+        from pathspec import GitIgnoreSpec
+
+        self._folder, self._spec = folder, GitIgnoreSpec.from_lines(lines)
+
+    def verdict(self, path: Path, *, is_folder: bool) -> bool | None:
+        """Whether it is left out; None if no pattern is about it."""
+        name = path.relative_to(self._folder).as_posix() + ("/" if is_folder else "")
+        return self._spec.check_file(name).include
+
+
+def _rules(folder: Path, lines: Collection[str]) -> _Rules:
+    return _Rules(folder, lines)
+
+
+def _walk(folder: Path, rules: list[_Rules], skipped: Collection[Path]) -> Iterator[Path]:
+    """Files and links of a folder and those below it, in a fixed order."""
+    own = folder / ".gitignore"
+    if own.is_file():
+        rules = [*rules, _Rules(folder, own.read_text(encoding="utf-8", errors="replace").splitlines())]
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        path = Path(entry.path)
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if _left_out(path, rules, is_folder=is_folder) or (is_folder and path.resolve() in skipped):
+            continue
+        if is_folder:
+            yield from _walk(path, rules, skipped)
+        elif entry.is_symlink() or entry.is_file():
+            yield path
+
+
+def _left_out(path: Path, rules: list[_Rules], *, is_folder: bool) -> bool:
+    verdicts = [rule.verdict(path, is_folder=is_folder) for rule in rules]
+    if verdicts[0]:
+        return True  # no .gitignore brings back keys and histories
+    return next((verdict for verdict in reversed(verdicts) if verdict is not None), False)
+
+
+def _add(found: Manifest, root: Path, path: Path) -> None:
+    name = _name(root, path)
+    if not path.is_symlink():
+        found.files[name] = path
+    elif path.resolve().is_relative_to(root.resolve()) and not Path(os.readlink(path)).is_absolute():
+        found.links[name] = os.readlink(path)
+    else:
+        found.outside.append(name)
+
+
+def _name(root: Path, path: Path) -> str:
+    return PurePosixPath(path.absolute().relative_to(root.absolute())).as_posix()
+
+
+def _refuse_large(found: Manifest, root: Path) -> None:
+    count = len(found.files)
+    if count % 1000 and count <= MOST_FILES:
+        return
+    size = found.size
+    if count <= MOST_FILES and size <= MOST_BYTES:
+        return
+    folders: dict[str, int] = {}
+    for name, path in found.files.items():
+        first = name.split("/", 1)[0]
+        folders[first] = folders.get(first, 0) + path.stat().st_size
+    largest = sorted(folders, key=lambda name: -folders[name])[:3]
+    listed = ", ".join(f"{name} ({human_bytes(folders[name])})" for name in largest)
+    raise UsageError(
+        f"{root} has more than {MOST_FILES} files or {human_bytes(MOST_BYTES)} to send; the largest so far: "
+        f"{listed}. Start from the project's folder, or name what need not travel in .gitignore."
+    )

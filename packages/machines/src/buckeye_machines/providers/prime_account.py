@@ -1,0 +1,94 @@
+"""Whose account at Prime Intellect: the key, the team, the address of the API, the key file for ssh."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from buckeye.base.keys import variables
+from buckeye.base.storage import read_json
+from buckeye.errors import UsageError
+
+_DEFAULT_URL = "https://api.primeintellect.ai"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_CONTEXT = re.compile(r"[A-Za-z0-9_.\-]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrimeAccount:
+    """`url` ends before `/api/v1`."""
+
+    api_key: str = field(repr=False)
+    url: str = _DEFAULT_URL
+    team_id: str | None = None
+    ssh_key_path: Path | None = None
+
+
+def prime_account(environ: Mapping[str, str] | None = None) -> PrimeAccount:
+    """From PRIME_API_KEY, PRIME_API_BASE_URL (or PRIME_BASE_URL), PRIME_TEAM_ID and PRIME_SSH_KEY_PATH, in
+    the environment or `.env`; else from the file of the `prime` program, `~/.prime/config.json`, or of the
+    context that PRIME_CONTEXT names. Raises UsageError."""
+    known = variables(environ)
+    stored = _stored(known.get("PRIME_CONTEXT", ""))
+    key = known.get("PRIME_API_KEY") or stored.get("api_key")
+    if not key:
+        raise UsageError(
+            "Prime Intellect needs a key: `buckeye auth set PRIME_API_KEY`, or put it into .env or the "
+            "environment. Keys are made at https://app.primeintellect.ai/dashboard/tokens, with the right to "
+            "read availability and to read and write instances."
+        )
+    url = known.get("PRIME_API_BASE_URL") or known.get("PRIME_BASE_URL") or stored.get("base_url")
+    path = known.get("PRIME_SSH_KEY_PATH") or stored.get("ssh_key_path")
+    return PrimeAccount(
+        api_key=_one_line(key),
+        url=_checked_url(url or _DEFAULT_URL),
+        team_id=known.get("PRIME_TEAM_ID") or stored.get("team_id") or None,
+        ssh_key_path=Path(os.path.expanduser(path)) if path else None,
+    )
+
+
+def _stored(context: str) -> dict[str, str]:
+    folder = Path.home() / ".prime"
+    path = folder / "config.json"
+    if context:
+        if not _CONTEXT.fullmatch(context):
+            raise UsageError(f"PRIME_CONTEXT={context} is no name of a context.")
+        path = folder / "environments" / f"{context}.json"
+    try:
+        found: Any = read_json(path)
+    except FileNotFoundError:
+        if context:
+            raise UsageError(f"PRIME_CONTEXT={context}: there is no {path}.") from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read ({type(error).__name__}). `prime login` writes it."
+        ) from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is no JSON object. `prime login` writes it.")
+    return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+def _checked_url(text: str) -> str:
+    url = text.rstrip("/").removesuffix("/api/v1")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"PRIME_API_BASE_URL={text} is no address; expected {_DEFAULT_URL}.")
+    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        raise UsageError(f"PRIME_API_BASE_URL={text} would send the key unencrypted; write https://.")
+    return url
+
+
+def _one_line(key: str) -> str:
+    key = key.strip()
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise UsageError("PRIME_API_KEY holds characters that no key has; copy it again.")
+    return key

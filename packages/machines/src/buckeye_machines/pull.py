@@ -1,0 +1,352 @@
+"""Bringing home what a run writes: what grows is continued where it ended here, the rest is replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import msgspec
+
+from buckeye.base.disk import human_bytes
+from buckeye.base.json_lines import printable
+from buckeye.base.storage import remove_directory, write_directory, write_file
+from buckeye.errors import CheckpointError, RemoteError
+from buckeye.run_files.directory import METRICS_FILE, RUN_FILE
+from buckeye.run_files.record import EVENTS_FILE, STATUS_FILE, RunRecord
+from buckeye.transport.checkpoint import CheckpointInfo, verify_checkpoint
+from buckeye.transport.checkpoint.find import COMMITTED, read_commit
+
+# What of a run on another machine comes home: records, logs and models, as data.
+#
+# Whoever has that machine may list and send anything. So a name has to be one of those that a run writes,
+# and a record that is read here to decide something is made anew from what it says.
+
+MAX_FILES = 200_000
+_MAX_PARTS, _MAX_NAME = 12, 120
+_NAME = re.compile(r"[A-Za-z0-9_@=+,-][A-Za-z0-9_.@=+, -]*", re.ASCII)
+_STEP = re.compile(r"step_\d{1,12}", re.ASCII)
+_ATTEMPT = re.compile(r"attempt_\d{1,6}", re.ASCII)
+_RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_TOP = {METRICS_FILE, EVENTS_FILE, RUN_FILE, STATUS_FILE, "micro_batch.json"}
+CLEANED = frozenset({RUN_FILE, STATUS_FILE})
+"""The records that are made anew here."""
+_RECORDS = {"rollouts", "evals", "evaluations"}
+_MODELS = {"checkpoints", "weights"}
+_OF_LOGS = (".log", ".stdout", ".stderr", ".jsonl")
+_OF_RECORDS = (".jsonl", ".json")
+_OF_MODELS = (".safetensors", ".json", ".jsonl", ".txt", ".md", ".jinja", ".model", ".tiktoken", ".distcp")
+_WITHOUT_SUFFIX = {"COMMITTED", "LICENSE", "NOTICE", "weights"}
+
+
+def comes_home(path: str) -> bool:
+    """Whether a file of that name is one that a run writes and that nobody executes or starts from."""
+    parts = path.split("/")
+    if len(parts) > _MAX_PARTS or not all(_NAME.fullmatch(part) and len(part) <= _MAX_NAME for part in parts):
+        return False
+    kind, name = parts[0], parts[-1]
+    if len(parts) == 1:
+        return kind in _TOP
+    if kind == "logs":
+        return name.endswith(_OF_LOGS)
+    if kind in _RECORDS:
+        return name.endswith(_OF_RECORDS)
+    if kind == "wandb":
+        return name.endswith(".wandb")
+    of_model = name.endswith(_OF_MODELS) or name in _WITHOUT_SUFFIX
+    return kind in _MODELS and len(parts) > 2 and _STEP.fullmatch(parts[1]) is not None and of_model
+
+
+def link_comes_home(path: str, target: str) -> bool:
+    """Whether a link is one that a run makes: a log by its name, of the attempt that wrote it last."""
+    folder, _, name = path.rpartition("/")
+    attempt, _, same = target.partition("/")
+    return folder == "logs" and comes_home(path) and same == name and _ATTEMPT.fullmatch(attempt) is not None
+
+
+def cleaned(path: str, content: bytes, place: str) -> bytes:
+    """A record as it is kept here. What says how a run is, and which, is for showing only: it names no
+    process of this machine, no folder of it and no words to start something with. `place` is where the run
+    is. Raises RemoteError for a record that is none."""
+    try:
+        if path == STATUS_FILE:
+            record = msgspec.json.decode(content, type=RunRecord, strict=True)
+            shown = msgspec.convert(_shown(msgspec.to_builtins(record)), RunRecord)
+            host = place if shown.host in ("", socket.gethostname()) else shown.host
+            kept = msgspec.structs.replace(
+                shown, host=host, launcher=None, arguments=(), working_directory="", place=None
+            )
+            _check_run_id(kept.run_id)
+            return msgspec.json.format(msgspec.json.encode(kept), indent=1)
+        if path == RUN_FILE:
+            known = json.loads(content)
+            _check_run_id(known["run_id"])
+            return json.dumps(_shown(known), indent=1).encode()
+    except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RemoteError(
+            f"The other machine sent a {path} that is none ({printable(str(error))})."
+        ) from None
+    return content
+
+
+def _check_run_id(run_id: Any) -> None:
+    if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
+        raise ValueError("run_id is no name")
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    if isinstance(value, dict):
+        return {_shown(key): _shown(item) for key, item in value.items()}
+    return value
+
+
+# Bringing home what a run writes: what grows is continued where it ended here, the rest is replaced.
+
+PIECE = 4 * 2**20
+_GROWING = (".jsonl", ".log", ".stdout", ".stderr")
+_SMALL = 16 * 2**20  # what is rewritten, and larger than this, comes at the end
+_STEPS = ("checkpoints", "weights")
+_MOST_BYTES = 2**44
+_RESERVE = 2**30  # bytes of the disk here that are left to others
+
+
+class Ask(Protocol):
+    """How the other machine is asked; see `Questions.ask`."""
+
+    def __call__(self, question: str, **words: Any) -> Awaitable[tuple[dict[str, Any], bytes]]: ...
+
+
+class There(msgspec.Struct, frozen=True, array_like=True):
+    """A file there: its path in the run, bytes, time of change in ns, and where a link leads (None: no
+    link)."""
+
+    path: str
+    size: Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
+    changed: int
+    link: str | None = None
+
+
+def listing(files: Any) -> list[There]:
+    """What an agent lists. Raises RemoteError for what is no list of files, and for a path that leads out of
+    the run."""
+    if not isinstance(files, list) or len(files) > MAX_FILES:
+        raise RemoteError(f"The other machine lists no files, or more than {MAX_FILES}.")
+    found = {}
+    for entry in files:
+        try:
+            one = msgspec.convert(entry, There, strict=True)
+        except msgspec.ValidationError as error:
+            raise RemoteError(f"The other machine lists something that is no file ({error}).") from None
+        for path in (one.path, one.link or ""):
+            if path.startswith("/") or ".." in path.split("/"):
+                raise RemoteError(f"The other machine lists {path[:200]!r}, which leads out of the run.")
+        found[one.path] = one  # a name that is listed twice is one file
+    return list(found.values())
+
+
+@dataclass(slots=True)
+class Mirror:
+    """The run here, at `folder`. What is in `own` was sent from here and is not fetched. `tell` gets a line
+    for every checkpoint that has arrived."""
+
+    folder: Path
+    own: Collection[str]
+    tell: Callable[[str], None]
+    place: str = "another machine"
+    """Where the run is, for people."""
+    _left: int = 0
+    _whole: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _steps: dict[str, int] = field(default_factory=dict)
+
+    async def update(self, files: Sequence[There], ask: Ask, *, final: bool = False) -> None:
+        """Make the run here what it is there: the newest checkpoint with all of its files, records and logs;
+        `final` also older checkpoints, the newest weights, and what is large."""
+        files = self._admitted(files)
+        plain = [one for one in files if one.path.split("/")[0] not in _STEPS]
+        for one in plain:
+            try:
+                await self._fetch(one, ask, final=final)
+            except FileNotFoundError:
+                continue  # deleted there meanwhile
+        for folder in self._wanted_steps(files, final=final):
+            try:
+                await self._fetch_step(folder, [f for f in files if f.path.startswith(f"{folder}/")], ask)
+            except FileNotFoundError:
+                continue
+        self._prune(files)
+
+    def _admitted(self, files: Sequence[There]) -> list[There]:
+        """Those that come home; how many do not is told. Raises RemoteError if there is no room for them."""
+        home = [one for one in files if _is_welcome(one)]
+        left = len(files) - len(home)
+        if left > self._left:
+            names = ", ".join(repr(one.path[:80]) for one in files if not _is_welcome(one))
+            self.tell(f"{left} files stay there, not being of the kinds that come home: {names[:300]}")
+            self._left = left
+        missing = sum(one.size - _size(self.folder / one.path) for one in home)
+        free = shutil.disk_usage(self.folder).free
+        if missing > free - _RESERVE:
+            raise RemoteError(
+                f"The run has {human_bytes(missing)} more there than here, and {human_bytes(free)} are free "
+                f"at {self.folder}. Nothing is fetched until there is room."
+            )
+        return home
+
+    async def _fetch(self, one: There, ask: Ask, *, final: bool) -> None:
+        target = self.folder / one.path
+        if one.path in self.own:
+            return
+        if one.link is not None:
+            _link(target, one.link)
+        elif one.path in CLEANED:
+            await self._fetch_record(target, one, ask)
+        elif one.path.endswith(_GROWING):
+            await continue_file(target, one.path, one.size, ask)
+        elif self._whole.get(one.path) != (one.size, one.changed) and (final or one.size <= _SMALL):
+            await _fetch_whole(target, one, ask)
+            self._whole[one.path] = (one.size, one.changed)
+
+    async def _fetch_record(self, target: Path, one: There, ask: Ask) -> None:
+        if one.size > _SMALL or self._whole.get(one.path) == (one.size, one.changed):
+            return
+        content = bytearray()
+        while len(content) < one.size:
+            _, piece = await ask("read", path=one.path, offset=len(content), length=min(PIECE, one.size))
+            if not piece:
+                break
+            content += piece
+        write_file(target, cleaned(one.path, bytes(content), self.place))
+        self._whole[one.path] = (one.size, one.changed)
+
+    def _wanted_steps(self, files: Sequence[There], *, final: bool) -> list[str]:
+        """`checkpoints/step_N` that are committed there and not here, and at the end the last weights; the
+        newest first."""
+        committed = {
+            one.path.rpartition("/")[0]: one.changed
+            for one in files
+            if one.path.startswith("checkpoints/step_") and one.path.endswith(f"/{COMMITTED}")
+        }
+        new = [name for name, changed in committed.items() if self._steps.get(name) != changed]
+        wanted = sorted(new, key=_step_of, reverse=True)
+        if not final:
+            newest = max(committed, key=lambda name: committed[name], default=None)
+            return [name for name in wanted if name == newest]
+        weights = {"/".join(one.path.split("/")[:2]) for one in files if one.path.startswith("weights/step_")}
+        return [*wanted, *sorted(weights, key=_step_of)[-1:]]
+
+    async def _fetch_step(self, name: str, files: Sequence[There], ask: Ask) -> None:
+        """Fetch a folder under another name, look whether it is whole, and give it its name."""
+        target = self.folder / name
+        commit = next((one for one in files if one.path == f"{name}/{COMMITTED}"), None)
+        if commit is not None and await _is_here(target, commit, ask):
+            self._steps[name] = commit.changed
+            return
+        incoming = target.with_name(f".{target.name}-incoming.tmp-{os.getpid()}")
+        shutil.rmtree(incoming, ignore_errors=True)
+        try:
+            for one in files:
+                await _fetch_whole(incoming / one.path.removeprefix(f"{name}/"), one, ask)
+            if commit is not None:
+                try:
+                    attempt = int(read_commit(incoming)["attempt"])
+                    verify_checkpoint(CheckpointInfo(_step_of(name), attempt, incoming))
+                except CheckpointError as error:
+                    self.tell(f"{name} did not arrive whole, and is fetched again later: {error}")
+                    return
+            write_directory(target, lambda folder: _move(incoming, folder), replace=True)
+        finally:
+            shutil.rmtree(incoming, ignore_errors=True)
+        if commit is not None:
+            self._steps[name] = commit.changed
+            self.tell(f"{target} is here")
+
+    def _prune(self, files: Sequence[There]) -> None:
+        """Delete the checkpoints that this mirror has fetched and the run has deleted, but for the last."""
+        there = {"/".join(one.path.split("/")[:2]) for one in files}
+        gone = [name for name in self._steps if name not in there]
+        if len(gone) < len(self._steps):
+            for name in gone:
+                remove_directory(self.folder / name)
+                del self._steps[name]
+
+
+async def continue_file(target: Path, path: str, size: int, ask: Ask) -> None:
+    """Append what a file has there and not here. One that became shorter there is fetched again."""
+    here = target.stat().st_size if target.exists() else 0
+    if here == size and target.exists():
+        return
+    if here > size:
+        await _fetch_whole(target, There(path, size, 0), ask)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("ab") as file:
+        while here < size:
+            _, content = await ask("read", path=path, offset=here, length=min(PIECE, size - here))
+            if not content:
+                return  # it became shorter meanwhile
+            file.write(content)
+            file.flush()
+            here += len(content)
+
+
+async def _fetch_whole(target: Path, one: There, ask: Ask) -> None:
+    """Fetch a file under another name and give it its name; small ones in one piece."""
+    if one.size <= PIECE:
+        _, content = await ask("read", path=one.path, offset=0, length=one.size)
+        write_file(target, content)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    part.unlink(missing_ok=True)
+    await continue_file(part, one.path, one.size, ask)
+    part.replace(target)
+
+
+async def _is_here(target: Path, commit: There, ask: Ask) -> bool:
+    """Whether this very checkpoint arrived before."""
+    try:
+        _, content = await ask("read", path=commit.path, offset=0, length=PIECE)
+        return (target / COMMITTED).read_bytes() == content
+    except FileNotFoundError:
+        return False
+
+
+def _move(source: Path, target: Path) -> None:
+    for entry in source.iterdir():
+        entry.replace(target / entry.name)
+
+
+def _link(path: Path, target: str) -> None:
+    if path.is_symlink() and os.readlink(path) == target:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(path)
+
+
+def _is_welcome(one: There) -> bool:
+    return comes_home(one.path) if one.link is None else link_comes_home(one.path, one.link)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+def _step_of(name: str) -> int:
+    number = name.rpartition("step_")[2]
+    return int(number) if number.isdigit() else -1

@@ -1,0 +1,182 @@
+"""`buckeye rl ... --launcher slurm`: the run as a job of Slurm."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from buckeye.base.storage import write_file
+from buckeye.cli.dry import carry_out
+from buckeye.config.base import BaseConfig, report
+from buckeye.config.flags import apply, parse_flags
+from buckeye.config.rl import RLConfig
+from buckeye.config.settings import Settings
+from buckeye.config.structure import fields_of
+from buckeye.config.validation import validate
+from buckeye.errors import ConfigError, RunError, UsageError
+from buckeye.launch.hosts import keys_of_run
+from buckeye.launch.resume import resume_command, without_flags
+from buckeye.run_files.directory import is_in_use, refuse_used
+from buckeye.sizing.gpu_layout import alike, parse_gpus, short_name
+from buckeye_machines.slurm.script import KEYS_FILE, LOG, SCRIPT, SlurmJob, exported, slurm_script, slurm_time
+
+_SUBMIT_SECONDS = 60.0
+
+
+class SlurmFlags(BaseConfig):
+    """What is asked of Slurm."""
+
+    launcher: Literal["local", "slurm"] = "local"
+    """Who starts the processes: this command, or a job of Slurm."""
+    nodes: PositiveInt | None = None
+    """How many nodes; None is cluster.nodes."""
+    partition: str | None = None
+    """The partition."""
+    account: str | None = None
+    """The account that is charged."""
+    time: str | None = None
+    """The time limit, as 4h. A run that needs more is continued in a new slot."""
+    cpus: PositiveInt | None = None
+    """Cores a node; None takes whole nodes."""
+    gpus: str | None = None
+    """GPUs a node, as 8 or 8xH100; None is as many as the device ids say."""
+    sbatch: list[str] = Field(default_factory=list)
+    """Further options of sbatch, as --sbatch=--constraint=ib"""
+
+
+def start_slurm(argv: Sequence[str], load: Callable[[list[str]], RLConfig]) -> int:
+    """Submit the run as a job, and say how to look at it; the exit code. Raises UsageError for words that
+    make no sense, RunError if Slurm refuses the job."""
+    flags, settings = _split(argv)
+    if flags.launcher == "local":
+        raise UsageError("--launcher local is what happens without it: leave it out")
+    nodes = [] if flags.nodes is None else ["--cluster.nodes", str(flags.nodes)]
+    config = load([*settings, *nodes])
+    job = _job(config, flags, without_flags(settings, ("--resume", "--dry-run", "--no-dry-run")))
+    script = slurm_script(job)
+    _tell_unsaid(flags)
+    return carry_out(
+        config,
+        show=lambda: print(script, end=""),
+        start=lambda: _submit_run(job, script, config, resume_command(["buckeye", "rl", *argv])),
+    )
+
+
+def _submit_run(job: SlurmJob, script: str, config: RLConfig, again: str) -> int:
+    program = shutil.which("sbatch")
+    if program is None:
+        raise UsageError(
+            "--launcher slurm: there is no sbatch here. Type this on a login node of the cluster"
+        )
+    if not config.resume:
+        refuse_used(config.output_dir, resume_command=again)
+    if is_in_use(config.output_dir):
+        raise UsageError(f"{config.output_dir} is in use by a run that is going on.")
+    _write_files(job, script, config)
+    number = _submit(program, job)
+    print(
+        f"Submitted job {number}. Its script: {shlex.quote(str(job.files / SCRIPT))}\n"
+        f"  in the queue:     squeue -j {number}\n"
+        f"  what it prints:   tail -f {shlex.quote(str(job.files / LOG))}\n"
+        f"  how the run is:   buckeye rl status {shlex.quote(str(config.output_dir))}\n"
+        f"  checkpoint, end:  buckeye rl stop {shlex.quote(str(config.output_dir))}"
+    )
+    return 0
+
+
+def _split(argv: Sequence[str]) -> tuple[SlurmFlags, list[str]]:
+    own: list[str] = []
+    settings: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        name = word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
+        if name not in fields_of(SlurmFlags):
+            settings.append(word)
+            continue
+        own.append(word)
+        if "=" not in word and not fields_of(SlurmFlags)[name].is_flag and words:
+            own.append(words.pop(0))
+    parsed = parse_flags(SlurmFlags, own)
+    values = Settings()
+    problems = [*parsed.problems, *apply(parsed.assignments, values)]
+    flags, wrong = validate(SlurmFlags, values)
+    if flags is None or problems or wrong:
+        raise ConfigError(report([*problems, *wrong]))
+    return flags, settings
+
+
+def _job(config: RLConfig, flags: SlurmFlags, words: Sequence[str]) -> SlurmJob:
+    return SlurmJob(
+        settings=tuple(words),
+        output_dir=config.output_dir.absolute(),
+        folder=Path.cwd(),
+        nodes=config.cluster.nodes,
+        partition=flags.partition,
+        account=flags.account,
+        time=slurm_time(flags.time) if flags.time is not None else None,
+        gres=_gres(config, flags),
+        cpus=flags.cpus,
+        options=tuple(flags.sbatch),
+    )
+
+
+def _gres(config: RLConfig, flags: SlurmFlags) -> str | None:
+    if flags.gpus is not None:
+        asked = parse_gpus(flags.gpus)
+        kind = f":{short_name(asked.type).lower()}" if asked.type else ""
+        return f"gpu{kind}:{asked.count}"
+    if config.trainer.model.device == "cpu":
+        return None
+    ids = [*config.trainer_gpu_ids, *(config.inference_gpu_ids if config.inference is not None else [])]
+    return f"gpu:{max(ids) + 1}"
+
+
+def _tell_unsaid(flags: SlurmFlags) -> None:
+    """What the request for GPUs cannot say."""
+    asked = parse_gpus(flags.gpus) if flags.gpus is not None else None
+    if asked is not None and (others := alike(asked.type)):
+        print(
+            f"note: gpu:{short_name(asked.type).lower()} does not say how much memory: Slurm may give "
+            f"{' or '.join(others)}, too. Where that matters: --sbatch=--constraint=...",
+            file=sys.stderr,
+        )
+
+
+def _write_files(job: SlurmJob, script: str, config: RLConfig) -> None:
+    write_file(job.files / SCRIPT, script)
+    keys = keys_of_run(config)
+    lines = [f"{name}={shlex.quote(value)}\n" for name, value in keys.items()]
+    write_file(job.files / KEYS_FILE, "".join(lines), mode=0o600)
+    if keys:
+        print(f"Keys that the job gets, in a file that is deleted at its end: {', '.join(sorted(keys))}")
+
+
+def _submit(program: str, job: SlurmJob) -> str:
+    """Raises RunError with what sbatch says."""
+    env = {name: os.environ[name] for name in exported(list(os.environ))}
+    try:
+        done = subprocess.run(  # noqa: S603  a list of words, without a shell
+            [program, "--parsable", str(job.files / SCRIPT)],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=_SUBMIT_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RunError(f"The job could not be submitted: {error}") from None
+    if done.returncode != 0:
+        raise RunError(f"Slurm did not take the job: {done.stderr.strip() or done.stdout.strip()}")
+    if done.stderr.strip():
+        print(done.stderr.strip(), file=sys.stderr)
+    return done.stdout.strip().partition(";")[0]

@@ -1,0 +1,180 @@
+"""A run as a job of Slurm: the script that is submitted. Inside, every node has one task; that of the first
+node is the launcher, the others join it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.errors import UsageError
+from buckeye.run_files.directory import RUN_FILE
+
+FOLDER = "slurm"
+SCRIPT, KEYS_FILE, LOG = "job.sh", "keys", "job.log"
+
+_MARGIN_SECONDS = 300  # before the time is over, for the last step and its checkpoint
+_END_SECONDS = 60  # for the other tasks when the first has ended
+_TIME = re.compile(r"(\d+)([mhd])")
+_SLURM_TIME = re.compile(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}")
+_AMBIGUOUS = re.compile(r"(\d+)(:\d\d)?")
+_WORD = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlurmJob:
+    """What is asked of Slurm. `settings` are the words after `rl`; `time` is as Slurm writes it; `gres` is a
+    generic resource a node; `cpus` a node, None for the whole node; `options` are further ones of sbatch."""
+
+    settings: tuple[str, ...]
+    output_dir: Path
+    folder: Path
+    nodes: int
+    partition: str | None = None
+    account: str | None = None
+    time: str | None = None
+    gres: str | None = None
+    cpus: int | None = None
+    options: tuple[str, ...] = ()
+    python: str = sys.executable
+
+    @property
+    def files(self) -> Path:
+        """Where the script, the job's log, and for as long as it is needed its keys are."""
+        return self.output_dir / FOLDER
+
+
+def slurm_time(text: str) -> str:
+    """A time limit as Slurm writes it, from `90m`, `4h`, `2d`, or from one of Slurm's own. Raises UsageError
+    for anything else, for one that Slurm reads otherwise than most people, and for 0, which it takes for no
+    limit."""
+    if not text.strip("0:mhd-"):
+        raise UsageError(f"--time {text}: Slurm takes 0 for no limit. If that is meant, leave --time out")
+    if match := _AMBIGUOUS.fullmatch(text):
+        first, second = match[1], match[2]
+        small, large = (f"{first}m", f"{first}h") if second is None else (f"00:{text}", f"{text}:00")
+        units = ("minutes", "hours") if second is None else ("minutes and seconds", "hours and minutes")
+        raise UsageError(
+            f"--time {text}: these are {units[0]} to Slurm, and {units[1]} to many. Write {small} or {large}"
+        )
+    if match := _TIME.fullmatch(text):
+        minutes = int(match[1]) * {"m": 1, "h": 60, "d": 24 * 60}[match[2]]
+        days, rest = divmod(minutes, 24 * 60)
+        hours = f"{rest // 60:02}:{rest % 60:02}:00"
+        return f"{days}-{hours}" if days else hours
+    if _SLURM_TIME.fullmatch(text):
+        return text
+    raise UsageError(f"--time {text}: write a time limit as 90m, 4h, 2d, or as Slurm does: 04:00:00")
+
+
+def slurm_script(job: SlurmJob) -> str:
+    """The text of the batch script. Started again, it goes on with the run."""
+    return f"{_directives(job)}{_SETTINGS.format(**_words(job))}{_BODY}"
+
+
+def _directives(job: SlurmJob) -> str:
+    name = _WORD.sub("-", job.output_dir.name) or "run"
+    lines = [
+        f"--job-name=buckeye-{name}",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        *([f"--cpus-per-task={job.cpus}"] if job.cpus is not None else ["--exclusive", "--mem=0"]),
+        *([f"--gres={job.gres}"] if job.gres is not None else []),
+        *([f"--partition={job.partition}"] if job.partition is not None else []),
+        *([f"--account={job.account}"] if job.account is not None else []),
+        *([f"--time={job.time}"] if job.time is not None else []),
+        f"--chdir={job.folder}",
+        f"--output={job.files / LOG}",
+        "--open-mode=append",
+        "--requeue",
+        f"--signal=B:USR1@{_MARGIN_SECONDS}",
+        *job.options,
+    ]
+    for line in lines:
+        if not line.isprintable() or (" " in line and not line.startswith(("--chdir", "--output"))):
+            raise UsageError(f"{line!r} cannot be an option of sbatch")
+    quoted = [line if " " not in line else line.replace("=", '="', 1) + '"' for line in lines]
+    return "#!/bin/bash\n" + "".join(f"#SBATCH {line}\n" for line in quoted)
+
+
+def _words(job: SlurmJob) -> dict[str, str]:
+    return {
+        "python": shlex.quote(job.python),
+        "output": shlex.quote(str(job.output_dir)),
+        "files": shlex.quote(str(job.files)),
+        "settings": shlex.join(job.settings),
+        "run_file": RUN_FILE,
+        "end": str(_END_SECONDS),
+        "cpus": f"--cpus-per-task={job.cpus}" if job.cpus is not None else "",
+        "stop": str(_MARGIN_SECONDS - 30),
+    }
+
+
+def exported(environ: Sequence[str]) -> list[str]:
+    """The names of the variables that may go with the job: none that looks like a key, since Slurm keeps them
+    where others may read them."""
+    secret = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+    return [name for name in environ if not secret.search(name)]
+
+
+_SETTINGS = """
+python={python}
+output={output}
+files={files}
+settings=({settings})
+srun_options=(--wait={end} --kill-on-bad-exit=1 {cpus})
+run_file={run_file}
+stop_seconds={stop}
+"""
+
+_BODY = r"""
+# Every task runs this file again, and finds here which node it is.
+if [ -n "${BUCKEYE_TASK:-}" ]; then
+  if [ -e "$files/keys" ]; then set -a; . "$files/keys"; set +a; fi
+  if [ "$SLURM_NODEID" != 0 ]; then
+    exec "$python" -m buckeye node --head "$BUCKEYE_HEAD" --key-file "$output/cluster.key" \
+      --number "$SLURM_NODEID" --name "$SLURMD_NODENAME"
+  fi
+  words=(rl "${settings[@]}")
+  if [ "$SLURM_NNODES" -gt 1 ]; then
+    words+=(--cluster.nodes "$SLURM_NNODES")
+    words+=(--cluster.address "${BUCKEYE_HEAD%:*}" --cluster.port "${BUCKEYE_HEAD##*:}")
+  fi
+  if [ -e "$output/$run_file" ]; then words+=(--resume); fi
+  exec "$python" -m buckeye "${words[@]}"
+fi
+
+echo "== job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, start $((${SLURM_RESTART_COUNT:-0} + 1)), $(date)"
+export BUCKEYE_TASK=1
+if [ "$SLURM_NNODES" -gt 1 ]; then
+  # The address of this node is the one that reaches another: names often lead to the loopback.
+  other=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 2p)
+  place=$(scontrol show node "$other" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+  address=$("$python" -m buckeye.cluster.address "${place:-$other}") || exit 1
+  export BUCKEYE_HEAD="$address:$((20000 + SLURM_JOB_ID % 10000))"
+fi
+
+# The time is nearly over: the run checkpoints and ends, and the job goes into the queue again.
+requeue=
+nearly_over() {
+  requeue=1
+  "$python" -m buckeye rl stop "$output" --timeout "$stop_seconds" &
+}
+trap nearly_over USR1
+
+srun "${srun_options[@]}" bash "$files/job.sh" &
+step=$!
+while :; do
+  wait "$step"
+  code=$?
+  if ! kill -0 "$step" 2>/dev/null; then break; fi  # else it was the signal that ended the wait
+done
+if [ -n "$requeue" ] && [ "$code" != 0 ]; then
+  exec scontrol requeue "$SLURM_JOB_ID"
+fi
+rm -f "$files/keys"
+exit "$code"
+"""

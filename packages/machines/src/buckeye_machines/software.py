@@ -1,0 +1,75 @@
+"""This version of Buckeye, and the versions of what it needs, for another machine."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from buckeye.base.distribution import DISTRIBUTION
+from buckeye.base.satellites import SATELLITES, is_there
+
+_BUILDS = ("torch", "triton")  # one version has a build for every kind of machine
+
+
+def code_files() -> dict[str, bytes]:
+    """The core and the satellites as they are here, and what `importlib.metadata` must know of them: path ->
+    content."""
+    files: dict[str, bytes] = {}
+    for module, name in {"buckeye": DISTRIBUTION, **SATELLITES}.items():
+        if is_there(module):
+            files |= _package(Path(str(importlib.import_module(module).__file__)).parent)
+            files |= _metadata(metadata.distribution(name))
+    return files
+
+
+def _package(folder: Path) -> dict[str, bytes]:
+    return {
+        f"{folder.name}/{path.relative_to(folder).as_posix()}": path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+    }
+
+
+def _metadata(here: metadata.Distribution) -> dict[str, bytes]:
+    folder = f"{here.name.replace('-', '_')}.dist-info"
+    known = f"Metadata-Version: 2.1\nName: {here.name}\nVersion: {here.version}\n"
+    return {
+        f"{folder}/METADATA": known.encode(),
+        f"{folder}/entry_points.txt": (here.read_text("entry_points.txt") or "").encode(),
+    }
+
+
+def pins(lines: Iterable[str]) -> list[str]:
+    """`name==version` of everything that the requirements lead to and that is installed here. Builds for one
+    kind of machine are left out."""
+    found: dict[str, str] = {}
+    queue = [Requirement(line) for line in lines]
+    while queue:
+        need = queue.pop()
+        name = canonicalize_name(need.name)
+        if name in found or name.startswith("nvidia-"):
+            continue
+        try:
+            there = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        found[name] = there.version
+        queue += [one for one in map(Requirement, there.requires or []) if _applies(one, need.extras)]
+    return sorted(f"{name}=={version}" for name, version in found.items() if name not in _BUILDS)
+
+
+def torch_version() -> str:
+    """The version of torch here, without its build."""
+    try:
+        return metadata.version("torch").partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _applies(need: Requirement, extras: Iterable[str]) -> bool:
+    return need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in ("", *extras))

@@ -1,0 +1,92 @@
+"""The other hosts of a run: what happens when one cannot be a node."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from buckeye.config.rl import ClusterConfig
+from buckeye.errors import RemoteError
+from buckeye_machines import nodes
+
+
+class FakeLink:
+    """A host that answers, and does nothing."""
+
+    target = SimpleNamespace(host="10.0.0.2")
+
+    async def connect(self, patience):
+        pass
+
+    async def close(self):
+        pass
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """Where jobs begin, and end at once with exit code 1."""
+    begun = []
+
+    async def bootstrap(link, *, tell):
+        return SimpleNamespace(python="python")
+
+    async def home(link):
+        return "/root"
+
+    async def prepare(link, job, settings):
+        begun.append((job.run_id, settings["argv"]))
+
+    async def nothing(*_):
+        pass
+
+    @asynccontextmanager
+    async def questions(link, job):
+        async def ask(word):
+            return {"started": True, "running": False, "code": 1}, b""
+
+        yield SimpleNamespace(ask=ask)
+
+    monkeypatch.setattr(nodes, "bootstrap", bootstrap)
+    monkeypatch.setattr(nodes, "_LOOK_SECONDS", 0.01)
+    for name, fake in (("home_of", home), ("prepare", prepare), ("start", nothing)):
+        monkeypatch.setattr(nodes.jobs, name, fake)
+    monkeypatch.setattr(nodes.jobs, "forget_secrets", nothing)
+    monkeypatch.setattr(nodes.jobs, "questions", questions)
+    return begun
+
+
+def kept_until(words):
+    """What was said, up to the first line with these words."""
+    told = []
+
+    async def keep():
+        others = nodes.OtherNodes([FakeLink()], ClusterConfig(address="10.0.0.1"), "ab12", told.append)
+        await others.prepare()
+        await others.head_words(FakeLink(), "python")
+        others.start()
+        async with asyncio.timeout(30):
+            while not any(words in line for line in told):
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # in which nothing more may happen
+        await others.close()
+
+    asyncio.run(keep())
+    return told
+
+
+def test_a_node_that_ends_at_once_is_not_started_for_ever(host):
+    told = kept_until("it is not started again")
+    assert [run_id for run_id, _ in host] == ["ab12-node1-1", "ab12-node1-2", "ab12-node1-3"]
+    assert host[0][1][-4:] == ["--number", "1", "--name", "10.0.0.2"]
+    assert "/root/.buckeye/jobs/ab12-node1-3/log there says why" in told[-1]
+
+
+def test_what_keeps_a_host_from_being_a_node_is_said(host, monkeypatch):
+    async def full(link, job, settings):
+        raise RemoteError("No space left on device")
+
+    monkeypatch.setattr(nodes.jobs, "prepare", full)
+    told = kept_until("No space left on device")
+    assert host == []
+    assert told[-1].startswith("error: node 1 on ")

@@ -1,0 +1,1 @@
+"""Sessions with MCP servers, by pipes or HTTP; every answer is bounded, and every wait has a deadline."""

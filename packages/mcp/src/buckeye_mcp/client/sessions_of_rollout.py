@@ -1,0 +1,71 @@
+"""The sessions of one rollout: one with each server of the task, their tools under one roof."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from buckeye.base.keys import variables
+from buckeye.errors import UsageError
+from buckeye_mcp.client.errors import StartError
+from buckeye_mcp.client.session import CallResult, Deadlines, Server, Session, ToolInfo, open_session
+from buckeye_mcp.tasks.models import McpTask
+from buckeye_mcp.tasks.variables import resolve, values_of
+
+
+class Sessions:
+    """Open sessions. `tools` has every tool by name; one that several servers have is called SERVER/NAME."""
+
+    def __init__(self, sessions: Mapping[str, Session]) -> None:
+        having = Counter(tool for session in sessions.values() for tool in session.tools)
+        self._owners: dict[str, tuple[Session, str]] = {}
+        for session in sessions.values():
+            for tool in session.tools:
+                name = tool if having[tool] == 1 else f"{session.name}/{tool}"
+                if name in self._owners:
+                    raise StartError(f"two tools are called {name!r}")
+                self._owners[name] = session, tool
+        self.tools: dict[str, ToolInfo] = {
+            name: session.tools[tool] for name, (session, tool) in self._owners.items()
+        }
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """Tool -> its input schema."""
+        return {name: tool.input_schema for name, tool in self.tools.items()}
+
+    async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout: float) -> CallResult:
+        """Call one of `tools`. Raises as `Session.call` does."""
+        session, own_name = self._owners[tool]
+        return await session.call(own_name, arguments, timeout=timeout)
+
+
+@asynccontextmanager
+async def open_sessions(
+    task: McpTask, deadlines: Deadlines, *, preload: bool = True
+) -> AsyncIterator[Sessions]:
+    """Sessions with all servers of the task. Its variables are resolved here and nowhere else.
+
+    Raises StartError, also for a variable that is not set.
+    """
+    async with AsyncExitStack() as stack:
+        sessions = {}
+        for name, server in task.mcp_config.items():
+            ready, secrets = _resolved(name, server)
+            sessions[name] = await stack.enter_async_context(
+                open_session(name, ready, deadlines=deadlines, secrets=secrets, preload=preload)
+            )
+        yield Sessions(sessions)
+
+
+def _resolved(name: str, server: Server) -> tuple[Server, list[str]]:
+    """The server with its variables replaced, and what they stand for."""
+    try:
+        given, known = server.model_dump(), variables()
+        return type(server).model_validate(resolve(given, known)), values_of(given, known)
+    except UsageError as error:
+        raise StartError(f"server {name!r} of mcp_config: {error}") from None
+    except ValueError as error:  # a variable that makes no address
+        raise StartError(f"server {name!r} of mcp_config: {type(error).__name__} once resolved") from None

@@ -1,0 +1,130 @@
+"""`buckeye-vf-gym`: MCP servers as an environment, from a file of tasks and a configuration."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from buckeye.base.distribution import need
+from buckeye.envs.base import START, Outcome, Policy, Task
+from buckeye.errors import UsageError
+from buckeye_mcp.client.errors import McpFault
+from buckeye_mcp.config import GymConfig, load_gym_config
+from buckeye_mcp.tasks.models import McpTask
+from buckeye_mcp.tasks.trust import read_taskset
+
+NAME = "buckeye-vf-gym"
+TRAIN, EVAL = "train", "eval"
+
+
+def load_environment(
+    taskset: str,
+    config_path: str,
+    eval_taskset: str | None = None,
+    num_tasks: int | None = None,
+) -> McpEnvironment:
+    """The environment of the tasks in `taskset`, a JSON file, the folder of a dataset or its name on the
+    Hugging Face hub, and the configuration at `config_path`.
+
+    The split `eval` is `eval_taskset`, else the tasks whose metadata has `"split": "eval"` and those of the
+    dataset's test files. The others are the split `train`, of which `num_tasks` takes the first. Raises
+    UsageError.
+    """
+    need("mcp", "An MCP environment")
+    config = load_gym_config(Path(config_path).expanduser())
+    tasks, held_out = read_taskset(taskset)
+    splits = {TRAIN: tasks, EVAL: held_out}
+    if eval_taskset is not None:
+        if held_out:
+            raise UsageError(
+                f"eval_taskset is given, and {held_out[0].id!r} in {taskset} has the split eval too: "
+                "have one of them"
+            )
+        splits[EVAL] = [task for tasks in read_taskset(eval_taskset) for task in tasks]
+    if num_tasks is not None:
+        splits[TRAIN] = _first(splits[TRAIN], num_tasks, taskset)
+    return McpEnvironment(config, {name: tasks for name, tasks in splits.items() if tasks})
+
+
+class McpEnvironment:
+    """Plays tasks against their MCP servers; every rollout has sessions of its own."""
+
+    def __init__(
+        self, config: GymConfig, splits: Mapping[str, Sequence[McpTask]], *, name: str = NAME
+    ) -> None:
+        """Raises UsageError for two tasks of one name, and if an action reaches a tool that grades."""
+        self.name = name
+        self._config = config
+        self._tasks: dict[str, McpTask] = {}
+        self._splits = dict(splits)
+        self._made: dict[str, list[Task]] = {}
+        for tasks in splits.values():
+            for task in tasks:
+                if task.id in self._tasks:
+                    raise UsageError(f"two tasks have the id {task.id!r}")
+                self._tasks[task.id] = task
+        _check_reach(config, self._tasks.values())
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        return tuple(self._splits)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of a split; what their setup says is added to the prompt when they are played.
+
+        Raises KeyError naming the splits there are.
+        """
+        from buckeye_mcp.rollout import first_messages
+
+        if split not in self._splits:
+            raise KeyError(
+                f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}. Tasks are in the "
+                'split eval if their metadata has "split": "eval", or in a file of their own, eval_taskset'
+            )
+        if split not in self._made:
+            self._made[split] = [
+                Task(
+                    id=task.id,
+                    messages=tuple(first_messages(task, self._config)),
+                    data={START: _start(task), **task.metadata},
+                )
+                for task in self._splits[split]
+            ]
+        return self._made[split]
+
+    async def rollout(self, task: Task, policy: Policy) -> Outcome:
+        """Play one rollout. A failure of the environment is an outcome with an error, to be retried."""
+        from buckeye_mcp.rollout import play  # the SDK takes a second to import
+
+        try:
+            return await play(self._tasks[task.id], self._config, policy)
+        except McpFault as fault:
+            return Outcome(
+                reward=None, stop_reason=fault.stop_reason, error=f"{type(fault).__name__}: {fault}"
+            )
+
+
+def _start(task: McpTask) -> str:
+    """A short name for the servers and the setup of a task."""
+    start = task.model_dump_json(include={"mcp_config", "setup_tool"})
+    return hashlib.sha256(start.encode()).hexdigest()[:16]
+
+
+def _check_reach(config: GymConfig, tasks: Iterable[McpTask]) -> None:
+    """The model must not grade its own task. A tool that a setup uses, such as one that opens a page, may
+    well be the model's too."""
+    grading = {call.name for task in tasks for call in task.evaluate_tool}
+    for action in config.actions.values():
+        if action.tool in grading:
+            raise UsageError(
+                f"action_mappings.{action.name}: the model may not call the tool {action.tool!r}, which is "
+                "for evaluate_tool. Remove the action"
+            )
+
+
+def _first(tasks: list[McpTask], count: int, taskset: str) -> list[McpTask]:
+    if not 1 <= count <= len(tasks):
+        raise UsageError(f"num_tasks is {count}, and {taskset} has {len(tasks)} tasks to train on")
+    return tasks[:count]

@@ -1,0 +1,151 @@
+"""`buckeye gateway`: environments behind one MCP address."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from buckeye.errors import UsageError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.I)
+
+
+def gateway(
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that others reach needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765,
+    image: Annotated[str | None, typer.Option(help="Image for sessions without an Mcp-Image header.")] = None,
+    command: Annotated[
+        str | None, typer.Option(help="Serve all sessions with this program, an MCP server on stdio.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Serve all sessions with the server of this Python project.")
+    ] = None,
+    runtime: Annotated[
+        str, typer.Option(help="What runs images: auto, docker, podman, apptainer or chroot.")
+    ] = "auto",
+    sessions: Annotated[
+        int, typer.Option(min=1, help="Environments that run at once; more sessions wait.")
+    ] = 64,
+    queue_seconds: Annotated[
+        float, typer.Option(min=0, help="How long a session waits for its turn.")
+    ] = 120.0,
+    start_seconds: Annotated[
+        float, typer.Option(min=0.1, help="How long an environment may take to answer first.")
+    ] = 60.0,
+    idle_seconds: Annotated[
+        float, typer.Option(min=0.1, help="A session that asks nothing for so long is ended.")
+    ] = 600.0,
+    left_seconds: Annotated[
+        float, typer.Option(min=0.1, help="A session whose client closed its stream so long ago is ended.")
+    ] = 60.0,
+    session_seconds: Annotated[float, typer.Option(min=0.1, help="Longest life of a session.")] = 7200.0,
+    warm: Annotated[
+        int, typer.Option(min=0, help="Environments kept started for each of the last images asked for.")
+    ] = 0,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Most memory of an environment, as 2g.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Most processes and threads of an environment at a time.")
+    ] = 1024,
+    disk: Annotated[
+        str, typer.Option(metavar="SIZE", help="Most that the files of an environment take, as 4g.")
+    ] = "4g",
+    cpus: Annotated[float | None, typer.Option(min=0.01, help="Processors of a container.")] = None,
+    variable: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A variable that clients may set for a server, with Env-NAME."),
+    ] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="Ask for no key; else one is made where none is set.")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A further name that clients reach it by.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="A web page that may use it.")
+    ] = None,
+    preload: Annotated[
+        bool, typer.Option(help="Import the libraries of a Python server once, and fork its sessions.")
+    ] = True,
+    network: Annotated[bool, typer.Option(help="Whether environments reach the network.")] = True,
+) -> None:
+    """Serve MCP environments on one address; every session gets an environment of its own."""
+    from buckeye.base import heartbeat
+    from buckeye.base.keys import variables
+    from buckeye.base.process import die_with_parent
+    from buckeye.base.secret_variables import forbid_looking
+    from buckeye.monitor.log import setup_logging
+    from buckeye_mcp.gateway.serve import run_gateway
+    from buckeye_mcp.gateway.settings import API_KEY_VARIABLE, GatewaySettings
+    from buckeye_mcp.sandbox.base import Limits
+    from buckeye_mcp.sandbox.choose import FOR_IMAGES
+
+    die_with_parent()
+    forbid_looking()
+    heartbeat.start_beating()
+    given = [name for name, value in (("--image", image), ("--command", command), ("--dir", folder)) if value]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)}: choose one of them.")
+    if runtime not in ("auto", *FOR_IMAGES):
+        raise UsageError(f"--runtime {runtime}: choose auto, {', '.join(FOR_IMAGES)}.")
+    api_key = variables().get(API_KEY_VARIABLE) or None
+    if api_key is not None and no_key:
+        raise UsageError(f"--no-key is said, and {API_KEY_VARIABLE} is set: unset it, or leave --no-key out.")
+    settings = GatewaySettings(
+        host=host,
+        port=port,
+        api_key=api_key,
+        no_key=no_key,
+        variables=frozenset(variable or ()),
+        hosts=tuple(allow_host or ()),
+        origins=tuple(allow_origin or ()),
+        image=image or "",
+        sessions=sessions,
+        queue_seconds=queue_seconds,
+        start_seconds=start_seconds,
+        idle_seconds=idle_seconds,
+        left_seconds=left_seconds,
+        session_seconds=session_seconds,
+        disk=_bytes(disk, "--disk") or 0,
+        warm=warm,
+        preload=preload,
+    )
+    setup_logging("info", "gateway", None)
+    run_gateway(
+        settings,
+        Limits(
+            memory=_bytes(memory, "--memory"),
+            cpus=cpus,
+            network=network,
+            processes=processes,
+            disk=settings.disk,
+        ),
+        runtime=runtime,
+        command=_words(command),
+        folder=folder,
+    )
+
+
+def _words(command: str | None) -> list[str] | None:
+    if command is None:
+        return None
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--command: {error}.") from None
+
+
+def _bytes(size: str | None, flag: str) -> int | None:
+    if size is None:
+        return None
+    match = _SIZE.fullmatch(size.strip())
+    if match is None or float(match[1]) == 0:
+        raise UsageError(f"{flag} {size}: write a number and a unit, as 512m or 2g.")
+    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))

@@ -1,0 +1,82 @@
+"""How a gateway behaves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from buckeye.base.request_gate import is_loopback
+from buckeye.errors import UsageError
+
+API_KEY_VARIABLE = "BUCKEYE_API_KEY"
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*", re.ASCII)
+_OF_LOADERS = re.compile(
+    r"(LD|DYLD|PYTHON|PERL|RUBY|JAVA|JDK|NODE|NPM|PIP|UV|GIT|BASH|DOTNET|COR|CORECLR|LUA|PHP|R|GCONV|MALLOC|GLIBC)_"
+    r".*|PYTHON.*|PERL.*|RUBY.*|_?JAVA_.*|NODE_.*|DOCKER_.*|CONTAINER.*|APPTAINER.*|SINGULARITY.*|BUCKEYE_.*"
+)
+_OF_THE_SYSTEM = {
+    "BASH_ENV", "CDPATH", "CLASSPATH", "EDITOR", "ENV", "GLOBIGNORE", "HOME", "HOSTALIASES", "IFS", "LOCPATH",
+    "LOGNAME", "NLSPATH", "PAGER", "PATH", "PROMPT_COMMAND", "PS4", "PWD", "RES_OPTIONS", "SHELL",
+    "SHELLOPTS", "TMPDIR", "USER", "VISUAL",
+}  # fmt: skip
+DEFAULT_PORT, DEFAULT_SESSIONS = 8765, 64
+
+
+def decides_what_runs(name: str) -> bool:
+    """Whether a loader, an interpreter, a shell or a runtime of containers reads a variable, and takes code,
+    or where code is, from it."""
+    return name in _OF_THE_SYSTEM or _OF_LOADERS.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatewaySettings:
+    """Limits are counts and seconds. Raises UsageError for an address in reach of others without a key."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    api_key: str | None = None
+    """What clients must send; None asks for none."""
+    hosts: tuple[str, ...] = ()
+    """Further names that clients reach it by."""
+    origins: tuple[str, ...] = ()
+    """Web pages that may use it."""
+    no_key: bool = False
+    """Whether no key is asked for: else one is made where none is given. On loopback only."""
+    variables: frozenset[str] = frozenset()
+    """What clients may set in the environment of a server's process."""
+    image: str = ""
+    """For sessions that name none."""
+    sessions: int = DEFAULT_SESSIONS
+    """Environments that run at once; more sessions wait."""
+    queue_seconds: float = 120.0
+    """How long a session waits for its turn before it is refused."""
+    start_seconds: float = 60.0
+    """How long an environment may take to answer its first request."""
+    idle_seconds: float = 600.0
+    """A session without a request, and without an open stream, for so long is ended."""
+    left_seconds: float = 60.0
+    """A session whose client has closed its stream, and has asked nothing since, for so long is ended: the
+    client was killed."""
+    session_seconds: float = 7200.0
+    """Longest life of a session."""
+    disk: int = 4 * 2**30
+    """Bytes that the files of a session may take."""
+    warm: int = 0
+    """Environments kept started for each of the images and variables last asked for."""
+    preload: bool = True
+    """Whether sessions of a Python program are forked from a process that has imported its libraries."""
+
+    def __post_init__(self) -> None:
+        for name in sorted(self.variables):
+            if not _VARIABLE.fullmatch(name):
+                raise UsageError(f"--variable {name} is no name of a variable: capitals, digits and _.")
+            if decides_what_runs(name):
+                raise UsageError(
+                    f"--variable {name}: who sets that decides what code a program loads, so no client may."
+                )
+        if self.api_key is None and not is_loopback(self.host):
+            raise UsageError(
+                f"--host {self.host} is reachable from other machines, so a key is required: set "
+                f"{API_KEY_VARIABLE}, in the environment or in the file .env. Clients send it as "
+                "`Authorization: Bearer ...`."
+            )

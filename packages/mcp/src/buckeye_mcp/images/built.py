@@ -1,0 +1,104 @@
+"""Images that were built on this machine: taken from a builder into the store, and found there by name.
+
+Blobs lie where fetched ones do, so nothing of a built image is fetched. `built/` notes which digest a name
+stands for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.storage import read_json, write_file
+from buckeye_mcp.images.manifest import MANIFESTS, ImageReference, Manifest, parse_manifest
+from buckeye_mcp.sandbox.base import PrepareError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptImage:
+    """A built image in the store `folder`; `raw` is its manifest as it was written, of `media_type`."""
+
+    manifest: Manifest
+    raw: bytes
+    media_type: str
+    folder: Path
+
+    def path(self, digest: str) -> Path:
+        """Where the blob with this digest lies."""
+        return _blob_path(self.folder, digest)
+
+
+def keep_layout(layout: Path, reference: ImageReference, folder: Path) -> KeptImage:
+    """Take an image out of an OCI layout (a folder with `index.json` and `blobs/`) into the store, under a
+    name. The blobs are moved. Raises PrepareError for a layout without an image."""
+    try:
+        (entry,) = read_json(layout / "index.json")["manifests"]
+        digest = str(entry["digest"])
+        manifest = _parsed((layout / "blobs" / digest.replace(":", "/")).read_bytes(), digest, reference)
+        for one in {digest, manifest.config.digest, *(blob.digest for blob in manifest.layers)}:
+            _keep(layout / "blobs" / one.replace(":", "/"), one, folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PrepareError(f"{reference}: the builder left no image that can be read: {error}") from None
+    name_built(reference, digest, folder)
+    return _kept(digest, reference, folder)
+
+
+def name_built(reference: ImageReference, digest: str, folder: Path) -> None:
+    """Note that the name stands for this image of the store."""
+    note = {"name": str(reference), "digest": digest}
+    write_file(_note(reference, folder), json.dumps(note))
+
+
+def find_built(reference: ImageReference, folder: Path) -> KeptImage | None:
+    """The image of this name that was built here, or None: nothing was, or parts of it are gone."""
+    try:
+        digest = str(read_json(_note(reference, folder))["digest"])
+        kept = _kept(digest, reference, folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    blobs = (kept.manifest.config, *kept.manifest.layers)
+    return kept if all(kept.path(blob.digest).exists() for blob in blobs) else None
+
+
+def _kept(digest: str, reference: ImageReference, folder: Path) -> KeptImage:
+    raw = _blob_path(folder, digest).read_bytes()
+    manifest = _parsed(raw, digest, reference)
+    return KeptImage(manifest=manifest, raw=raw, media_type=_media_type(json.loads(raw)), folder=folder)
+
+
+def _parsed(raw: bytes, digest: str, reference: ImageReference) -> Manifest:
+    content: dict[str, Any] = json.loads(raw)
+    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != digest:
+        raise ValueError(f"the manifest is not {digest[:19]}")
+    return parse_manifest(content, digest=digest, kind=_media_type(content), shown=str(reference))
+
+
+def _media_type(content: dict[str, Any]) -> str:
+    """A manifest of OCI need not say what it is."""
+    return str(content.get("mediaType", MANIFESTS[0]))
+
+
+def _keep(source: Path, digest: str, folder: Path) -> None:
+    target = _blob_path(folder, digest)
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    shutil.move(source, part)
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(target)
+
+
+def _blob_path(folder: Path, digest: str) -> Path:
+    return folder / "blobs" / digest.removeprefix("sha256:")
+
+
+def _note(reference: ImageReference, folder: Path) -> Path:
+    key = hashlib.sha256(str(reference).encode()).hexdigest()[:32]
+    return folder / "built" / f"{key}.json"

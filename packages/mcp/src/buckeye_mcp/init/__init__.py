@@ -1,0 +1,1 @@
+"""`buckeye rl init`: the configuration of an environment, written from what its server says of itself."""

@@ -1,0 +1,290 @@
+"""What `ENV` in `buckeye rl init ENV` means: an image, a folder, a lock file, an address or a command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import time
+import tomllib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from buckeye.base.distribution import need
+from buckeye.errors import UsageError
+from buckeye_mcp.client.unreachable import shown_address
+from buckeye_mcp.init.generate import EnvironmentName
+from buckeye_mcp.tasks.images import ImageName, parse_image
+from buckeye_mcp.tasks.lock import LOCK_FILE, Lock, ToolEntry, read_lock
+from buckeye_mcp.tasks.models import HttpServer, McpTask, StdioServer, ToolCall
+
+Server = StdioServer | HttpServer
+_LAUNCHERS = {"npx", "uvx", "uv", "pipx", "run", "exec", "env", "node", "deno", "bunx"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """An environment to look at. `serving` gives a server of it for one session, each time it is entered;
+    `tools` are those of a lock file, if it has them with their schemas; `tasks` is a task file beside it.
+    The folder `to_build` must be made the image first."""
+
+    environment: EnvironmentName
+    serving: Callable[[], AbstractAsyncContextManager[Server]]
+    tools: Sequence[ToolEntry] | None = None
+    tasks: Path | None = None
+    to_build: Path | None = None
+    shown: str
+
+
+def find_source(env: str | None, *, command: str | None, headers: Mapping[str, str], build: bool) -> Source:
+    """What is meant; nothing is started. With `build`, a folder means its image. Raises UsageError."""
+    need("mcp", "An MCP environment")
+    if (env is None) == (command is None):
+        raise UsageError('say which environment: `buckeye rl init ENV` or `buckeye rl init --command "..."`')
+    if command is not None:
+        return _of_command(command)
+    assert env is not None
+    address = env.startswith(("http://", "https://"))
+    if headers and not address:
+        raise UsageError("--header is for an address, as http://localhost:8765/mcp")
+    if address:
+        return _of_address(env, headers)
+    path = Path(env).expanduser()
+    if path.is_dir():
+        return _of_folder(path, build=build)
+    if build:
+        raise UsageError(f"--build builds the image of a folder, and {env} is none")
+    if path.is_file():
+        return _of_lock(path)
+    image = parse_image(env)
+    if image is not None and (image.tag or image.digest) and not _is_path(env):
+        return _of_image(image)
+    raise UsageError(_nothing(env, image))
+
+
+async def live_tools(source: Source, seconds: float) -> list[ToolEntry]:
+    """What the environment announces. `seconds` is what its start may take. Raises McpFault, or what its
+    runtime does."""
+    return (await timed_tools(source, seconds))[0]
+
+
+async def timed_tools(source: Source, seconds: float) -> tuple[list[ToolEntry], float]:
+    """What the environment announces, and how many seconds it took to start and announce it; fetching and
+    unpacking it are not counted. Raises as `live_tools`."""
+    from buckeye_mcp.client.session import Deadlines
+    from buckeye_mcp.client.sessions_of_rollout import open_sessions
+
+    deadlines = Deadlines(start=seconds)
+    async with source.serving() as server:
+        begun = time.monotonic()
+        async with open_sessions(task_on(server), deadlines) as sessions:
+            took = time.monotonic() - begun
+            tools = [
+                ToolEntry(
+                    name=tool.name,
+                    description=tool.description,
+                    input_schema=dict(tool.input_schema),
+                    output_schema=dict(tool.output_schema) if tool.output_schema is not None else None,
+                    annotations=dict(tool.annotations),
+                )
+                for tool in sessions.tools.values()
+            ]
+    return tools, took
+
+
+def task_on(server: Server, *, setup: Sequence[ToolCall] = (), evaluate: Sequence[ToolCall] = ()) -> McpTask:
+    """A task on this server. Without `evaluate` nobody grades it, which no task of a file may say."""
+    return McpTask.model_construct(
+        id="init",
+        prompt="Try every tool.",
+        mcp_config={"environment": server},
+        setup_tool=list(setup),
+        evaluate_tool=list(evaluate),
+    )
+
+
+def _of_command(command: str) -> Source:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--command: {error}.") from None
+    if not words:
+        raise UsageError("--command is empty: write the program and its arguments")
+    server = _escaped(StdioServer(command=words[0], args=words[1:]))
+    return Source(
+        environment=_named(_name_of_command(words)), serving=lambda: _there(server), shown="the command"
+    )
+
+
+def _name_of_command(words: Sequence[str]) -> str:
+    """The module, package or script that a command starts."""
+    rest = [word for word in words if not word.startswith("-") and Path(word).name not in _LAUNCHERS]
+    if "-m" in words[:-1]:
+        rest = [words[words.index("-m") + 1]]
+    elif len(rest) > 1 and re.fullmatch(r"python[\d.]*", Path(rest[0]).name):
+        rest = rest[1:]
+    word = (rest or list(words))[0]
+    return (
+        Path(word).stem
+        if word.endswith((".py", ".js", ".ts"))
+        else re.sub(r"(?<=.)@.*", "", word).rpartition("/")[2]
+    )
+
+
+def _of_address(url: str, headers: Mapping[str, str]) -> Source:
+    server = HttpServer(url=url, headers=dict(headers))
+    parts = urlsplit(url)
+    last = [part for part in parts.path.split("/") if part and part not in ("mcp", "sse")]
+    image = next((parse_image(value) for key, value in headers.items() if key.lower() == "mcp-image"), None)
+    name = last[-1] if last else parts.hostname or "env"
+    environment = _of_image_name(image) if image is not None else _named(name)
+    return Source(environment=environment, serving=lambda: _there(server), shown=shown_address(url))
+
+
+def _of_image(image: ImageName) -> Source:
+    return Source(
+        environment=_of_image_name(image), serving=lambda: _image_server(image.tagged), shown=image.tagged
+    )
+
+
+def _of_lock(path: Path) -> Source:
+    if path.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"{path} is a file, and no {LOCK_FILE}. Give an image, a folder, or an address.")
+    return _locked(read_lock(path), path.parent)
+
+
+def _of_folder(folder: Path, *, build: bool) -> Source:
+    if build:
+        image = folder_image(folder)
+        return replace(_of_image(image), tasks=_tasks(folder), to_build=folder)
+    lock = folder / LOCK_FILE
+    if lock.exists():
+        return _locked(read_lock(lock), folder)
+    if (folder / "pyproject.toml").exists():
+        return Source(
+            environment=_named(_project_name(folder)),
+            serving=lambda: _folder_server(folder),
+            tasks=_tasks(folder),
+            shown=str(folder),
+        )
+    if (folder / "Dockerfile").exists():
+        raise UsageError(f"{folder} has a Dockerfile and no {LOCK_FILE}. Add --build to build its image.")
+    raise UsageError(
+        f"{folder} is no environment: it has no pyproject.toml, no Dockerfile and no {LOCK_FILE}."
+    )
+
+
+def folder_image(folder: Path) -> ImageName:
+    """What the image of a folder is called if nothing else is said: as its project, with the tag latest."""
+    name = re.sub(r"[^a-z0-9]+", "-", _project_name(folder).lower()).strip("-") or "env"
+    return ImageName(name, "latest")
+
+
+def _locked(lock: Lock, folder: Path) -> Source:
+    """The folder's own server where there is one, else the image; the tools are those of the lock file."""
+    image = lock.image_name
+    known = lock.tools is not None and all(tool.input_schema is not None for tool in lock.tools)
+    project = (folder / "pyproject.toml").exists()
+    return Source(
+        environment=_of_image_name(image),
+        serving=(lambda: _folder_server(folder)) if project else (lambda: _image_server(image.tagged)),
+        tools=lock.tools if known else None,
+        tasks=_tasks(folder),
+        shown=str(folder) if project else image.tagged,
+    )
+
+
+def _tasks(folder: Path) -> Path | None:
+    path = folder / "tasks.json"
+    return path if path.is_file() else None
+
+
+def _project_name(folder: Path) -> str:
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        name = project.get("project", {}).get("name")
+    except (OSError, ValueError):
+        name = None
+    return name if isinstance(name, str) and name else folder.resolve().name
+
+
+def _named(name: str) -> EnvironmentName:
+    return EnvironmentName(name=name, image=name)
+
+
+def _of_image_name(image: ImageName) -> EnvironmentName:
+    return EnvironmentName(name=image.short, image=image.tagged)
+
+
+def _is_path(env: str) -> bool:
+    return env.startswith((".", "/", "~")) or env.endswith(("/", ".yaml", ".yml"))
+
+
+def _nothing(env: str, image: ImageName | None) -> str:
+    hint = ""
+    if "/" not in env and shutil.which(env) is not None:
+        hint = f" There is a program of that name: --command {env}"
+    elif image is not None and not _is_path(env):
+        hint = f" For an image, write its tag: {env}:latest."
+    elif not _is_path(env) and "/" not in env:
+        hint = ' An image is written as my-env:latest, a program as --command "...".'
+    return (
+        f"there is no folder or file {env} (this is {Path.cwd()}), and it is not the name of an image with a "
+        f"tag.{hint}"
+    )
+
+
+@asynccontextmanager
+async def _there(server: Server) -> AsyncIterator[Server]:
+    yield server
+
+
+@asynccontextmanager
+async def _image_server(image: str) -> AsyncIterator[Server]:
+    from buckeye_mcp.sandbox.base import Limits
+    from buckeye_mcp.sandbox.choose import image_runtime
+
+    async with _launched(lambda own: image_runtime("auto", Limits(), own), image) as server:
+        yield server
+
+
+@asynccontextmanager
+async def _folder_server(folder: Path) -> AsyncIterator[Server]:
+    from buckeye_mcp.sandbox.base import Limits
+    from buckeye_mcp.sandbox.command import FolderRuntime
+
+    async with _launched(lambda own: FolderRuntime(folder, Limits()), "") as server:
+        yield server
+
+
+@asynccontextmanager
+async def _launched(make: Callable[[Path], Any], image: str) -> AsyncIterator[Server]:
+    """The command line that a runtime starts a session with; what the session leaves is removed."""
+    from buckeye_mcp.gateway.starts import clean_up
+    from buckeye_mcp.gateway.state import own_folder
+    from buckeye_mcp.sandbox.base import Places, cache_folder
+
+    with own_folder(cache_folder() / "gateway") as own:
+        runtime = make(own)
+        await runtime.prepare(image)
+        place = Places(own).new()
+        launch = await runtime.launch(image, place, {})
+        try:
+            yield _escaped(
+                StdioServer(command=launch.argv[0], args=list(launch.argv[1:]), env=dict(launch.env))
+            )
+        finally:
+            await clean_up(launch, place)
+
+
+def _escaped(server: StdioServer) -> StdioServer:
+    """The server with its dollar signs as they are: none of them is a variable of a task."""
+    return StdioServer(
+        command=server.command.replace("$", "$$"),
+        args=[word.replace("$", "$$") for word in server.args],
+        env={name: value.replace("$", "$$") for name, value in server.env.items()},
+    )

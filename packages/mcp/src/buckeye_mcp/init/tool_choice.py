@@ -1,0 +1,220 @@
+"""Which tools of an environment a model should have, and how their parameters become those of an action."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from buckeye_mcp.actions.check import DONE, RESERVED_TOOLS
+from buckeye_mcp.tasks.lock import ToolEntry
+
+_NAME = re.compile(r"[^\W\d][\w.\-/]*")
+_PARAMETER = re.compile(r"[^\W\d][\w.-]*")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_ADMINISTRATION = {
+    "admin",
+    "administrator",
+    "reset",
+    "restart",
+    "shutdown",
+    "sudo",
+    "debug",
+    "config",
+    "configure",
+    "seed",
+}
+_LEAK = {
+    "answer",
+    "answers",
+    "solution",
+    "solutions",
+    "grade",
+    "grader",
+    "score",
+    "scores",
+    "reward",
+    "rewards",
+    "evaluate",
+    "evaluation",
+    "groundtruth",
+    "truth",
+    "expected",
+    "oracle",
+    "verifier",
+    "verify",
+}
+_DESTRUCTION = {"delete", "drop", "destroy", "wipe", "purge", "truncate"}
+_POWER = {"shell", "bash", "exec", "eval", "terminal", "subprocess"}
+_SAID = re.compile(
+    r"\b(admin(?:istrator|istrative)?s?(?: only)?|for debugging|debug only|ground.truth|"
+    r"(?:correct|right|expected|hidden) answers?|the solution|"
+    r"resets? the (?:environment|game|state|episode|task|world)|irreversibl[ey]|"
+    r"(?:arbitrary|shell) commands?|grad(?:es?|ing) the|the (?:reward|grade)|internal use)\b",
+    re.I,
+)
+_CONTEXT = re.compile(
+    r"(?:.*_)?(?:session|project|workspace|tenant|account|context|repo|repository|environment|env|game|world|"
+    r"instance)(?:_?(?:id|path|dir|name|root|key))?|(?:base_|root_|working_|repo_)?(?:path|dir|directory|folder)|cwd|root|"
+    r"namespace|database|db|db_path|database_path",
+    re.I,
+)
+_FEWEST_FOR_CONTEXT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An argument of a tool: `name` is the tool's, `given_as` the action's, `schema` its JSON Schema."""
+
+    name: str
+    given_as: str
+    schema: Mapping[str, Any]
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAction:
+    """An action for a tool. `parameters` are those with a position, in order: required ones, then the others.
+    `dropped` are those that no action can give; `known` is False if the tool announces no schema."""
+
+    name: str
+    tool: ToolEntry
+    parameters: tuple[Parameter, ...]
+    dropped: tuple[str, ...] = ()
+    known: bool = True
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The schema of the tool's arguments."""
+        return self.tool.input_schema or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Flagged:
+    """An action that a person should agree to first."""
+
+    action: PlannedAction
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of the tools. `context` are arguments that every action has, by the tool's name: they are
+    the same in every call. `left_out` is why a tool has no action, by tool."""
+
+    actions: tuple[PlannedAction, ...]
+    flagged: tuple[Flagged, ...]
+    context: Mapping[str, Parameter]
+    left_out: Mapping[str, str]
+
+
+def plan_actions(
+    tools: Sequence[ToolEntry], *, preparing: Collection[str] = (), grading: Collection[str] = ()
+) -> Plan:
+    """Sort the tools. Tasks set up with those called `preparing`, and grade with `grading`."""
+    actions: list[PlannedAction] = []
+    flagged: list[Flagged] = []
+    left_out: dict[str, str] = {}
+    taken = {DONE}
+    for tool in tools:
+        if tool.name.rpartition("/")[2] in RESERVED_TOOLS or tool.name in grading:
+            left_out[tool.name] = "it prepares or grades, which is not for the model"
+            continue
+        action = _action(tool, taken)
+        taken.add(action.name)
+        if impossible := [name for name in action.dropped if name in _required(tool)]:
+            left_out[tool.name] = f"its argument {impossible[0]!r} has a name that no action can give"
+        elif tool.name in preparing:
+            flagged.append(Flagged(action, "tasks prepare the environment with it"))
+        elif reason := why_flagged(tool):
+            flagged.append(Flagged(action, reason))
+        else:
+            actions.append(action)
+    return Plan(tuple(actions), tuple(flagged), _context(actions), left_out)
+
+
+def why_flagged(tool: ToolEntry) -> str:
+    """Why a model should perhaps not have a tool; "" if nothing speaks against it."""
+    words = {word.lower() for word in _WORD.findall(tool.name)} | {tool.name.lower().replace("_", "")}
+    kinds = (
+        (_LEAK, "may tell the model its answer or its reward"),
+        (_ADMINISTRATION, "looks like administration of the environment"),
+        (_DESTRUCTION, "destroys"),
+        (_POWER, "runs commands, and so may reach what grades"),
+    )
+    for vocabulary, meaning in kinds:
+        if found := sorted(words & vocabulary):
+            return f'"{found[0]}" in its name: it {meaning}'
+    if tool.annotations.get("destructiveHint") is True or tool.annotations.get("destructive_hint") is True:
+        return "it is announced as destructive"
+    said = _SAID.search(tool.description)
+    return f'"{" ".join(said[0].split())}" in its description' if said is not None else ""
+
+
+def _action(tool: ToolEntry, taken: Collection[str]) -> PlannedAction:
+    properties = (tool.input_schema or {}).get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    required = _required(tool)
+    ordered = sorted(map(str, properties), key=lambda name: name not in required)  # stable
+    parameters: list[Parameter] = []
+    for name in ordered:
+        if not name or name.startswith("_"):
+            continue
+        given_as = _unique(_spelled(name, _PARAMETER), [one.given_as for one in parameters])
+        schema = properties[name] if isinstance(properties[name], Mapping) else {}
+        parameters.append(Parameter(name, given_as, schema, name in required))
+    return PlannedAction(
+        name=_unique(_spelled(tool.name, _NAME), taken),
+        tool=tool,
+        parameters=tuple(parameters),
+        dropped=tuple(name for name in ordered if not name or name.startswith("_")),
+        known=tool.input_schema is not None and ("properties" in tool.input_schema or _is_closed(tool)),
+    )
+
+
+def _required(tool: ToolEntry) -> list[str]:
+    required = (tool.input_schema or {}).get("required")
+    return [str(name) for name in required] if isinstance(required, list) else []
+
+
+def _is_closed(tool: ToolEntry) -> bool:
+    return (tool.input_schema or {}).get("additionalProperties") is False
+
+
+def _spelled(name: str, pattern: re.Pattern[str]) -> str:
+    """The name, or the nearest that a call can be written with."""
+    if pattern.fullmatch(name):
+        return name
+    spelled = re.sub(r"[^\w.\-]+", "_", name).strip("_") or "tool"
+    return spelled if pattern.fullmatch(spelled) else f"n_{spelled}"
+
+
+def _unique(name: str, taken: Collection[str]) -> str:
+    number = 2
+    found = name
+    while found in taken:
+        found = f"{name}_{number}"
+        number += 1
+    return found
+
+
+def _context(actions: Sequence[PlannedAction]) -> dict[str, Parameter]:
+    """Required texts and numbers by one name that every action has, and that names where it acts."""
+    if len(actions) < _FEWEST_FOR_CONTEXT:
+        return {}
+    found = {}
+    for parameter in actions[0].parameters:
+        same = [
+            other
+            for action in actions
+            for other in action.parameters
+            if other.name == parameter.name
+            and other.required
+            and other.schema.get("type") in ("string", "integer")
+            and other.schema.get("type") == parameter.schema.get("type")
+            and "enum" not in other.schema
+        ]
+        if len(same) == len(actions) and _CONTEXT.fullmatch(parameter.name):
+            found[parameter.name] = parameter
+    return found

@@ -1,0 +1,268 @@
+"""`buckeye rl --config ... --dataset ...`: from the parts of a run to its configuration, and on."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.base.disk import free_bytes
+from buckeye.base.satellites import ask, is_there
+from buckeye.base.storage import write_file
+from buckeye.cli.ask import can_ask, confirm
+from buckeye.cli.dry import carry_out, nothing_written
+from buckeye.cli.rl_flags import TrainFlags, Words
+from buckeye.config.load import load_with_warnings
+from buckeye.config.rl import RLConfig
+from buckeye.errors import BuckeyeError, ConfigError, UsageError
+from buckeye.run_files.directory import RUN_FILE, files_of_a_run, is_in_use, is_unstarted, locked, put_aside
+from buckeye.sizing.disk import estimate_disk
+from buckeye.sizing.gpu_layout import parse_gpus
+from buckeye_mcp.config import GymConfig, load_gym_config
+from buckeye_mcp.environment import McpEnvironment
+from buckeye_mcp.images.command import push_if_needed
+from buckeye_mcp.recipe.compose import RUN_CONFIG, Recipe, run_text
+from buckeye_mcp.recipe.estimate import estimate_time
+from buckeye_mcp.recipe.found import look_around
+from buckeye_mcp.recipe.missing import (
+    Search,
+    StarterWrittenError,
+    ask_place,
+    find_config,
+    find_dataset,
+    find_model,
+)
+from buckeye_mcp.recipe.model import model_facts, refuse_hosted
+from buckeye_mcp.recipe.sizes import choose_sizes
+from buckeye_mcp.recipe.texts import Plan, plan_object, plan_text
+from buckeye_mcp.recipe.where import Place, devices_text, remote_place, this_place
+from buckeye_mcp.tasks.dataset import images_of
+from buckeye_mcp.tasks.trust import read_taskset, uses_of
+from buckeye_mcp.tasks.trust_command import ask_for_trust
+
+_COMPOSED = "of the run put together here"
+_MACHINES = "buckeye_machines"
+_ELSEWHERE = "buckeye_machines.command"
+
+Start = Callable[[RLConfig, list[str]], int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parts:
+    config: Path
+    gym: GymConfig
+    dataset: str
+    model: str
+
+
+def run_of_parts(words: Words, start: Start) -> int:
+    """Find or make the parts, show the plan, write the configuration, and `start` it; the exit code."""
+    words.check_for_parts()
+    flags = words.flags.model_copy(update={"dry_run": words.is_dry})
+    with nothing_written() if flags.dry_run else nullcontext():
+        return _run_of_parts(words, flags, start)
+
+
+def _run_of_parts(words: Words, flags: TrainFlags, start: Start) -> int:
+    found = look_around()
+    if flags.model is not None:
+        dataset = flags.dataset or next(iter(found.datasets), "tasks.json")
+        config = flags.config or next(iter(found.configs), Path("configs/my-env.yaml"))
+        refuse_hosted(flags.model, dataset=dataset, config=str(config))
+    place = _place(flags)  # what cannot be is said before anything is asked or looked at
+    search = Search(flags=flags, found=found, asks=can_ask(yes=flags.yes, as_json=flags.as_json))
+    try:
+        flags, place, parts = _find_parts(search, place)
+    except StarterWrittenError as written:
+        print(written)
+        return 0
+    plan = _plan(words, flags, place, parts)
+    _show(plan, flags)
+    if not flags.dry_run:
+        ask_for_trust(parts.dataset, yes=flags.trust)
+    return carry_out(
+        plan.config,
+        show=lambda: _show_rest(plan, place, flags),
+        start=lambda: _begin(plan, place, flags, start, asks=search.asks),
+    )
+
+
+def _find_parts(search: Search, place: Place) -> tuple[TrainFlags, Place, _Parts]:
+    """In the order in which each needs the one before."""
+    flags = search.flags
+    config = find_config(search)
+    gym = load_gym_config(config)
+    dataset = find_dataset(search, config)
+    if search.asks and flags.provider is None and place.gpus is None:
+        flags = ask_place(flags, f"{place.cores} cores, no GPU", elsewhere=is_there(_MACHINES))
+        place = _place(flags)
+    model = find_model(search, on_gpu=place.gpus is not None)
+    return flags, place, _Parts(config=config, gym=gym, dataset=dataset, model=model)
+
+
+def _place(flags: TrainFlags) -> Place:
+    asked = parse_gpus(flags.gpus) if flags.gpus is not None else None
+    if flags.provider is not None and flags.provider != "local":
+        place = remote_place(flags.provider, asked, flags.host)
+        if not flags.dry_run:
+            ask(f"{_ELSEWHERE}:start_remote", "training on another machine (--provider prime, ssh)")
+        return place
+    place = this_place(asked)
+    if place.problem is not None and not flags.dry_run:
+        raise UsageError(place.problem)
+    return place
+
+
+def _plan(words: Words, flags: TrainFlags, place: Place, parts: _Parts) -> Plan:
+    gym = parts.gym
+    tasks, held_out = read_taskset(parts.dataset, checked=False)
+    if not tasks:
+        raise UsageError(f"{parts.dataset} has no tasks to train on: all {len(held_out)} are held out")
+    McpEnvironment(gym, {"train": tasks, "eval": held_out})  # refuses what no rollout could be played with
+    model = model_facts(parts.model)
+    evaluated = [] if flags.no_eval else held_out
+    sizes = choose_sizes(tasks, evaluated, gym, model, on_gpu=place.gpus is not None)
+    layout = place.layout(model.parameters)
+    recipe = Recipe(
+        config=parts.config,
+        dataset=parts.dataset,
+        model=model,
+        sizes=sizes,
+        layout=layout,
+        output_dir=_output(flags.output, parts.config.stem),
+    )
+    text = run_text(recipe, words.settings)
+    config = _loaded(text, dry_run=flags.dry_run)
+    environment = gym.job.metadata.get("environment") or gym.job.name or parts.config.stem
+    return Plan(
+        recipe=recipe,
+        config=config,
+        environment=str(environment),
+        actions=tuple(gym.actions),
+        images=images_of(tasks + held_out),
+        uses=uses_of(tasks + held_out),
+        tasks=len(tasks),
+        held_out=len(held_out),
+        where=place.name,
+        devices=devices_text(place, layout, model.parameters),
+        disk=estimate_disk(config, model.path),
+        free=free_bytes(config.output_dir),
+        time=estimate_time(config, model, cores=place.cores, layout=layout),
+        price=_price(place, flags),
+        text=text,
+    )
+
+
+def _output(asked: Path | None, name: str) -> Path:
+    """Where the run goes: a folder that no run is in. Raises UsageError for one that was asked for and is
+    taken."""
+    if asked is not None:
+        _refuse_taken(asked)
+        return asked
+    folders = [Path("outputs", name if number == 1 else f"{name}-{number}") for number in range(1, 10_000)]
+    return next(folder for folder in folders if not _taken(folder))
+
+
+def _taken(folder: Path) -> bool:
+    there = bool(files_of_a_run(folder)) or (folder / RUN_CONFIG).exists()
+    return there and (is_in_use(folder) or not is_unstarted(folder))
+
+
+def _refuse_taken(folder: Path) -> None:
+    where = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not where.is_dir():
+        raise UsageError(f"--output {folder}: {where} is a file. Name a folder")
+    if not _taken(folder):
+        return
+    quoted, file = shlex.quote(str(folder)), folder / RUN_CONFIG
+    if (folder / RUN_FILE).exists():
+        there, instead = "a run", f"or go on with that run\n  buckeye rl resume {quoted}"
+    elif file.exists():
+        there, instead = str(file), f"or start what is there\n  buckeye rl @ {shlex.quote(str(file))}"
+    else:
+        there, instead = str(files_of_a_run(folder)[0]), "a run needs one of its own"
+    raise UsageError(
+        f"--output {folder}: {there} is there, and nothing is overwritten. Name another folder; {instead}"
+    )
+
+
+def _loaded(text: str, *, dry_run: bool) -> RLConfig:
+    with tempfile.TemporaryDirectory(prefix="buckeye-rl-") as folder:
+        file = Path(folder, RUN_CONFIG)
+        file.write_text(text, encoding="utf-8")
+        in_it = re.compile(re.escape(str(file)) + r"(:\d+)?")  # a file that nobody will find
+        try:
+            config, warnings = load_with_warnings(RLConfig, ["@", str(file), f"--dry-run={dry_run}".lower()])
+        except ConfigError as error:
+            raise ConfigError(in_it.sub(_COMPOSED, str(error))) from None
+    for warning in warnings:
+        print(f"warning: {in_it.sub(_COMPOSED, warning)}", file=sys.stderr)
+    return config
+
+
+def _price(place: Place, flags: TrainFlags) -> str:
+    if not place.remote:
+        return "nothing"
+    if flags.provider == "ssh":
+        return "what your host costs you"
+    limit = f"; at most {flags.max_price:g} $ an hour" if flags.max_price is not None else ""
+    return f"shown before anything is rented{limit}"
+
+
+def _show(plan: Plan, flags: TrainFlags) -> None:
+    if flags.as_json:
+        print(json.dumps(plan_object(plan), ensure_ascii=False))
+    elif not flags.quiet:
+        print(plan_text(plan))
+
+
+def _show_rest(plan: Plan, place: Place, flags: TrainFlags) -> None:
+    """What is shown beside the plan if nothing is started."""
+    if place.remote and not flags.as_json and not flags.quiet:
+        print()
+        ask(f"{_ELSEWHERE}:show_remote", "--provider")(plan.recipe.file, plan.config, flags)
+    if not flags.as_json and not flags.quiet:
+        print(f"\n{plan.recipe.file} would be:\n\n{plan.text}")
+    if place.problem is not None:
+        print(f"warning: {place.problem}", file=sys.stderr)
+
+
+def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: bool) -> int:
+    file = plan.recipe.file
+    if asks and not confirm("\nStart?"):
+        print(f"Nothing was started, and {file} was not written.")
+        return 0
+    _refuse_taken(file.parent)  # once more: somebody may have thought about the plan for long
+    if place.remote:
+        push_if_needed(plan.images, asks=asks, yes=flags.yes)
+    if is_unstarted(file.parent):
+        with locked(file.parent):
+            put_aside(file.parent, also=[file])
+    write_file(file, plan.text)
+    if not flags.quiet:
+        print(f"{file}: written; it starts this run again: buckeye rl @ {file}", file=sys.stderr)
+    if place.remote:
+        code: int = ask(f"{_ELSEWHERE}:start_remote", "--provider")(file, flags)
+        return code
+    try:
+        return start(plan.config, ["buckeye", "rl", "@", str(file)])
+    except (BuckeyeError, KeyboardInterrupt):
+        _take_back(file)
+        raise
+
+
+def _take_back(file: Path) -> None:
+    """Remove the file that was written for a run that did not begin, so that the next try does not find its
+    folder taken."""
+    if files_of_a_run(file.parent):
+        return
+    file.unlink(missing_ok=True)
+    with suppress(OSError):  # there is something else in it
+        file.parent.rmdir()
+    print(f"{file}: removed again, as the run did not begin", file=sys.stderr)

@@ -1,0 +1,105 @@
+"""Where a run is, and on which devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from buckeye.base.process import usable_cores
+from buckeye.errors import UsageError
+from buckeye.sizing.devices import gpus as present_gpus
+from buckeye.sizing.devices import this_machine
+from buckeye.sizing.gpu_layout import GpuLayout, Gpus, plan_gpus
+
+_SMALL = 20_000_000  # parameters of a model that two cores train in minutes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A machine: its GPUs (None: none are used) with the ids they have there. `name` is how the plan calls
+    it; `problem` says why it is not there, for a plan that is only looked at."""
+
+    name: str
+    gpus: Gpus | None
+    ids: tuple[int, ...] = ()
+    cores: int = 1
+    remote: bool = False
+    problem: str | None = None
+
+    def layout(self, parameters: int) -> GpuLayout | None:
+        """Which GPUs do what for a model of this size; None without GPUs. Raises UsageError if it does not
+        fit."""
+        if self.gpus is None:
+            return None
+        planned = plan_gpus(self.gpus, parameters)
+        if not self.ids:
+            return planned
+        return replace(
+            planned,
+            inference=tuple(self.ids[i] for i in planned.inference),
+            trainer=tuple(self.ids[i] for i in planned.trainer),
+        )
+
+
+def this_place(asked: Gpus | None) -> Place:
+    """This machine, with all its GPUs or with those that were asked for. Where they are not there, the place
+    has a `problem`."""
+    visible = this_machine().gpus
+    here = [gpu for gpu in present_gpus() if gpu.index in visible]
+    cores = usable_cores()
+    kind = here[0].name if here else ""
+    memory = min((gpu.total for gpu in here), default=0) / 1e9 or 80.0
+    if asked is None:
+        gpus = Gpus(len(visible), memory_gb=memory) if visible else None
+        return Place(name="this machine", gpus=gpus, ids=visible, cores=cores)
+    if len(visible) >= asked.count and _is_type(kind, asked.type):
+        gpus = replace(asked, memory_gb=memory)
+        return Place(name="this machine", gpus=gpus, ids=visible[: asked.count], cores=cores)
+    there = f"{len(visible)} x {kind or 'GPU'}" if visible else f"no GPU, and {cores} cores"
+    use = "use them all" if visible else "train on the cores (fit for a small model)"
+    problem = (
+        f"--gpus {asked}: this machine has {there}. Either\n"
+        f"  rent them:     add --provider prime\n"
+        f"  a host of yours: add --provider ssh --host USER@HOST\n"
+        f"  or {use}: leave --gpus out"
+    )
+    return Place(name=f"{asked}, which are not here", gpus=asked, cores=cores, problem=problem)
+
+
+def remote_place(provider: str, asked: Gpus | None, hosts: list[str]) -> Place:
+    """A machine elsewhere. Raises UsageError without what it takes to find one."""
+    if provider == "prime":
+        if asked is None:
+            raise UsageError("--provider prime: which GPUs? Add --gpus, as --gpus 2xA100")
+        if not asked.type:
+            raise UsageError(f"--provider prime: {asked} of which type? Write both, as --gpus 2xA100")
+        if hosts:
+            raise UsageError("--host is for a machine of yours: --provider ssh")
+        return Place(name=f"{asked}, rented from Prime Intellect", gpus=asked, remote=True)
+    if not hosts:
+        raise UsageError("--provider ssh: which host? Add --host USER@HOST")
+    return Place(name=f"{', '.join(hosts)}, by ssh", gpus=asked, remote=True)
+
+
+def devices_text(place: Place, layout: GpuLayout | None, parameters: int) -> str:
+    """Who computes what, in words."""
+    if layout is None:
+        if place.remote:
+            return "without --gpus it is taken for a machine without any"
+        size = "takes long here; without a GPU up to 20 million parameters are sensible"
+        return f"{place.cores} cores, no GPU" + (f": this model {size}" if parameters > _SMALL else "")
+    if layout.shared:
+        return f"GPU {_ids(layout.inference)} samples and trains"
+    tp = f" ({layout.tp} hold one copy)" if layout.tp > 1 else ""
+    return f"GPU {_ids(layout.inference)} sample{tp}, GPU {_ids(layout.trainer)} train"
+
+
+def _ids(ids: tuple[int, ...]) -> str:
+    if len(ids) > 2 and ids == tuple(range(ids[0], ids[0] + len(ids))):
+        return f"{ids[0]}-{ids[-1]}"
+    return ",".join(map(str, ids))
+
+
+def _is_type(name: str, wanted: str) -> bool:
+    """Whether a GPU that calls itself `NVIDIA GeForce RTX 4090` is of the type RTX4090_24GB."""
+    short = wanted.rpartition("_")[0] if "_" in wanted else wanted
+    return short.replace("_", "").lower() in name.replace(" ", "").replace("-", "").lower()

@@ -1,0 +1,187 @@
+"""A dataset of tasks as a folder: parquet files by split, and a card. `datasets.load_dataset` opens it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.distribution import need
+from buckeye.base.keys import key
+from buckeye.base.storage import write_directory
+from buckeye.errors import UsageError
+from buckeye_mcp.tasks.files import read_rows, read_tasks
+from buckeye_mcp.tasks.models import HttpServer, McpTask
+from buckeye_mcp.tasks.rows import COLUMNS, NESTED, TEST, TRAIN, as_row
+from buckeye_mcp.tasks.variables import names_in_servers
+
+CARD = "README.md"
+_FOLDER = "data"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
+_FILES = (".json", ".jsonl", ".parquet")
+_EVAL_NAMES = (TEST, "eval", "validation")
+_SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+
+
+def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask]], *, replace: bool) -> None:
+    """Write the folder in one step. Raises UsageError without pyarrow, FileExistsError if the folder is there
+    and is not to be replaced."""
+    pyarrow, parquet = _pyarrow()
+    schema = pyarrow.schema([(column, pyarrow.string()) for column in COLUMNS])
+
+    def fill(temporary: Path) -> None:
+        (temporary / _FOLDER).mkdir()
+        for split, tasks in splits.items():
+            table = pyarrow.Table.from_pylist([as_row(task) for task in tasks], schema=schema)
+            parquet.write_table(table, temporary / _FOLDER / f"{split}-00000-of-00001.parquet")
+        (temporary / CARD).write_text(dataset_card(name, splits), encoding="utf-8")
+
+    write_directory(folder, fill, replace=replace)
+
+
+def find_taskset(name: str) -> Path:
+    """Where the tasks are that `name` means: a file or folder, else the dataset ORG/NAME on the Hugging Face
+    hub, which is fetched. Raises UsageError if it is neither, or cannot be had."""
+    path = Path(name).expanduser()
+    if path.exists() or not _HUB_NAME.fullmatch(name) or path.suffix in _FILES:
+        return path
+    here = f"there is no folder {name} here (this is {Path.cwd()}), and"
+    need("huggingface_hub", f"{here} a dataset of the Hugging Face hub")
+    from huggingface_hub import constants, snapshot_download
+
+    try:
+        found = snapshot_download(
+            name, repo_type="dataset", allow_patterns=["*.parquet"], token=key("HF_TOKEN") or None
+        )
+    except Exception as error:  # network, rights, no such name: one message whatever the library raises
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if constants.HF_HUB_OFFLINE:
+            reason = "it was not fetched before, and nothing may be fetched (--dry-run, HF_HUB_OFFLINE)"
+        raise UsageError(
+            f"there is no file or folder {name} here (this is {Path.cwd()}), and the Hugging Face hub does "
+            f"not give a dataset of that name: {reason}"
+        ) from None
+    return Path(found)
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether this is a dataset's folder or one of its files, rather than a JSON file."""
+    return path.is_dir() or path.suffix == ".parquet"
+
+
+def read_splits(path: Path) -> tuple[list[McpTask], list[McpTask]]:
+    """The tasks to train on, and those that are held out: of a JSON file, or of a dataset that was written
+    here. Tasks whose metadata has `"split": "eval"` are held out too. Raises UsageError."""
+    if is_dataset(path):
+        splits = read_dataset(path)
+        tasks, held_out = splits.get(TRAIN, []), splits.get(TEST, [])
+    else:
+        tasks, held_out = read_tasks(path), []
+    named = [task for task in tasks if task.metadata.get("split") == "eval"]
+    return [task for task in tasks if task.metadata.get("split") != "eval"], held_out + named
+
+
+def read_dataset(path: Path) -> dict[str, list[McpTask]]:
+    """The tasks of a parquet file, or of a folder of them, as `train` and, from files that are called test,
+    eval or validation, `test`. Raises UsageError with every problem of a file."""
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise UsageError(f"{path} has no parquet files. A folder of tasks is what `buckeye hf` writes.")
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for file in files:
+        held_out = path.is_dir() and file.name.startswith(_EVAL_NAMES)
+        rows.setdefault(TEST if held_out else TRAIN, []).extend(_rows(file))
+    return {
+        split: read_rows(found, f"{path} ({split})") for split, found in sorted(rows.items(), reverse=True)
+    }
+
+
+def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]]) -> str:
+    """The README.md of the dataset: what it is, in facts, and how to use it. The same tasks give the same
+    text."""
+    tasks = [task for found in splits.values() for task in found]
+    size = next((label for most, label in _SIZES if len(tasks) < most), "n>1M")
+    head = [
+        "---",
+        "configs:",
+        "- config_name: default",
+        "  data_files:",
+        *(line for split in splits for line in (f"  - split: {split}", f"    path: {_FOLDER}/{split}-*")),
+        "size_categories:",
+        f"- {size}",
+        "tags:",
+        "- mcp",
+        "- reinforcement-learning",
+        "---",
+    ]
+    counts = ", ".join(f"{len(found)} {split}" for split, found in splits.items())
+    lines = [
+        f"# {name}",
+        "",
+        "Tasks for language-model agents that act in MCP environments, made with Buckeye.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| tasks | {counts} |",
+        f"| environments | {_listed(_environments(tasks))} |",
+        f"| prepared by | {_listed(call.name for task in tasks for call in task.setup_tool)} |",
+        f"| graded by | {_listed(call.name for task in tasks for call in task.evaluate_tool)} |",
+        f"| variables | {_listed(names_in_servers(tasks))} |",
+        f"| longest prompt | {max(len(task.prompt) for task in tasks)} characters |",
+        "",
+        f"The columns {', '.join(f'`{column}`' for column in NESTED)} hold JSON texts; null",
+        "stands for none. Variables are looked up where a task is played; their values are not in here.",
+        "",
+    ]
+    return "\n".join([*head, *lines])
+
+
+def images_of(tasks: Sequence[McpTask]) -> tuple[str, ...]:
+    """The images that the tasks ask a gateway for, each once."""
+    servers = [server for task in tasks for server in task.mcp_config.values()]
+    images = [image for server in servers if isinstance(server, HttpServer) for image in _images(server)]
+    return tuple(dict.fromkeys(images))
+
+
+def _images(server: HttpServer) -> list[str]:
+    return [value for name, value in server.headers.items() if name.lower() == "mcp-image"]
+
+
+def _environments(tasks: Sequence[McpTask]) -> list[str]:
+    found = []
+    for task in tasks:
+        for server in task.mcp_config.values():
+            if isinstance(server, HttpServer):
+                found += _images(server) or [server.url]
+            else:
+                found.append(server.command)
+    return found
+
+
+def _listed(names: Any) -> str:
+    """The names, most frequent first, as a cell of a table."""
+    counted = sorted(Counter(names).items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"`{name}`".replace("|", "\\|").replace("\n", " ") for name, _ in counted[:10]]
+    return ", ".join(shown) + (f" and {len(counted) - 10} more" if len(counted) > 10 else "") or "none"
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    _, parquet = _pyarrow()
+    try:
+        rows: list[dict[str, Any]] = parquet.ParquetFile(file).read().to_pylist()
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {file} (this is {Path.cwd()}).") from None
+    except Exception as error:  # whatever the library raises: the file is at fault
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"{file} cannot be read as parquet: {reason}") from None
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    need("pyarrow", "A dataset in parquet")
+    import pyarrow
+    import pyarrow.parquet
+
+    return pyarrow, pyarrow.parquet

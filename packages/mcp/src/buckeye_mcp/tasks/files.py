@@ -1,0 +1,231 @@
+"""Reading tasks: a file with one task, a list of them, or one on each line; or rows of a dataset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from buckeye.config.base import closest, did_you_mean
+from buckeye.config.lines import json_lines
+from buckeye.config.settings import KeyPath, dotted
+from buckeye.config.source import load_json
+from buckeye.config.structure import fields_of
+from buckeye.errors import UsageError
+from buckeye_mcp.tasks.models import HttpServer, McpTask, StdioServer, ToolCall
+
+_JSON_COLUMNS = ("mcp_config", "setup_tool", "evaluate_tool", "metadata")
+_CALLS = ("setup_tool", "evaluate_tool")
+_LONGEST_VALUE = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One task as it was found. `lines` says on which line of the file its parts are; `unreadable` says why
+    there is no value."""
+
+    value: Any
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    unreadable: str | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The id, if it is written and a text."""
+        name = self.value.get("id") if isinstance(self.value, Mapping) else None
+        return name if isinstance(name, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    path: KeyPath
+    message: str
+
+
+def read_tasks(path: Path) -> list[McpTask]:
+    """The tasks of a JSON or JSON Lines file. A task without `id` is named by its number, as `task-0003`.
+
+    Raises UsageError with every problem of every task: file, line, number of the task, field.
+    """
+    return tasks_of(file_rows(path), str(path))
+
+
+def read_rows(rows: Iterable[Mapping[str, Any]], where: str) -> list[McpTask]:
+    """The tasks of a dataset's rows, whose objects and lists may be texts with JSON.
+
+    Raises UsageError as `read_tasks` does.
+    """
+    return tasks_of((Row(row) for row in rows), where)
+
+
+def tasks_of(rows: Iterable[Row], where: str) -> list[McpTask]:
+    """The tasks of rows that were found at `where`. Raises UsageError as `read_tasks` does."""
+    tasks: list[McpTask] = []
+    numbers: dict[str, int] = {}
+    texts: list[str] = []
+    number = 0
+    for number, row in enumerate(rows, 1):
+        if row.unreadable is not None:
+            texts.append(row.unreadable)
+            continue
+        task, problems = _task(row.value, number)
+        name = task.id if task is not None else row.name
+        if name and (first := numbers.setdefault(name, number)) != number:
+            problems.append(_Problem(("id",), f"{name!r} is the id of task {first} too."))
+        texts += [_shown(problem, number, row, where) for problem in problems]
+        tasks += [task] if task is not None else []
+    if number == 0:
+        raise UsageError(f"{where} has no tasks.")
+    if len(texts) > 1:
+        raise UsageError("\n".join([f"{len(texts)} problems in {where}", *(f"  {text}" for text in texts)]))
+    if texts:
+        raise UsageError(texts[0])
+    return tasks
+
+
+def _shown(problem: _Problem, number: int, row: Row, where: str) -> str:
+    lines = (row.lines.get(problem.path[:n]) for n in range(len(problem.path), -1, -1))
+    line = next((line for line in lines if line is not None), None)
+    place = f"{where}:{line}" if line is not None else where
+    task = f"task {number}" + (f" ({row.name})" if row.name else "")
+    return ": ".join(part for part in (place, task, dotted(problem.path), problem.message) if part)
+
+
+def _task(value: Any, number: int) -> tuple[McpTask | None, list[_Problem]]:
+    if not isinstance(value, Mapping):
+        return None, [_Problem((), f"is {_value(value)}; expected an object with prompt, mcp_config, ...")]
+    values, problems = _decoded(value)
+    values.setdefault("id", f"task-{number:04d}")
+    try:
+        task = McpTask.model_validate(values)
+    except ValidationError as error:
+        found = [_problem(values, one) for one in error.errors(include_url=False)]
+        told = {problem.path[:1] for problem in problems}
+        return None, problems + [problem for problem in found if problem.path[:1] not in told]
+    return (None if problems else task), problems
+
+
+def _decoded(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[_Problem]]:
+    """The row with its JSON texts as values. An empty object among them stands for no call."""
+    values, problems = dict(row), []
+    for column in _JSON_COLUMNS:
+        if not isinstance(values.get(column), str):
+            continue
+        try:
+            values[column] = load_json(values[column])
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else error
+            problems.append(_Problem((column,), f"its text is not valid JSON: {reason}."))
+        if column in _CALLS and values[column] == {}:
+            values[column] = []
+    return values, problems
+
+
+def _problem(values: Mapping[str, Any], error: ErrorDetails) -> _Problem:
+    path = _path(values, error["loc"])
+    kind, message = error["type"], error["msg"]
+    if kind == "missing":
+        return _Problem(path, "required.")
+    if kind == "extra_forbidden":
+        known = fields_of(_owner(path, error["loc"]))
+        hint = did_you_mean(closest(str(path[-1]), known)) or f" There are: {', '.join(known)}."
+        return _Problem(path, f"no such field.{hint}")
+    if kind == "string_pattern_mismatch":
+        message = "expected an address, as http://localhost:8765/mcp"
+    if kind == "too_short":
+        message = "must not be empty"
+    expected = message.replace("Input should be", "expected").replace("valid dictionary", "object")
+    return _Problem(path, f"is {_value(error['input'])}; {expected.replace('String should', 'must')}.")
+
+
+def _path(values: Mapping[str, Any], location: tuple[str | int, ...]) -> KeyPath:
+    """Where an error is in the file. pydantic's location has the kind of a server in between, and the index
+    of a call that is written without a list."""
+    if location[0] == "mcp_config":
+        return location[:2] + location[3:]
+    if location[0] in _CALLS and isinstance(values.get(str(location[0])), Mapping):
+        return location[:1] + location[2:]
+    return location
+
+
+def _owner(
+    path: KeyPath, location: tuple[str | int, ...]
+) -> type[McpTask | StdioServer | HttpServer | ToolCall]:
+    if len(path) == 1:
+        return McpTask
+    if path[0] in _CALLS:
+        return ToolCall
+    return HttpServer if location[2] == "http" else StdioServer
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping | list):
+        return "an object" if isinstance(value, Mapping) else "a list" if value else "an empty list"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {path} (this is {Path.cwd()}).") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UsageError(f"{path}:{line}: not UTF-8. Save the file as UTF-8.") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path} cannot be read: {reason}.") from None
+
+
+def file_rows(path: Path) -> list[Row]:
+    """What a JSON or JSON Lines file has for each task, not looked at yet. Raises UsageError."""
+    text = _text(path)
+    if path.suffix in (".jsonl", ".ndjson") or _is_lines(text):
+        return list(_line_rows(path, text))
+    value = _parsed(path, text, 1)
+    lines = json_lines(text)
+    if not isinstance(value, list):
+        return [Row(value, lines)]
+    of_task: list[dict[KeyPath, int]] = [{} for _ in value]
+    for place, line in lines.items():
+        if place:
+            of_task[int(place[0])][place[1:]] = line
+    return [Row(item, its_lines) for item, its_lines in zip(value, of_task, strict=True)]
+
+
+def _is_lines(text: str) -> bool:
+    """Whether the first line with anything on it is a whole object, and another follows it."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    try:
+        return len(lines) > 1 and isinstance(json.loads(lines[0]), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _line_rows(path: Path, text: str) -> Iterator[Row]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = _parsed(path, line, number)
+        except UsageError as error:
+            yield Row(None, unreadable=str(error))
+        else:
+            yield Row(value, {(): number})
+
+
+def _parsed(path: Path, text: str, first_line: int) -> Any:
+    try:
+        return load_json(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise UsageError(f"{path}:{line}:{error.colno}: not valid JSON: {error.msg}.") from None
+    except RecursionError:
+        raise UsageError(f"{path}:{first_line}: its lists or objects are nested too deeply.") from None
+    except ValueError as error:
+        raise UsageError(f"{path}:{first_line}: {error}.") from None

@@ -1,0 +1,171 @@
+"""`buckeye hf`: a file of tasks as a dataset, on the Hugging Face hub or in a folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from buckeye.errors import UsageError
+
+if TYPE_CHECKING:
+    from buckeye_mcp.tasks.models import McpTask
+    from buckeye_mcp.tasks.push import DatasetRepository
+
+_USUAL = ("tasks.json", "tasks.jsonl", "task.json", "*_tasks.json", "*_tasks.jsonl")
+
+
+def hf(
+    tasks: Annotated[
+        Path | None, typer.Argument(metavar="TASKS", help="JSON or JSON Lines. Default: tasks.json.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", metavar="ORG/NAME", help="What the dataset is called.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository a private one.")] = False,
+    push: Annotated[bool, typer.Option("--push/--no-push", help="Upload it, or keep it here.")] = True,
+    split: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=0.9, metavar="FRACTION", help="Share of the tasks that becomes the split test."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The folder. Default with --no-push: the name.")
+    ] = None,
+    update_lock: Annotated[
+        bool, typer.Option("--update-lock/--no-update-lock", help="Note it in buckeye.lock.yaml.")
+    ] = True,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Replace what is there, without a question.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the tasks, and say what would be done.")
+    ] = False,
+) -> None:
+    """Check tasks and make a dataset of them. A token for the hub comes from HF_TOKEN or `hf auth login`."""
+    from buckeye_mcp.tasks.lock import read_lock
+    from buckeye_mcp.tasks.push import check_name
+    from buckeye_mcp.tasks.rows import read_with_lock, split_tasks
+
+    path = tasks or _usual_file()
+    if name is None:
+        raise UsageError(f"--name is missing: what is the dataset called? As --name my-org/{path.stem}")
+    check_name(name, push=push)
+    lock_file = _lock_file(path)
+    lock = read_lock(lock_file) if lock_file is not None else None
+    found, inferred = read_with_lock(path, lock)
+    splits = split_tasks(found, split)
+    folder = output or (None if push else Path(name))
+    counts = ", ".join(f"{len(part)} {which}" for which, part in splits.items())
+    typer.echo(f"{path}: {len(found)} tasks ({counts})")
+    if inferred:
+        typer.echo(f"mcp_config of {inferred} tasks: {lock.image if lock else ''} (from {lock_file})")
+    if split and len(splits) == 1:
+        typer.echo(f"warning: --split {split:g} put no task into test: there are few tasks", err=True)
+    if dry_run:
+        _tell(name, folder, lock_file if update_lock else None, push=push)
+        return
+    if folder is not None:
+        _check_folder(folder, yes=yes)
+    url = _made(name, splits, folder, private=private, push=push, yes=yes)
+    typer.echo(url or f"{folder}: written")
+    if update_lock:
+        reference = name if push or folder is None else os.path.relpath(folder, (lock_file or path).parent)
+        _note_in_lock(lock_file, reference, len(found))
+
+
+def _made(
+    name: str,
+    splits: Mapping[str, Sequence[McpTask]],
+    folder: Path | None,
+    *,
+    private: bool,
+    push: bool,
+    yes: bool,
+) -> str | None:
+    """Write the dataset, push it if asked to, and return its address on the hub."""
+    from buckeye_mcp.tasks.dataset import write_dataset
+    from buckeye_mcp.tasks.push import DatasetRepository
+
+    repository = DatasetRepository(name, private=private) if push else None
+    if repository is not None:
+        typer.echo(f"{name}: {repository.visibility}")
+        _agree(repository, yes=yes)
+    with tempfile.TemporaryDirectory(prefix="buckeye-hf-") as temporary:
+        place = folder or Path(temporary, "dataset")
+        try:
+            write_dataset(place, name, splits, replace=True)
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+            raise UsageError(f"{place} cannot be written: {error.strerror}. Name another with -o") from None
+        return repository.push(place) if repository is not None else None
+
+
+def _usual_file() -> Path:
+    found = sorted({path for pattern in _USUAL for path in Path().glob(pattern)})
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(map(str, found)) or f"none is called {_USUAL[0]} here"
+    raise UsageError(
+        f"which tasks? Name the file, as `buckeye hf tasks.json --name my-org/my-tasks` ({names})"
+    )
+
+
+def _lock_file(tasks: Path) -> Path | None:
+    """The lock file beside the tasks, else the one where we are."""
+    from buckeye_mcp.tasks.lock import LOCK_FILE
+
+    return next((path for path in (tasks.parent / LOCK_FILE, Path(LOCK_FILE)) if path.is_file()), None)
+
+
+def _tell(name: str, folder: Path | None, lock_file: Path | None, *, push: bool) -> None:
+    if folder is not None:
+        typer.echo(f"would write the folder {folder}")
+    if push:
+        typer.echo(f"would push to {name}")
+    if lock_file is not None:
+        typer.echo(f"would note it in {lock_file}")
+
+
+def _check_folder(folder: Path, *, yes: bool) -> None:
+    """Refuse to replace anything but a dataset, and that only with consent."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is a file; the dataset is a folder. Name another with -o")
+    inside = [path for path in folder.rglob("*") if path.is_file()]
+    foreign = [path for path in inside if path.suffix != ".parquet" and path != folder / "README.md"]
+    if foreign:
+        raise UsageError(
+            f"{folder} has other files ({foreign[0]}); nothing of it is replaced. Name another with -o"
+        )
+    if not yes and not _confirmed(f"{folder} exists already. Replace it?"):
+        raise UsageError(f"{folder} exists already. Add --yes to replace it, or name another folder with -o")
+
+
+def _agree(repository: DatasetRepository, *, yes: bool) -> None:
+    files = repository.files
+    if not files or yes or _confirmed(f"{repository.name} has {len(files)} files. Replace its data?"):
+        return
+    raise UsageError(f"{repository.name} has {len(files)} files already. Add --yes to replace its data")
+
+
+def _confirmed(question: str) -> bool:
+    """Whether a person at a terminal agrees; False where there is none."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and typer.confirm(question)
+
+
+def _note_in_lock(lock_file: Path | None, reference: str, count: int) -> None:
+    from buckeye_mcp.tasks.lock import LOCK_FILE, dataset_reference
+    from buckeye_mcp.tasks.lock import update_lock as update
+
+    if lock_file is None:
+        typer.echo(f"There is no {LOCK_FILE} to note it in", err=True)
+        return
+    update(lock_file, {"primary_dataset": dataset_reference(reference, count)})
+    typer.echo(f"{lock_file}: primary_dataset is {reference}")

@@ -1,0 +1,171 @@
+"""`buckeye.lock.yaml`: which image an environment is, which tools it has, and which dataset belongs to it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+
+from buckeye.base.storage import write_file
+from buckeye.config.base import BaseConfig, Problem, conflict, report
+from buckeye.config.settings import Layer, Place
+from buckeye.config.validation import validate
+from buckeye.config.yaml_file import read_yaml
+from buckeye.errors import ConfigError
+from buckeye_mcp.tasks.images import ImageName, parse_image
+
+LOCK_FILE = "buckeye.lock.yaml"
+VERSION = 1
+
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+
+
+class ToolEntry(BaseConfig):
+    """A tool of an environment, as its server announces it; the schemas are JSON Schema."""
+
+    name: NonEmpty
+    """Its name."""
+    description: str = ""
+    """What it does, in the words of the environment."""
+    input_schema: dict[str, Any] | None = None
+    """Its parameters; None where they are not known."""
+    output_schema: dict[str, Any] | None = None
+    """Its structured result, if it announces one."""
+    annotations: dict[str, Any] = {}
+    """Hints such as `readOnlyHint`."""
+
+
+class PrimaryDataset(BaseConfig):
+    """The dataset that `buckeye hf` made last."""
+
+    name: NonEmpty
+    """Its name on the hub, or of the folder."""
+    task_count: NonNegativeInt
+    """Tasks in it, of all splits."""
+    updated_at: str
+    """When; with zone where Buckeye wrote it."""
+
+    @model_validator(mode="after")
+    def _check_time(self) -> Self:
+        _check_time("updated_at", self.updated_at)
+        return self
+
+
+class Lock(BaseConfig):
+    """The whole file. Only `image` is required."""
+
+    version: PositiveInt = VERSION
+    """Of the format of this file."""
+    image: NonEmpty
+    """The image: `name:tag`, with `@sha256:...` or without."""
+    digest: str = ""
+    """The digest of the image, where it is not part of `image`."""
+    tools: list[ToolEntry] | None = None
+    """What it announces; None if nobody has asked it yet."""
+    start_seconds: NonNegativeFloat | None = None
+    """How long it took to start and list its tools."""
+    built_at: str | None = None
+    """When the image was built."""
+    pushed_at: str | None = None
+    """When the image was pushed to its registry."""
+    primary_dataset: PrimaryDataset | None = None
+    """The tasks that belong to the environment."""
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> Self:
+        if parse_image(self.image) is None:
+            raise conflict(f"is {self.image!r}; expected an image, as my-org/my-env:latest", "image")
+        for field in ("built_at", "pushed_at"):
+            _check_time(field, getattr(self, field))
+        return self
+
+    @property
+    def image_name(self) -> ImageName:
+        """The image, with the digest wherever it was written."""
+        found = parse_image(self.image)
+        assert found is not None
+        return replace(found, digest=found.digest or self.digest)
+
+
+def _check_time(field: str, text: str | None) -> None:
+    try:
+        datetime.fromisoformat(text or "2000-01-01")
+    except ValueError:
+        raise conflict(f"is {text!r}; expected a time, as 2026-01-31T12:00:00+00:00", field) from None
+
+
+def read_lock(path: Path) -> Lock:
+    """The lock file. Raises ConfigError with every problem: file, line, key."""
+    settings = read_yaml(path)
+    version = settings.values.get("version", VERSION)
+    if isinstance(version, int) and version > VERSION:
+        raise ConfigError(f"{path} has version {version}, of a newer Buckeye. Update Buckeye to read it.")
+    lock, problems = validate(Lock, settings)
+    if lock is None or problems:
+        raise ConfigError(report(_in_file(problem, path) for problem in problems))
+    return lock
+
+
+def update_lock(path: Path, changes: Mapping[str, Any]) -> None:
+    """Set top-level keys of a lock file in one step; other keys and comments stay as they are. A key whose
+    value is None is taken out. A file that is not there is made.
+
+    Raises ConfigError if the file cannot be read, and if the result would be no lock file.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.util import load_yaml_guess_indent  # also gives the data, which it reads without types
+
+    text = "{}"
+    if path.exists():
+        read_lock(path)  # what is wrong with it is said with its line
+        text = path.read_text(encoding="utf-8-sig")
+    _, indent, offset = load_yaml_guess_indent(text)
+    yaml = YAML(typ="rt")
+    yaml.preserve_quotes = True
+    yaml.width = 1 << 20
+    yaml.indent(mapping=2, sequence=indent or 2, offset=offset or 0)
+    document = yaml.load(text)
+    document.fa.set_block_style()
+    for key, value in changes.items():
+        if value is None:
+            document.pop(key, None)
+        else:
+            _put(document, key, value)
+    written = io.StringIO()
+    yaml.dump(document, written)
+    Lock.model_validate({**_plain(document)})
+    write_file(path.resolve(), written.getvalue())
+
+
+def _in_file(problem: Problem, path: Path) -> Problem:
+    message = "required." if problem.message.startswith("required") else problem.message
+    return replace(problem, message=message, place=problem.place or Place(str(path), Layer.FILE))
+
+
+def dataset_reference(name: str, task_count: int, now: datetime | None = None) -> dict[str, Any]:
+    """What `primary_dataset` is set to; the time is UTC, with its zone."""
+    at = (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
+    return PrimaryDataset(name=name, task_count=task_count, updated_at=at).model_dump()
+
+
+def _put(table: Any, key: str, value: Any) -> None:
+    """Keys of a table that is there already are set one by one, so that their comments stay."""
+    if isinstance(value, Mapping) and isinstance(table.get(key), Mapping):
+        for inner, item in value.items():
+            _put(table[key], inner, item)
+    else:
+        table[key] = value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.isoformat() if isinstance(value, date) else value

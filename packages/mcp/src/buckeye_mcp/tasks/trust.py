@@ -1,0 +1,142 @@
+"""Tasks of others name programs, addresses and variables: nothing of it is used before the user allowed it.
+
+What a file or a folder on this machine names is the user's own. A dataset of a hub is asked about once: what
+is remembered is the hash of all that its tasks use, so that other prompts ask nobody again, and another
+program does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.base.json_lines import printable
+from buckeye.base.keys import home_folder, masked
+from buckeye.base.storage import read_json, write_file
+from buckeye.errors import ConfigError, UsageError
+from buckeye_mcp.tasks.dataset import find_taskset, images_of, read_splits
+from buckeye_mcp.tasks.lock import LOCK_FILE, read_lock
+from buckeye_mcp.tasks.models import HttpServer, McpTask, StdioServer
+from buckeye_mcp.tasks.variables import names_in_servers
+
+TRUSTED_VARIABLE = "BUCKEYE_TRUSTED"
+"""Hashes that count as allowed too, by commas: what was allowed at home counts on a rented machine."""
+
+_NAME_OF_A_KEY = re.compile("auth|key|token|secret|passw|cookie", re.I)
+
+
+class UntrustedError(UsageError):
+    """The tasks of a hub were not allowed yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Uses:
+    """What tasks make this machine do: each once, sorted, as people read it."""
+
+    programs: tuple[str, ...]
+    """With the variables that are set for them, as a shell would be told."""
+    images: tuple[str, ...]
+    addresses: tuple[str, ...]
+    """With the headers that are sent there."""
+    variables: tuple[str, ...]
+    digest: str
+    """The hash of the servers of the tasks, whole: what goes where counts, too."""
+
+    def lines(self) -> list[str]:
+        """For people: a line for each kind that there is."""
+        found = {name: [printable(one) for one in said] for name, said in self.named().items() if said}
+        return [f"{name}: {', '.join(said)}" for name, said in found.items()]
+
+    def named(self) -> dict[str, tuple[str, ...]]:
+        """What there is of each kind."""
+        return {kind: getattr(self, kind) for kind in ("programs", "images", "addresses", "variables")}
+
+
+def uses_of(tasks: Sequence[McpTask]) -> Uses:
+    """What tasks use. Variables stand by their names, as they are written."""
+    servers = [server for task in tasks for server in task.mcp_config.values()]
+    http = [server for server in servers if isinstance(server, HttpServer)]
+    stdio = [server for server in servers if not isinstance(server, HttpServer)]
+    written = _once(json.dumps(server.model_dump(), sort_keys=True) for server in servers)
+    return Uses(
+        programs=_once(map(_program, stdio)),
+        images=_once(images_of(tasks)),
+        addresses=_once(map(_address, http)),
+        variables=_once(names_in_servers(tasks)),
+        digest=hashlib.sha256(json.dumps(written).encode()).hexdigest(),
+    )
+
+
+def _program(server: StdioServer) -> str:
+    variables = [f"{name}={_shown(name, value)}" for name, value in sorted(server.env.items())]
+    return shlex.join([*variables, server.command, *server.args])
+
+
+def _address(server: HttpServer) -> str:
+    headers = [f"{name}: {_shown(name, value)}" for name, value in sorted(server.headers.items())]
+    return f"{server.url} ({', '.join(headers)})" if headers else server.url
+
+
+def _shown(name: str, value: str) -> str:
+    """A value, unless it is a key itself and not the name of one."""
+    return masked(value) if _NAME_OF_A_KEY.search(name) and "$" not in value else value
+
+
+def read_taskset(name: str, *, checked: bool = True) -> tuple[list[McpTask], list[McpTask]]:
+    """The tasks to train on and those that are held out, of what `name` means. Raises UsageError if there are
+    none, and UntrustedError if they are a hub's and, being `checked`, were not allowed."""
+    tasks, held_out = read_splits(find_taskset(name))
+    if checked and is_of_others(name):
+        uses = uses_of([*tasks, *held_out])
+        if uses.digest not in trusted_digests():
+            listed = "\n".join(f"  {line}" for line in uses.lines())
+            raise UntrustedError(
+                f"the tasks of {name} are somebody else's, and were not allowed to use what they name:\n"
+                f"{listed}\n"
+                f"Look at it, and allow it once: buckeye env trust {shlex.quote(name)}"
+            )
+    return tasks, held_out
+
+
+def is_of_others(name: str) -> bool:
+    """Whether tasks come from a hub, and not as the dataset that belongs to the project where we are."""
+    if Path(name).expanduser().exists():
+        return False
+    with suppress(OSError, ConfigError):
+        own = read_lock(Path(LOCK_FILE)).primary_dataset
+        return own is None or own.name != name
+    return True
+
+
+def trusted_digests() -> set[str]:
+    """The hashes of what the user has allowed."""
+    given = {one for one in os.environ.get(TRUSTED_VARIABLE, "").split(",") if one}
+    with suppress(OSError, ValueError, AttributeError):
+        given |= set(read_json(_file()).keys())
+    return given
+
+
+def allow(name: str, uses: Uses) -> Path:
+    """Remember that the user has allowed what the tasks of a dataset use. Returns the file."""
+    known = {}
+    with suppress(OSError, ValueError):
+        known = read_json(_file())
+    write_file(
+        _file(), json.dumps({**known, uses.digest: {"name": name, **uses.named()}}, indent=1), mode=0o600
+    )
+    return _file()
+
+
+def _file() -> Path:
+    return home_folder() / "trusted.json"
+
+
+def _once(found: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(found)))

@@ -1,0 +1,158 @@
+"""How Buckeye is installed: its name, what it requires, and what to type when some of that is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from buckeye.errors import UsageError
+
+DISTRIBUTION = "buckeye-rl"
+"""What package indexes know it by; the module is `buckeye`, which is another distribution there."""
+
+_OURS = "buckeye-"
+"""How the names of our distributions begin, those beside the core too."""
+_ASKED_FOR = ("hub", "mcp", "remote", "train")
+_CPU_TORCH = "https://download.pytorch.org/whl/cpu"
+
+
+def need(module: str, what: str) -> None:
+    """Raise UsageError, with the command that installs it, if `what` needs a module that is not installed."""
+    if importlib.util.find_spec(module) is None:
+        raise missing(module, what) or AssertionError(f"{module} is in no extra of {DISTRIBUTION}")
+
+
+def missing(module: str, what: str) -> UsageError | None:
+    """What to say to somebody who lacks a module; None if it is not of an extra."""
+    extra = _extra_with(module)
+    if extra is None:
+        return None
+    return UsageError(f"{what} needs {module}, of the extra `{extra}`. Install it: {install_command(extra)}")
+
+
+def install_command(*extras: str) -> str:
+    """The command that adds extras to this installation, from where it came from: a checkout, a file, an
+    index."""
+    wanted = f"[{','.join(extras)}]"
+    try:
+        recorded = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:  # its source alone is on the path
+        recorded = None
+    origin = json.loads(recorded or "{}")
+    if "dir_info" in origin:
+        editable = ["-e"] if origin["dir_info"].get("editable") else []
+        what = [*editable, unquote(urlsplit(origin["url"]).path) + wanted]
+    elif "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        what = [f"{DISTRIBUTION}{wanted} @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"]
+    elif "url" in origin:
+        what = [f"{DISTRIBUTION}{wanted} @ {origin['url']}"]
+    else:
+        what = [DISTRIBUTION + wanted]
+    return shlex.join([*_installer(), *what])
+
+
+def cpu_torch_command(*flags: str) -> str:
+    """The command that installs torch without the gigabytes that only a GPU uses."""
+    installer = _installer()
+    build = ["--torch-backend=cpu"] if installer[0] == "uv" else ["--index-url", _CPU_TORCH]
+    return shlex.join([*installer, *flags, "torch", *build])
+
+
+def requirements(extras: Iterable[str]) -> list[str]:
+    """What is required with some extras, those that these name included, and by the satellites of these that
+    are installed; never Buckeye itself or a satellite."""
+    base, optional = _declared()
+    of_extras = [line for extra in extras for line in optional.get(extra, [])]
+    return sorted(_reached([*base, *of_extras], optional))
+
+
+def _reached(lines: Iterable[str], optional: dict[str, list[str]]) -> set[str]:
+    """What the lines lead to that is none of ours."""
+    queue, wanted, seen = list(lines), set(), set()
+    while queue:
+        if (line := queue.pop()) in seen:
+            continue
+        seen.add(line)
+        need = Requirement(line)
+        name = canonicalize_name(need.name)
+        if name == DISTRIBUTION:
+            queue += [other for extra in need.extras for other in optional.get(extra, [])]
+        elif name.startswith(_OURS):
+            queue += _required_by(name)
+        else:
+            wanted.add(line)
+    return wanted
+
+
+def _extra_with(module: str) -> str | None:
+    """The extra that a module is of, first those that people know; its distribution has the same name."""
+    _, optional = _declared()
+    for extra in sorted(optional, key=lambda extra: _ASKED_FOR.index(extra) if extra in _ASKED_FOR else 9):
+        names = {canonicalize_name(Requirement(line).name) for line in _reached(optional[extra], optional)}
+        if extra != "dev" and canonicalize_name(module) in names:
+            return extra
+    return None
+
+
+def _required_by(satellite: str) -> list[str]:
+    """What an installed satellite requires; nothing of one that is absent."""
+    try:
+        return list(_of_extra(map(Requirement, metadata.distribution(satellite).requires or []), None))
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _installer() -> list[str]:
+    """What installs into this interpreter, whether or not its environment is active."""
+    if importlib.util.find_spec("pip") is None:
+        return ["uv", "pip", "install", "--python", sys.executable]
+    pip = shutil.which("pip")
+    if pip is not None and Path(pip).parent == Path(sys.executable).parent:
+        return ["pip", "install"]
+    return [sys.executable, "-m", "pip", "install"]
+
+
+def project_extras(project: Path) -> dict[str, list[str]]:
+    """The extras of our own `pyproject.toml`, which writes them for `hatch_build.py`."""
+    hooks = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["hatch"]["metadata"]["hooks"]
+    extras: dict[str, list[str]] = hooks["custom"]["extras"]
+    return extras
+
+
+def _declared() -> tuple[list[str], dict[str, list[str]]]:
+    """What is always required, and by extra; of a source tree as its pyproject.toml says now."""
+    project = Path(__file__).parents[3] / "pyproject.toml"
+    if project.is_file():
+        values = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
+        if values.get("name") == DISTRIBUTION:
+            return values["dependencies"], project_extras(project)
+    try:
+        here = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return [], {}
+    lines = [Requirement(line) for line in here.requires or []]
+    return list(_of_extra(lines, None)), {
+        extra: list(_of_extra(lines, extra)) for extra in here.metadata.get_all("Provides-Extra", [])
+    }
+
+
+def _of_extra(lines: Iterable[Requirement], extra: str | None) -> Iterator[str]:
+    for line in lines:
+        always = line.marker is None or line.marker.evaluate({"extra": ""})
+        if extra is None and always:
+            yield str(line)
+        elif extra is not None and not always and line.marker and line.marker.evaluate({"extra": extra}):
+            line.marker = None
+            yield str(line)

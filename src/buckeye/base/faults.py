@@ -1,0 +1,138 @@
+"""Named places in the code where a test makes a process fail. In a real run they do nothing.
+
+`BUCKEYE_FAULTS="checkpoint.before_commit=kill@2,trainer.oom=oom"` says which place, how, and at which passage
+of it in one process (the first without a number). An entry happens once in a run, however many processes pass
+and however often they are restarted: the first to get there leaves a mark in the directory
+`BUCKEYE_FAULTS_DONE`.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.errors import UsageError
+
+FAULTS = "BUCKEYE_FAULTS"
+DONE = "BUCKEYE_FAULTS_DONE"
+
+POINTS = {
+    "storage.temporary_written": "a file or directory is written under its temporary name, not yet flushed",
+    "storage.before_rename": "it is flushed to the disk, not yet renamed",
+    "storage.after_rename": "it has its name, and its folder is not yet flushed",
+    "checkpoint.captured": "the trainer has copied its state, and written nothing of it",
+    "checkpoint.files": "some files of a checkpoint are written, not all",
+    "checkpoint.before_commit": "all files of a checkpoint are written, but COMMITTED",
+    "checkpoint.committed": "a checkpoint is there; older ones are not yet deleted",
+    "weights.publish": "a step is done; its weights are not yet written",
+    "weights.published": "the weights of a step are there; nobody was told",
+    "batch.write": "a batch is complete in memory",
+    "batch.written": "a batch is there; what follows from it is not yet recorded",
+    "rollouts.write": "the text of a step's rollouts is about to be written",
+    "trainer.step": "the gradients of a step are there; the optimizer has not used them",
+    "trainer.oom": "the trainer is about to compute the gradients of a micro-batch",
+}
+"""Every name that `fault_point` is called with, and what is true there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """What happens at the passage number `passage` (from 1) of `point`, in one process. `mark` names it among
+    all."""
+
+    point: str
+    kind: str
+    passage: int
+    mark: str
+
+
+_ENTRY = re.compile(r"^([a-z_.]+)=([a-z]+)(?:@([1-9]\d*))?$")
+_passages: Counter[str] = Counter()
+
+
+def fault_point(name: str) -> None:
+    """Fail here if `BUCKEYE_FAULTS` says so. Raises OSError (no space), RuntimeError, `UsageError` for an
+    unknown name, or torch's OutOfMemoryError."""
+    written = os.environ.get(FAULTS)
+    if not written:
+        return
+    if name not in POINTS:
+        raise UsageError(f"{name} is no fault point; add it to buckeye/base/faults.py.")
+    _passages[name] += 1
+    for fault in read_faults(written):
+        if (fault.point, fault.passage) == (name, _passages[name]) and _first_to_mark(fault):
+            _KINDS[fault.kind]()
+
+
+@functools.cache
+def read_faults(written: str) -> tuple[Fault, ...]:
+    """The faults that a value of `BUCKEYE_FAULTS` asks for. Raises UsageError for one that cannot be read."""
+    return tuple(_read(entry.strip(), number) for number, entry in enumerate(written.split(","), start=1))
+
+
+def _read(entry: str, number: int) -> Fault:
+    match = _ENTRY.match(entry)
+    if match is None:
+        raise UsageError(f"{FAULTS}: {entry!r} is not like storage.before_rename=kill@2.")
+    point, kind, passage = match.groups()
+    if point not in POINTS:
+        raise UsageError(f"{FAULTS}: there is no point {point!r}. There are: {', '.join(POINTS)}.")
+    if kind not in _KINDS:
+        raise UsageError(f"{FAULTS}: there is no fault {kind!r}. There are: {', '.join(_KINDS)}.")
+    return Fault(point=point, kind=kind, passage=int(passage or 1), mark=f"{number}-{entry}")
+
+
+def _first_to_mark(fault: Fault) -> bool:
+    try:
+        handle = os.open(_marks() / fault.mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    except FileExistsError:
+        return False
+    os.close(handle)
+    return True
+
+
+def _marks() -> Path:
+    directory = os.environ.get(DONE)
+    if not directory or not Path(directory).is_dir():
+        raise UsageError(f"{FAULTS} needs {DONE}, an existing directory for the marks of what has happened.")
+    return Path(directory)
+
+
+def _signal(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def _no_space() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _out_of_memory() -> None:
+    import torch
+
+    raise torch.OutOfMemoryError("out of memory, on purpose")
+
+
+def _error() -> None:
+    raise RuntimeError("an error, on purpose")
+
+
+_KINDS: dict[str, Callable[[], None]] = {
+    "kill": lambda: _signal(signal.SIGKILL),
+    "stop": lambda: _signal(signal.SIGSTOP),
+    "nospace": _no_space,
+    "oom": _out_of_memory,
+    "error": _error,
+    "exit": lambda: os._exit(1),
+}
+
+
+if FAULTS in os.environ:  # a mistake is told at the start, not at the point
+    read_faults(os.environ[FAULTS])
+    _marks()

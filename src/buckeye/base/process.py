@@ -1,0 +1,195 @@
+"""What every Buckeye process does about being a process: identity, threads, stopping, dying with its
+parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunIdentity:
+    """Which run a file belongs to. `attempt` counts the starts of the run, so a resumed run never reads the
+    leftovers of the one before."""
+
+    run_id: str
+    attempt: int
+
+
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
+
+STORE_VARIABLE = "BUCKEYE_STORE"
+"""The environment variable that names the file by which the trainer ranks of one host find each other."""
+
+
+def run_identity() -> RunIdentity:
+    """The identity handed down by the launcher; processes started by hand share the default one."""
+    return RunIdentity(
+        run_id=os.environ.get("BUCKEYE_RUN_ID", "local"), attempt=int(os.environ.get("BUCKEYE_ATTEMPT", "1"))
+    )
+
+
+def cpu_threads() -> int:
+    """How many compute threads this process may use on a CPU: the launcher's share, or every core."""
+    return int(os.environ.get("BUCKEYE_THREADS", "0")) or usable_cores()
+
+
+def usable_cores() -> int:
+    """Processors that this process may use: its affinity, and a container's quota (cgroup v2 `cpu.max`)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or no quota ("max")
+        return cores
+
+
+def idle_spins(*, cores_to_itself: bool) -> str:
+    """How often an idle OpenMP thread looks for work before it sleeps (GOMP_SPINCOUNT); the user's own value
+    if there is one.
+
+    A small model's next operation comes after some microseconds, and waking a thread takes longer: who has
+    the cores to itself while it computes is 1.1 to 1.7 times as fast if its threads stay awake for 5,000
+    looks. Beside another program that computes it is up to 1.9 times as slow, so a thousand are enough there;
+    with the library's default, of hundreds of thousands, it is ten times as slow.
+    """
+    return os.environ.get("GOMP_SPINCOUNT", "5000" if cores_to_itself else "1000")
+
+
+_OPEN_FILES = 65_536  # where the system names no most
+
+
+def raise_open_files_limit() -> None:
+    """Let this process and its children have as many open files and connections as this user may have: every
+    rollout that is played has some, and systems begin with 256 or 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if hard != resource.RLIM_INFINITY else _OPEN_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    with suppress(ValueError, OSError):  # some systems have a lower limit than the one they name
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+INTERRUPTED = 130
+"""Exit code of a command that SIGTERM, SIGINT or SIGHUP ended before its work was done."""
+
+
+def run_program(
+    argv: Sequence[str], *, seconds: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and keep what it prints; nobody answers what it may ask. Raises OSError if it
+    cannot be started, `subprocess.TimeoutExpired` if it takes longer than `seconds`."""
+    return subprocess.run(  # noqa: S603  a list of words, without a shell
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        env=env,
+        check=False,
+    )
+
+
+class ChildProcess(Protocol):
+    """A child process as asyncio starts it."""
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+
+
+async def ends_within(process: ChildProcess, seconds: float) -> bool:
+    """Whether a child process ends within `seconds`. Unlike `wait()`, does not wait for its pipes, which a
+    grandchild may keep open."""
+    import asyncio
+
+    pause, waited = 0.002, 0.0
+    while process.returncode is None:
+        if waited >= seconds:
+            return False
+        await asyncio.sleep(pause)
+        waited += pause
+        pause = min(0.05, pause * 1.5)
+    return True
+
+
+class StopFlag:
+    """Turns SIGTERM, SIGINT and SIGHUP into a flag that a loop looks at between two steps."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def install(self) -> StopFlag:
+        """Register for the signals; call from the main thread. Under `nohup` SIGHUP remains ignored."""
+        signal.signal(signal.SIGTERM, self._request)
+        signal.signal(signal.SIGINT, self._request)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self._request)
+        return self
+
+    def _request(self, _number: int, _frame: FrameType | None) -> None:
+        global _stop_requested
+        self.requested = _stop_requested = True
+
+
+_stop_requested = False
+
+
+def stop_requested() -> bool:
+    """Whether a `StopFlag` of this process was ever raised: for waits that do not know the flag."""
+    return _stop_requested
+
+
+def die_with_parent() -> None:
+    """Make sure this process ends when its launcher does, even if the launcher is SIGKILLed.
+
+    On Linux the kernel sends SIGKILL (PR_SET_PDEATHSIG); elsewhere a thread watches the parent's pid. Does
+    nothing in a process that no launcher started.
+    """
+    launcher = int(os.environ.get("BUCKEYE_PARENT_PID", "0"))
+    if not launcher:
+        return
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+    parent = os.getppid()
+    orphaned = parent == 1 and launcher != 1  # in a container the launcher may be process 1 itself
+    if orphaned or not _alive(launcher):  # it died before the request took effect
+        os._exit(1)
+    if sys.platform != "linux":
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def clean_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """What a server's process sees: where programs, home and temporary files are, the language, and what the
+    task gives it. Nothing else of this process's environment: no key, no setting."""
+    return {name: os.environ[name] for name in _INHERITED if name in os.environ} | dict(given)

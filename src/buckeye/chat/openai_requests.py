@@ -1,0 +1,235 @@
+"""The requests for tokens, typed; the names are vLLM's, most of them OpenAI's.
+
+A field that would change the result and is not supported is refused unless it has its neutral value; an
+unknown field is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from buckeye.chat.messages import ChatMessage, ToolChoice, tools_problem
+from buckeye.errors import UsageError
+
+TokenIds = list[Annotated[int, Meta(ge=0)]]
+Count = Annotated[int, Meta(ge=1, le=1024)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+MaxTokens = Annotated[int, Meta(ge=1)]
+MinTokens = Annotated[int, Meta(ge=0)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+Stops = Annotated[list[str], Meta(max_length=64)]
+StopTokenIds = Annotated[TokenIds, Meta(max_length=256)]
+Tools = Annotated[
+    list[dict[str, Any]], Meta(extra_json_schema={"items": {"$ref": "#/components/schemas/Tool"}})
+]
+"""Checked, and kept as they were sent: chat templates write them in the order of their keys."""
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True, False),
+    "spaces_between_special_tokens": (True, False),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
+"""Fields that are accepted with these values (or null) only, because they mean nothing then."""
+
+_IGNORED = frozenset(
+    {
+        "metadata",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Fields that never change the result."""
+
+
+class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What all three ways to ask for tokens have in common."""
+
+    max_tokens: MaxTokens | None = None
+    min_tokens: MinTokens = 0
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    n: Count | None = None
+    seed: Seed | None = None
+    stop_token_ids: StopTokenIds | None = None
+    ignore_eos: bool = False
+
+
+class GenerateSampling(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """`sampling_params` of /inference/v1/generate. `logprobs` is how many are told beside each token's own,
+    None for none at all."""
+
+    logprobs: TopLogprobs | None = None
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`stream_options` of a streaming request."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    """Accepted and ignored: nothing is obfuscated."""
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /inference/v1/generate: token ids in, token ids out."""
+
+    token_ids: TokenIds
+    sampling_params: GenerateSampling
+    model: str | None = None
+    request_id: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    def __post_init__(self) -> None:
+        _check_stream_options(self)
+
+
+class TextRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chat completions have in common."""
+
+    model: str | None = None
+    request_id: str | None = None
+    stop: str | Stops | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_weight_versions: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_stream_options(self)
+
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, empty ones left out."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop for stop in stops if stop)
+
+
+class CompletionRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions. A prompt is a text or token ids; a list of them is one wave."""
+
+    prompt: str | list[Any]
+    logprobs: TopLogprobs | None = None
+
+
+class ChatRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    tools: Tools | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_conversation(self.messages, self.tools)
+        names = [tool["function"]["name"] for tool in self.tools or ()]
+        if self.tool_choice == "required" and not names:
+            raise ValueError("`tool_choice` is required and there are no `tools`")
+        if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
+            raise ValueError(f"`tool_choice` is {self.tool_choice.function.name!r}, which is none of `tools`")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("`top_logprobs` is for requests with `logprobs`: true")
+
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model is shown: none where `tool_choice` is none, so it cannot call any."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def forces_a_call(self) -> bool:
+        """Whether the reply must be a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, ToolChoice)
+
+    def forced_tool(self) -> str | None:
+        """The tool that a forced call is of; None if the model may choose one."""
+        if isinstance(self.tool_choice, ToolChoice):
+            return self.tool_choice.function.name
+        names = [str(tool["function"]["name"]) for tool in self.tools or ()]
+        return names[0] if len(names) == 1 else None
+
+
+RequestT = TypeVar("RequestT", bound=msgspec.Struct)
+
+
+def parse(body: bytes, kind: type[RequestT]) -> RequestT:
+    """A request from its JSON. Raises `UsageError` that names the field and what is wrong with it."""
+    fields = decode(body)
+    return convert(without_neutral(fields, kind) if isinstance(fields, dict) else fields, kind)
+
+
+def decode(body: bytes) -> Any:
+    """The value of a body of JSON. Raises `UsageError`."""
+    try:
+        return msgspec.json.decode(body or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"The body is not valid JSON: {error}") from error
+
+
+def convert(fields: Any, kind: type[RequestT]) -> RequestT:
+    """Fields as a request. Raises `UsageError` that names the field and what is wrong with it."""
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"Bad request: {error}") from error
+
+
+def _check_stream_options(request: GenerateRequest | TextRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise ValueError("`stream_options` is for requests with `stream`: true")
+
+
+def check_conversation(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None) -> None:
+    """Raise ValueError, which the conversion turns into the answer, for what no template can render."""
+    if not messages:
+        raise ValueError("`messages` is empty")
+    if problem := tools_problem(tools or ()):
+        raise ValueError(problem)
+
+
+def without_neutral(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields without those that mean nothing. Raises `UsageError` for one that means something and is not
+    supported."""
+    kept = {}
+    for name, value in fields.items():
+        if name in kind.__struct_fields__:
+            kept[name] = (
+                without_neutral(value, GenerateSampling)
+                if name == "sampling_params" and isinstance(value, dict)
+                else value
+            )
+        elif name in _NEUTRAL:
+            if value is not None and value not in _NEUTRAL[name]:
+                raise UsageError(f"`{name}` is not supported by this server; leave it out.")
+        elif name not in _IGNORED:
+            kept[name] = value  # unknown: the conversion names it
+    return kept

@@ -1,0 +1,191 @@
+"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685) in peft's format, in the model that is served.
+
+Where weights are float32 an adapter is merged: W + scale * B @ A, and a token costs what it costs without.
+Weights of 16 bits would round most of it away, so there it stays apart, in float32. It always belongs to the
+base weights on disk, which are mapped and never changed: adapters follow one another without a trace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from buckeye.base.storage import read_json, sha256_file
+from buckeye.errors import InferenceError, TransportError
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.inference.engine.weights import Checkpoint
+from buckeye.transport.weights import MANIFEST, combined_checksum, verify_weights
+
+_CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_MATRIX = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_TIED = ("lm_head.weight", "model.embed_tokens.weight")
+_MERGEABLE: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": (None, "none"),
+    # the other ways to begin change the base weights too
+    "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
+    **dict.fromkeys(
+        (
+            "use_dora",
+            "use_qalora",
+            "use_bdlora",
+            "fan_in_fan_out",
+            "lora_bias",
+            "layer_replication",
+            "alora_invocation_tokens",
+            "arrow_config",
+            "kasa_config",
+            "monteclora_config",
+        ),
+        (None, False),
+    ),
+}
+"""Keys of an adapter's configuration, and the values with which W + scale * B @ A is all there is to it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scale:
+    """What B @ A is multiplied by: alpha / rank, with `root` alpha / sqrt(rank) (Kalajdzievski 2023,
+    arXiv:2312.03732). `patterns` are the alphas of modules whose names they match."""
+
+    alpha: float
+    patterns: Mapping[re.Pattern[str], float]
+    root: bool
+
+    def of(self, module: str, rank: int) -> float:
+        """The scale for a module's matrices of this rank."""
+        found = (alpha for pattern, alpha in self.patterns.items() if pattern.fullmatch(module))
+        alpha = next(found, self.alpha)
+        return float(alpha / (rank**0.5 if self.root else rank))
+
+
+class AdaptedCheckpoint(Checkpoint):
+    """A model directory as it is with an adapter. `checksum` stands for the adapter's files."""
+
+    def __init__(self, base: Path, adapter: Path) -> None:
+        super().__init__(base)
+        self.checksum = verified_checksum(adapter)
+        self._scale = _read_scale(adapter / _CONFIG)
+        self._file = adapter / _WEIGHTS
+        self._pairs: dict[str, dict[str, torch.Tensor]] = {}
+        self._replaced: dict[str, torch.Tensor] = {}
+        for name, tensor in _tensors(self._file).items():
+            plain = name.removeprefix(_PREFIX)
+            if found := _MATRIX.fullmatch(plain):
+                self._pairs.setdefault(f"{found['module']}.weight", {})[found["side"]] = tensor.float()
+            else:
+                self._replaced[plain] = tensor
+        self._check(tied=read_spec(base).tied_head)
+
+    @property
+    def adapted(self) -> set[str]:
+        """The names of the tensors that are not those of the base model."""
+        return self._pairs.keys() | self._replaced.keys()
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor with the adapter's part in it: float32 where it has one."""
+        if name in self._replaced:
+            return self._replaced[name]
+        weight, pair = super().tensor(name), self.low_rank(name)
+        return weight if pair is None else torch.addmm(weight.float(), pair[1], pair[0])
+
+    def replaces(self, name: str) -> bool:
+        """Whether the adapter has the whole tensor."""
+        return name in self._replaced
+
+    def without_low_rank(self, name: str) -> torch.Tensor:
+        """The adapter's tensor where it has a whole one, else that of the base."""
+        return self._replaced[name] if name in self._replaced else super().tensor(name)
+
+    def low_rank(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The two matrices, the scale in the second."""
+        if name not in self._pairs:
+            return None
+        a, b = self._pairs[name]["A"], self._pairs[name]["B"]
+        return a, b * self._scale.of(name.removesuffix(".weight"), len(a))
+
+    @property
+    def has_low_rank(self) -> bool:
+        """Whether it has any matrices to be added."""
+        return bool(self._pairs)
+
+    def _check(self, *, tied: bool) -> None:
+        """Raise `InferenceError` unless each tensor of the adapter has its place in the model."""
+        if tied and (named := self.adapted.intersection(_TIED)):
+            raise InferenceError(
+                f"{self._file} adapts {', '.join(sorted(named))}, and in {self.directory} head and embedding "
+                "are one: adapt neither."
+            )
+        for name, sides in self._pairs.items():
+            if sides.keys() != {"A", "B"}:
+                raise InferenceError(f"{self._file} has only one of the two matrices for {name}.")
+            a, b = sides["A"], sides["B"]
+            if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+                raise InferenceError(
+                    f"{self._file}: the matrices for {name}, {list(a.shape)} and {list(b.shape)}, do not fit."
+                )
+            self._check_place(name, (b.shape[0], a.shape[1]))
+        for name, tensor in self._replaced.items():
+            self._check_place(name, tuple(tensor.shape))
+
+    def _check_place(self, name: str, shape: tuple[int, ...]) -> None:
+        if name not in self.names:
+            raise InferenceError(
+                f"{self._file} adapts {name}, which {self.directory} does not have: is it an adapter of "
+                "another model?"
+            )
+        if self.shape(name) != shape:
+            raise InferenceError(
+                f"{self._file} is for {name} of the shape {list(shape)}; in {self.directory} it is "
+                f"{list(self.shape(name))}."
+            )
+
+
+def verified_checksum(adapter: Path) -> str:
+    """One SHA-256 for an adapter's files, checked against the manifest where it was published with one.
+    Raises `TransportError` for a damaged or missing file."""
+    if (adapter / MANIFEST).is_file():
+        return verify_weights(adapter).checksum
+    path = adapter / _WEIGHTS
+    if not path.is_file():
+        raise TransportError(f"{adapter} has no {_WEIGHTS}: it is not an adapter in peft's format.")
+    return combined_checksum({_WEIGHTS: sha256_file(path)})
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InferenceError(f"{path} cannot be read: {error}") from error
+
+
+def _read_scale(path: Path) -> _Scale:
+    try:
+        config = read_json(path)
+        wrong = [
+            f"{key} = {config.get(key)!r}"
+            for key, values in _MERGEABLE.items()
+            if config.get(key) not in values
+        ]
+        patterns = config.get("alpha_pattern") or {}
+        scale = _Scale(
+            alpha=float(config["lora_alpha"]),
+            patterns={re.compile(rf"(.*\.)?({name})"): float(alpha) for name, alpha in patterns.items()},
+            root=bool(config.get("use_rslora")),
+        )
+    except FileNotFoundError:
+        raise InferenceError(f"{path.parent} has no {path.name}: it is not an adapter of peft.") from None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, re.error) as error:
+        raise InferenceError(f"{path} cannot be read: {error!r}") from error
+    if wrong:
+        raise InferenceError(f"{path}: the embedded engine cannot merge an adapter with {', '.join(wrong)}.")
+    return scale

@@ -1,0 +1,208 @@
+"""What the embedded engine must know of a model, read from its `config.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from buckeye.base.storage import read_json
+from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.engine.model_fields import complete, rope_of, shown
+
+_LAYERS = "num_hidden_layers"
+_NEVER_ZERO = (_LAYERS, "hidden_size", "vocab_size", "num_attention_heads")
+_SIZES = (
+    *_NEVER_ZERO,
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_key_value_heads",
+    "head_dim",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+)
+"""Keys of a `config.json` that say how much memory a model takes, whoever builds it."""
+_LARGEST = 2**40
+_LARGEST_HEADER = 100_000_000  # bytes; what safetensors itself allows
+
+RopeKind = Literal["default", "linear", "llama3"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding; the last three fields belong to "llama3" scaling, `factor` also to
+    "linear"."""
+
+    kind: RopeKind
+    theta: float
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_positions: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """A pre-norm decoder with grouped-query attention, rotary positions and a gated SiLU feed-forward
+    part."""
+
+    vocab_size: int
+    hidden_size: int
+    mlp_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_eps: float
+    qk_norm: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    tied_head: bool
+    max_positions: int
+    rope: RopeSpec
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def qk_heads(self) -> int:
+        """Query and key heads together: those that are normalised and rotated."""
+        return self.num_heads + self.num_kv_heads
+
+
+def model_directory(name: str) -> Path:
+    """The local directory that a model's name stands for. Raises `InferenceError` if there is none."""
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        raise InferenceError(
+            f"The model {name} is not a directory: fetch it, or give the path of a local model."
+        )
+    return path
+
+
+def read_spec(directory: Path) -> ModelSpec:
+    """The spec of the model in `directory`. Raises `InferenceError` for anything this engine would compute
+    wrongly."""
+    path = directory / "config.json"
+    config = read_config(path)
+    check_sizes(directory)
+    try:
+        return _build_spec(complete(config, path), _eos_token_ids(config, directory))
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InferenceError(f"{path}: a key is missing, or of another kind: {error}.") from error
+
+
+def check_sizes(directory: Path) -> None:
+    """Look at the sizes in a `config.json` before anything is built of them: each is a whole number, and none
+    is larger than what the weights beside it are of. Raises `InferenceError`."""
+    path = directory / "config.json"
+    config = read_config(path)
+    shapes = tensor_shapes(directory)
+    widest = max((side for shape in shapes.values() for side in shape), default=_LARGEST)
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for key in _SIZES:
+            size = part.get(key)
+            if size is None:
+                continue
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _LARGEST:
+                raise InferenceError(f"{path}: {key} is {shown(size)}; expected a whole number.")
+            if size == 0 and key in _NEVER_ZERO:
+                raise InferenceError(f"{path}: {key} is 0.")
+            if key == _LAYERS and shapes and size > len(shapes):
+                raise InferenceError(
+                    f"{path}: {key} is {size}, and the weights have {len(shapes)} tensors in all."
+                )
+            if key != _LAYERS and size > widest:
+                raise InferenceError(
+                    f"{path}: {key} is {size}, and no tensor of the weights is larger than {widest}."
+                )
+
+
+def tensor_shapes(directory: Path) -> dict[str, list[int]]:
+    """Name -> shape of every tensor in a directory's safetensors files, from their headers; none without
+    such files. Raises `UsageError` for a file that is not whole."""
+    shapes: dict[str, list[int]] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        try:
+            if not file.is_file():  # a pipe would be waited for
+                raise ValueError("no file")
+            with file.open("rb") as handle:
+                length = int.from_bytes(handle.read(8), "little")
+                header = json.loads(handle.read(min(length, _LARGEST_HEADER)))
+            found = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+            if not all(_is_shape(shape) for shape in found.values()):
+                raise ValueError("a shape is a list of whole numbers")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise UsageError(f"{file} is no whole safetensors file: fetch or copy the model again") from None
+        shapes |= found
+    return shapes
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(side) is int and 0 <= side <= _LARGEST for side in value)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in a `config.json`. Raises `InferenceError` if there is none."""
+    try:
+        config = read_json(path)
+    except FileNotFoundError:
+        raise InferenceError(f"{path.parent} has no config.json: it is not a Hugging Face model.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InferenceError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise InferenceError(f"{path} is not a JSON object.")
+    return config
+
+
+def _build_spec(fields: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelSpec:
+    heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
+    attention_bias = fields.get("attention_bias", False)
+    positions = int(fields["max_position_embeddings"])
+    return ModelSpec(
+        vocab_size=int(fields["vocab_size"]),
+        hidden_size=hidden,
+        mlp_size=int(fields["intermediate_size"]),
+        num_layers=int(fields["num_hidden_layers"]),
+        num_heads=heads,
+        num_kv_heads=int(fields["num_key_value_heads"] or heads),
+        head_dim=int(fields["head_dim"] or hidden // heads),
+        rms_eps=float(fields["rms_norm_eps"]),
+        qk_norm=fields["model_type"] == "qwen3",
+        qkv_bias=fields["model_type"] == "qwen2" or attention_bias,
+        out_bias=attention_bias,
+        mlp_bias=fields.get("mlp_bias", False),
+        tied_head=fields["tie_word_embeddings"],
+        max_positions=positions,
+        rope=_build_rope(rope_of(fields), positions),
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def _build_rope(rope: Mapping[str, Any], positions: int) -> RopeSpec:
+    kind, theta = rope["rope_type"], float(rope["rope_theta"])
+    if kind == "default":
+        return RopeSpec(kind="default", theta=theta)
+    if kind == "linear":
+        return RopeSpec(kind="linear", theta=theta, factor=float(rope["factor"]))
+    return RopeSpec(
+        kind="llama3",
+        theta=theta,
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope["low_freq_factor"]),
+        high_freq_factor=float(rope["high_freq_factor"]),
+        original_max_positions=int(rope.get("original_max_position_embeddings") or positions),
+    )
+
+
+def _eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:
+    """The ids that end a generation: those of generation_config.json, else those of config.json."""
+    path = directory / "generation_config.json"
+    generation = read_config(path) if path.is_file() else {}
+    eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    if eos is None:
+        return ()
+    return tuple(map(int, eos)) if isinstance(eos, list) else (int(eos),)

@@ -1,0 +1,315 @@
+"""The forward pass: prompts into the cache, and one token for every running sequence at once."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import psutil
+import torch
+import torch.nn.functional as F
+
+from buckeye.errors import InferenceError
+from buckeye.inference.engine.architecture import ModelSpec, RopeSpec
+from buckeye.inference.engine.weights import LayerWeights, Weights
+
+# Keys and values of the running sequences, in slots of equal size.
+
+_SHARE_OF_RAM = 0.25
+_LEAST_OF_FREE = 0.25
+_GPU_WORK = 2 * 2**30  # a prompt on its way through the layers, and what libraries take
+
+
+class KVCache:
+    """`kv` is [layers, slots + spare, 2 x kv heads, max_len, head_dim]: the key heads, then the value heads.
+    The first `slots` are for running sequences, `spare` more for what is kept of those that have ended.
+
+    On a CPU the memory is zero pages of the kernel, which cost nothing until they are written to; so a
+    generous `max_len` is paid for only by sequences that get that long.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        slots: int,
+        max_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        spare: int = 0,
+    ) -> None:
+        shape = (spec.num_layers, slots + spare, 2 * spec.num_kv_heads, max_len, spec.head_dim)
+        self.slots = slots
+        self.spare = spare
+        self.max_len = max_len
+        self.kv = (
+            _lazy_zeros(shape, dtype)
+            if device.type == "cpu"
+            else torch.zeros(shape, dtype=dtype, device=device)
+        )
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of a slot over those of another."""
+        self.kv[:, target, :, :length] = self.kv[:, source, :, :length]
+
+    def clear(self, slot: int, length: int) -> None:
+        """Write zeros over the first `length` positions of a slot."""
+        self.kv[:, slot, :, :length] = 0
+
+    def share(self, source: int, targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of a slot to each of `targets`."""
+        for target in targets:
+            self.move(source, target, length)
+
+
+def slot_bytes(spec: ModelSpec, max_len: int, dtype: torch.dtype) -> int:
+    """The size of one sequence's keys and values at full length."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * max_len * dtype.itemsize
+
+
+def count_slots(
+    spec: ModelSpec,
+    *,
+    max_num_seqs: int,
+    max_len: int,
+    dtype: torch.dtype,
+    budget: int,
+) -> int:
+    """How many sequences of `max_len` tokens fit into `budget` bytes, at most `max_num_seqs`. Raises
+    `InferenceError` if not one does."""
+    size = slot_bytes(spec, max_len, dtype)
+    slots = min(max_num_seqs, budget // size)
+    if slots < 1:
+        raise InferenceError(
+            f"One sequence of {max_len} tokens needs {size / 1e9:.2f} GB of cache and the budget is "
+            f"{budget / 1e9:.2f} GB: lower inference.model.max_model_len or raise inference.kv_cache_gb "
+            "(or inference.gpu_memory_utilization)."
+        )
+    return slots
+
+
+def cache_budget(device: torch.device, *, gpu_share: float, logits: int) -> int:
+    """Bytes for keys and values where nothing is said: a quarter of the RAM; on a GPU what is left of
+    `gpu_share` of it, but no less than a quarter of what is free. The share is for all of this process, which
+    by now holds the model's weights and will hold a second model during an update, and several times `logits`
+    bytes."""
+    if device.type != "cuda":
+        return int(_SHARE_OF_RAM * psutil.virtual_memory().total)
+    free, total = torch.cuda.mem_get_info(device)
+    weights = torch.cuda.memory_allocated(device)
+    left = min(int(gpu_share * total) - weights, free) - weights - 4 * logits - _GPU_WORK
+    return max(left, int(_LEAST_OF_FREE * (free - weights)), 0)
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    count = 1
+    for size in shape:
+        count *= size
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)
+
+
+# Rotary position embedding (Su et al. 2021, RoFormer, eq. 34) in the half-split layout of Hugging Face
+# models.
+
+
+def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
+    """The rotation per position of each pair of dimensions, float32 [head_dim / 2].
+
+    "linear" divides all by the factor; "llama3" (Llama 3.1) only those whose wavelength exceeds the original
+    context, with a smooth passage between the two.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / rope.theta**exponents
+    if rope.kind == "default":
+        return frequencies
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    wavelengths = 2 * math.pi / frequencies
+    smooth = (rope.original_max_positions / wavelengths - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    kept = smooth.clamp(0.0, 1.0)  # 1: a short wavelength, unchanged; 0: a long one, divided by the factor
+    return (1 - kept) * frequencies / rope.factor + kept * frequencies
+
+
+def rotation_tables(
+    rope: RopeSpec, head_dim: int, positions: int, *, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine, [positions, head_dim] each. The sine of the first half carries the minus sign of the
+    rotation, so that a rotated x is x * cos + swap_halves(x) * sin."""
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
+    cos = torch.cat([angles.cos(), angles.cos()], -1)
+    sin = torch.cat([-angles.sin(), angles.sin()], -1)
+    return cos.to(device, dtype), sin.to(device, dtype)
+
+
+# The forward pass: prompts into the cache, and one token for every running sequence at once.
+
+_LENGTH_BUCKET = 16
+
+
+class Chunk(NamedTuple):
+    """Tokens to compute the keys and values of, from position `start` of a slot on; those before it are in
+    the cache."""
+
+    slot: int
+    token_ids: torch.Tensor
+    start: int = 0
+
+    @property
+    def end(self) -> int:
+        """The position after the last."""
+        return self.start + len(self.token_ids)
+
+
+class _LayerCache(NamedTuple):
+    """The cache of one layer, and its keys and values that a decode step reads, [B, K, T, D] each."""
+
+    kv: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+def batches(chunks: Iterable[Chunk], tokens: int) -> Iterator[list[Chunk]]:
+    """The chunks, in order, in batches that end with the one that fills `tokens` tokens."""
+    batch: list[Chunk] = []
+    size = 0
+    for chunk in chunks:
+        batch.append(chunk)
+        size += len(chunk.token_ids)
+        if size >= tokens:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+class Decoder:
+    """A model of `spec` computing with `weights` on `cache`. Letters in comments: N tokens, B sequences, H
+    query heads, K key/value heads, G = H / K, D head_dim, T positions."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, cache: KVCache) -> None:
+        self.spec = spec
+        self.weights = weights
+        self.cache = cache
+        kv = cache.kv
+        self.device = kv.device
+        self._cos, self._sin = rotation_tables(
+            spec.rope, spec.head_dim, cache.max_len, dtype=kv.dtype, device=kv.device
+        )
+        self._positions = torch.arange(cache.max_len, device=kv.device)
+        self._slots = torch.arange(cache.slots, device=kv.device)
+        self._caches = kv.unbind(0)
+        self._root_eps = torch.tensor(math.sqrt(spec.rms_eps), device=kv.device)
+        self._views: tuple[tuple[int, int], list[_LayerCache]] = ((0, 0), [])
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int) -> torch.Tensor:
+        """Feed tokens [B] at positions [B] to the slots 0..B-1; returns logits, float32 [B, vocab].
+
+        `longest` is the number of positions that the longest sequence has, this token included.
+        """
+        spec, count = self.spec, tokens.shape[0]
+        length = min(self.cache.max_len, -(-longest // _LENGTH_BUCKET) * _LENGTH_BUCKET)
+        rows = self._slots[:count]
+        hidden_positions = self._positions[:length] > positions[:, None]
+        mask = torch.zeros(count, length, dtype=self.cache.kv.dtype, device=self.device)
+        mask = mask.masked_fill_(hidden_positions, float("-inf"))[:, None, None]
+        x, cos, sin = self._embed(tokens, positions)
+        for layer, (kv, keys, values) in zip(self.weights.layers, self._seen(count, length), strict=True):
+            qkv = self._project(x, layer, cos, sin)
+            kv[rows, :, positions] = qkv[:, spec.num_heads :]
+            # The queries of a group as "positions" of their one key head: the kernel reads K and V once.
+            query = qkv[:, : spec.num_heads].view(count, spec.num_kv_heads, -1, spec.head_dim)  # [B, K, G, D]
+            attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+            x = self._finish_layer(x, attended.reshape(count, -1), layer)
+        return self.weights.head(self._norm(x, self.weights.final_norm)).float()
+
+    def prefill(self, chunks: Sequence[Chunk]) -> None:
+        """Write the keys and values of each chunk into its slot. The chunks are packed: nothing is padded."""
+        spec = self.spec
+        lengths = [len(chunk.token_ids) for chunk in chunks]
+        tokens = torch.cat([chunk.token_ids for chunk in chunks]).to(self.device)
+        positions = torch.cat([self._positions[chunk.start : chunk.end] for chunk in chunks])
+        x, cos, sin = self._embed(tokens, positions)
+        masks = [_causal_mask(len(c.token_ids), c.end, self.device) if c.start else None for c in chunks]
+        for layer, kv in zip(self.weights.layers, self._caches, strict=True):
+            qkv = self._project(x, layer, cos, sin)
+            heads = [part.transpose(0, 1) for part in qkv.split(lengths)]  # [H + 2K, T, D] each
+            for chunk, part in zip(chunks, heads, strict=True):
+                kv[chunk.slot, :, chunk.start : chunk.end] = part[spec.num_heads :]
+            if layer is self.weights.layers[-1]:
+                return  # what follows the last keys and values is for logits, and no token is sampled here
+            parts = zip(heads, chunks, masks, strict=True)
+            attended = torch.cat([self._attend_causally(*part, kv) for part in parts])
+            x = self._finish_layer(x, attended, layer)
+
+    def _embed(
+        self, tokens: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x = F.embedding(tokens, self.weights.embed)
+        return x, self._cos[positions][:, None], self._sin[positions][:, None]
+
+    def _seen(self, count: int, length: int) -> list[_LayerCache]:
+        """The first `length` positions of the slots 0..count-1: mostly the same as in the last step."""
+        if self._views[0] != (count, length):
+            views = [_LayerCache(kv, *kv[:count, :, :length].chunk(2, 1)) for kv in self._caches]
+            self._views = ((count, length), views)
+        return self._views[1]
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4), over the last dimension."""
+        if x.is_cuda:
+            shape = (x.shape[-1],)
+            if weight.dim() == 1:
+                return F.rms_norm(x, shape, weight, self.spec.rms_eps)
+            return F.rms_norm(x, shape, None, self.spec.rms_eps) * weight
+        # On a CPU PyTorch puts its own together from twice as many operations.
+        root_mean = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        root_mean = root_mean.mul_(x.shape[-1] ** -0.5).hypot_(self._root_eps)
+        return (x / root_mean).mul_(weight).to(x.dtype)
+
+    def _project(
+        self, x: torch.Tensor, layer: LayerWeights, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        """Queries, keys and values of one layer, [N, H + 2K, D], the former two normalised and rotated."""
+        spec = self.spec
+        qkv = layer.qkv(self._norm(x, layer.input_norm))
+        qkv = qkv.view(x.shape[0], -1, spec.head_dim)
+        qk = qkv[:, : spec.qk_heads]
+        if layer.qk_norm is not None:
+            qk = self._norm(qk, layer.qk_norm)
+        swapped = qk.roll(spec.head_dim // 2, -1)
+        torch.addcmul(qk * cos, swapped, sin, out=qkv[:, : spec.qk_heads])
+        return qkv
+
+    def _attend_causally(
+        self, heads: torch.Tensor, chunk: Chunk, mask: torch.Tensor | None, kv: torch.Tensor
+    ) -> torch.Tensor:
+        """[H + 2K, T, D] of one chunk -> [T, H x D]; what comes before the chunk, which then has a `mask`, is
+        read from the cache."""
+        spec = self.spec
+        if chunk.start:
+            query, keys_values = heads[: spec.num_heads], kv[chunk.slot, :, : chunk.end]
+        else:
+            query, keys_values = heads.split([spec.num_heads, 2 * spec.num_kv_heads])
+        keys, values = keys_values[None].chunk(2, 1)
+        attended = F.scaled_dot_product_attention(
+            query[None], keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
+        return attended[0].transpose(0, 1).flatten(1)
+
+    def _finish_layer(self, x: torch.Tensor, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        x = x + layer.out(attended)
+        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, -1)
+        return x + layer.down(F.silu(gate) * up)
+
+
+def _causal_mask(tokens: int, end: int, device: torch.device) -> torch.Tensor:
+    """Of the last `tokens` of `end` positions: each sees all up to itself."""
+    if device.type == "cuda":  # it has a fast kernel for this; the import costs memory and a second
+        from torch.nn.attention.bias import causal_lower_right
+
+        return causal_lower_right(tokens, end)
+    return torch.ones(tokens, end, dtype=torch.bool, device=device).tril_(end - tokens)

@@ -1,0 +1,413 @@
+"""Continuous batching: sequences come and go between decode steps, and so do weights.
+
+One thread owns everything here (`run`, `step`). Other threads talk to it through one queue of functions,
+which it empties between two steps and sleeps on when there is nothing to decode; so a request and a weight
+update can neither overtake nor miss each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+
+from buckeye.base import heartbeat
+from buckeye.inference.engine.commands import CommandQueue
+from buckeye.inference.engine.decoder import Chunk, Decoder, batches
+from buckeye.inference.engine.prefixes import Kept, KeptPrefixes, RunningPrompts
+from buckeye.inference.engine.ranking import Ranking
+from buckeye.inference.engine.sampling import SamplingBatch, sample, sampling_batch, uniforms
+from buckeye.inference.engine.sequences import RunningSequences, Sequence
+from buckeye.inference.engine.weights import Checkpoint, ModelWeights
+from buckeye.inference.types import FinishReason
+
+log = logging.getLogger(__name__)
+
+PauseMode = Literal["keep", "wait", "abort"]
+
+# Most prompt tokens that are computed before the next decode step; while others wait for that step, fewer.
+_PREFILL_TOKENS = 8192
+_PREFILL_TOKENS_WHILE_DECODING = 1024
+_RATE_WINDOW = 1.0
+
+
+class Engine:
+    """Samples sequences with a decoder. `deliver` gets, on the engine's thread and once a step, the sequences
+    that have news; by default their `on_news` is called right there."""
+
+    def __init__(self, decoder: Decoder, *, deliver: Callable[[list[Sequence]], None] | None = None) -> None:
+        cache = decoder.cache
+        self.decoder = decoder
+        self.version = 0
+        self.running = RunningSequences(cache.slots, cache.max_len)
+        self.waiting: deque[Sequence] = deque()
+        self.counters: Counter[str] = Counter()
+        """prompt_tokens (of admitted prompts), prefill_tokens (those of them that were computed, and those
+        computed again), generation_tokens, and finished_<reason>."""
+        self.tokens_per_second = 0.0
+        self.deliver = deliver or _call_on_news
+        self._inbox = CommandQueue()
+        self._state: Literal["running", "draining", "paused"] = "running"
+        self._drained: list[Future[None]] = []
+        self._clear_cache = True
+        self._stale_cache = False
+        self._prefixes = RunningPrompts()
+        self._kept = KeptPrefixes(range(cache.slots, cache.slots + cache.spare))
+        self._of_mixed_weights: set[Sequence] = set()
+        self._begun: Kept | None = None
+        self._batch: SamplingBatch | None = None
+        self._streams: dict[Sequence, None] = {}
+        self._ranking = Ranking()
+        self._news: list[Sequence] = []
+        self._stopped = False
+        self._window_tokens, self._window_seconds = 0, 0.0
+
+    # --- any thread ---
+
+    def submit(self, sequences: Iterable[Sequence]) -> None:
+        """Queue sequences together and in order: they are admitted as one wave. Each prompt has at least one
+        token and is shorter than the context."""
+        self._inbox.put(partial(self.waiting.extend, tuple(sequences)))
+
+    def abort(self, sequences: Iterable[Sequence]) -> None:
+        """End sequences now; those that have finished already are left alone."""
+        self._inbox.put(partial(self._abort, tuple(sequences)))
+
+    def pause(self, mode: PauseMode, *, clear_cache: bool = True) -> Future[None]:
+        """Stop decoding; done when it has stopped. "keep" freezes the running sequences, "wait" lets them
+        finish (without admitting others), "abort" ends them and those that wait. New ones queue up.
+
+        If weights change before `resume`, the running sequences' keys and values are recomputed under the new
+        ones, unless `clear_cache` is False.
+        """
+        paused: Future[None] = Future()
+        self._inbox.put(partial(self._pause, mode, clear_cache, paused))
+        return paused
+
+    def resume(self) -> Future[None]:
+        """Go on after a pause."""
+        return self._inbox.call(self._resume)
+
+    def install_weights(self, new: ModelWeights | Checkpoint, version: int) -> Future[None]:
+        """Replace the weights between two decode steps: at once if they have been prepared; a checkpoint (one
+        that has been checked) is read first. Tokens sampled from then on carry `version`, and no cached
+        prefix of other weights is used for a new sequence."""
+        return self._inbox.call(partial(self._install_weights, new, version))
+
+    def name_version(self, version: int) -> Future[None]:
+        """Call the weights in use `version`: tokens sampled from then on carry it."""
+        return self._inbox.call(partial(self._name_version, version))
+
+    def reset_prefix_cache(self) -> Future[None]:
+        """Forget which prompts are in the cache."""
+        return self._inbox.call(self._forget_prefixes)
+
+    def ping(self) -> Future[None]:
+        """Done when the engine's thread has come round to it: a sign of life."""
+        return self._inbox.call(lambda: None)
+
+    def stop(self) -> None:
+        """Make `run` return after the current step. May be called from a signal handler."""
+        self._inbox.put(self._stop)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a pause was asked for and not resumed."""
+        return self._state != "running"
+
+    @property
+    def cache_usage(self) -> float:
+        """The share of the cache's positions that running sequences hold."""
+        return self.running.usage
+
+    # --- the engine's thread ---
+
+    def run(self) -> None:
+        """Serve until `stop`; what is unfinished then ends as "abort"."""
+        while not self._stopped:
+            if not self._has_work():
+                heartbeat.report("requests", on="orchestrator")
+            self.step(block=True)
+        self._inbox.obey(block=False)
+        self._abort((*self.running.sequences, *self.waiting))
+        self._settle_pause()
+        self._flush_news()
+
+    @torch.inference_mode()
+    def step(self, *, block: bool = False) -> bool:
+        """Obey the queue, admit what fits, decode one token each. Returns whether there is more to do; with
+        `block`, waits for the queue when there is nothing."""
+        self._inbox.obey(block=block and not self._has_work())
+        if self._has_work():
+            heartbeat.report(f"serves {len(self.running) + len(self.waiting)} requests")
+            started = time.perf_counter()
+            count = 0
+            try:
+                self._refresh_stale_cache()
+                self._admit()
+                count = len(self.running)
+                self._decode()
+            except torch.AcceleratorError:
+                raise  # after it the GPU refuses this process everything: only another one can serve on
+            except Exception:  # whatever it was, the requests that suffered it end and the engine serves on
+                log.exception("A decode step failed; %d running sequences are ended", len(self.running))
+                self._fail_running("the engine failed in a decode step; see its log")
+            self._measure(count, time.perf_counter() - started)
+        self._settle_pause()
+        self._flush_news()
+        return self._has_work()
+
+    def _has_work(self) -> bool:
+        if self._stopped or self._state == "paused":
+            return False
+        return bool(len(self.running) or (self.waiting and self._state == "running"))
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    # --- admission ---
+
+    def _admit(self) -> None:
+        """Give slots to waiting sequences, in order, as far as slots and the prefill budget of a step reach;
+        the last may be left with a part of its prompt computed, at the head of those that wait. Of identical
+        prompts only the first is computed; the others get a copy of its keys and values."""
+        if self._state != "running":
+            return
+        budget = _PREFILL_TOKENS_WHILE_DECODING if len(self.running) else _PREFILL_TOKENS
+        chunks: list[Chunk] = []
+        copies: list[tuple[Sequence, Sequence]] = []
+        while self.waiting and self.running.free and budget > 0:
+            sequence, slot = self.waiting[0], len(self.running)
+            sibling = self._prefixes.sibling(sequence.prompt_ids)
+            if sibling is not None:
+                copies.append((sibling, sequence))
+            else:
+                end = len(sequence.prompt_ids) - 1
+                start = self._begin(sequence, slot)
+                stop = min(end, start + budget)
+                if stop > start:
+                    chunks.append(Chunk(slot, torch.tensor(sequence.prompt_ids[start:stop]), start))
+                    budget -= stop - start
+                if stop < end:
+                    self._begun = Kept(slot, stop)
+                    break
+            self._prefixes.add(sequence)
+            self._start(self.waiting.popleft())
+        self._prefill(chunks)
+        for source, sequence in copies:
+            self.decoder.cache.move(source.slot, sequence.slot, len(sequence.prompt_ids) - 1)
+
+    def _begin(self, sequence: Sequence, slot: int) -> int:
+        """Bring what the cache has of the first waiting sequence's prompt into a slot. Returns how many
+        positions that are."""
+        found, self._begun = self._begun or self._kept.take(sequence.prompt_ids), None
+        if found is None:
+            return 0
+        if found.slot != slot:
+            self.decoder.cache.move(found.slot, slot, found.length)
+        return found.length
+
+    def _start(self, sequence: Sequence) -> None:
+        self.running.add(sequence)
+        sequence.version_starts = [(self.version, 0)]
+        if sequence.streamed:
+            self._streams[sequence] = None
+        self._ranking.add(sequence)
+        self.counters["prompt_tokens"] += len(sequence.prompt_ids)
+        self._batch = None
+
+    def _prefill(self, chunks: list[Chunk]) -> None:
+        for batch in batches(chunks, _PREFILL_TOKENS):
+            self.decoder.prefill(batch)
+        self.counters["prefill_tokens"] += sum(len(chunk.token_ids) for chunk in chunks)
+
+    def _refresh_stale_cache(self) -> None:
+        """After new weights: compute the running sequences' keys and values again, all but the last token's;
+        a prompt that several have, once."""
+        if not self._stale_cache:
+            return
+        self._stale_cache = False
+        self._of_mixed_weights.clear()
+        whole: list[Chunk] = []
+        rest: list[Chunk] = []
+        copies: list[tuple[int, int, int]] = []
+        for slot, sequence in enumerate(self.running.sequences):
+            sibling = self._prefixes.sibling(sequence.prompt_ids)
+            length, shared = int(self.running.position[slot]), 0
+            if sibling is not None:
+                shared = min(len(sequence.prompt_ids), length, int(self.running.position[sibling.slot]))
+                copies.append((sibling.slot, slot, shared))
+            self._prefixes.add(sequence)
+            if length > shared:
+                tokens = torch.from_numpy(self.running.tokens[slot, shared:length])
+                (rest if shared else whole).append(Chunk(slot, tokens, shared))
+        self._prefill(whole)
+        for first, slot, shared in copies:
+            self.decoder.cache.move(first, slot, shared)
+        self._prefill(rest)
+
+    # --- decoding ---
+
+    def _decode(self) -> None:
+        running = self.running
+        count = len(running)
+        if not count:
+            return
+        device = self.decoder.device
+        positions = running.position[:count]
+        # before the forward pass: a GPU's copies wait for what was asked of it sooner
+        random = torch.from_numpy(uniforms(running.stream[:count], positions)).to(device)
+        logits = self.decoder.decode(
+            torch.from_numpy(running.last_token[:count]).to(device),
+            torch.from_numpy(positions).to(device),
+            int(positions.max()) + 1,
+        )
+        if self._batch is None:
+            columns = running.temperature[:count], running.top_k[:count], running.top_p[:count]
+            self._batch = sampling_batch(*columns, vocab=self.decoder.spec.vocab_size, device=device)
+        rows, forbidden = running.forbidden()
+        if len(rows):
+            logits[torch.from_numpy(rows).to(device), torch.from_numpy(forbidden).to(device)] = float("-inf")
+        self._ranking.tell(logits, self._batch)
+        tokens, logprobs = sample(logits, self._batch, random)
+        ended = running.record(tokens.cpu().numpy(), logprobs.cpu().numpy())
+        self.counters["generation_tokens"] += count
+        self._tell_streams()
+        for slot in ended:
+            self._end(slot)
+
+    def _tell_streams(self) -> None:
+        running = self.running
+        for sequence in self._streams:
+            position = running.position[sequence.slot]
+            sequence.token_ids.append(int(running.tokens[sequence.slot, position]))
+            sequence.logprobs.append(float(running.logprobs[sequence.slot, position]))
+            self._news.append(sequence)
+
+    def _measure(self, tokens: int, seconds: float) -> None:
+        self._window_tokens += tokens
+        self._window_seconds += seconds
+        if self._window_seconds >= _RATE_WINDOW:
+            self.tokens_per_second = self._window_tokens / self._window_seconds
+            self._window_tokens, self._window_seconds = 0, 0.0
+
+    # --- endings ---
+
+    def _end(self, slot: int) -> None:
+        """End a sequence that `RunningSequences.record` named."""
+        running = self.running
+        if not np.isfinite(running.logprobs[slot, running.position[slot]]):
+            # under attention's mask they would be left over for whoever takes the slot: NaN times 0 is NaN
+            self.decoder.cache.clear(slot, int(running.position[slot]) + 1)
+            error = f"the model (weights version {self.version}) gave logits that are not finite numbers"
+            self._finish(slot, "abort", error)
+        else:
+            self._finish(slot, running.finish_reason(slot))
+
+    def _finish(self, slot: int, reason: FinishReason, error: str | None = None) -> None:
+        running = self.running
+        sequence = running.sequences[slot]
+        if not sequence.streamed:
+            sequence.token_ids, sequence.logprobs = running.results(slot)
+        self._streams.pop(sequence, None)
+        self._ranking.discard(sequence)
+        self._prefixes.remove(sequence)
+        if error is None and not self._stale_cache and sequence not in self._of_mixed_weights:
+            self._keep(sequence)
+        self._of_mixed_weights.discard(sequence)
+        moved_from = running.remove(slot)
+        if moved_from is not None:
+            self.decoder.cache.move(moved_from, slot, int(running.position[slot]))
+        self._batch = None
+        self._close(sequence, reason, error)
+
+    def _close(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        sequence.error = error
+        sequence.finish_reason = reason
+        self.counters[f"finished_{reason}"] += 1
+        self._news.append(sequence)
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Keep the keys and values of a sequence that ends, for prompts that go on from it."""
+        length = int(self.running.position[sequence.slot])
+        kept = self._kept.keep(tuple(self.running.tokens[sequence.slot, :length].tolist()))
+        if kept is not None:
+            self.decoder.cache.move(sequence.slot, kept, length)
+
+    def _forget_prefixes(self) -> None:
+        self._prefixes.clear()
+        self._kept.clear()
+        self._begun = None
+
+    def _abort(self, sequences: tuple[Sequence, ...]) -> None:
+        for sequence in sequences:
+            if sequence.finish_reason is not None:
+                continue
+            if sequence.slot >= 0:
+                self._finish(sequence.slot, "abort")
+            else:
+                if sequence is self.waiting[0]:
+                    self._begun = None
+                self.waiting.remove(sequence)
+                self._close(sequence, "abort")
+
+    def _fail_running(self, error: str) -> None:
+        for slot in reversed(range(len(self.running))):
+            self._finish(slot, "abort", error)
+        if self._begun is not None:
+            self._begun = None
+            self._close(self.waiting.popleft(), "abort", error)
+
+    def _flush_news(self) -> None:
+        if self._news:
+            news, self._news = list(dict.fromkeys(self._news)), []
+            self.deliver(news)
+
+    # --- pauses and weights ---
+
+    def _pause(self, mode: PauseMode, clear_cache: bool, paused: Future[None]) -> None:
+        self._drained.append(paused)
+        self._clear_cache = clear_cache
+        self._state = "draining" if mode == "wait" else "paused"
+        if mode == "abort":
+            self._abort((*self.running.sequences, *self.waiting))
+
+    def _settle_pause(self) -> None:
+        """A draining engine is paused once nothing runs; then those who asked for the pause are told."""
+        if self._state == "draining" and not len(self.running):
+            self._state = "paused"
+        if self._state != "draining":
+            drained, self._drained = self._drained, []
+            for done in drained:
+                done.set_result(None)
+
+    def _resume(self) -> None:
+        self._state = "running"
+        self._clear_cache = True
+
+    def _install_weights(self, new: ModelWeights | Checkpoint, version: int) -> None:
+        self._forget_prefixes()
+        if self._clear_cache:
+            self._stale_cache = True
+        else:
+            self._of_mixed_weights.update(self.running.sequences)
+        self.decoder.weights.load(new)
+        self._name_version(version)
+
+    def _name_version(self, version: int) -> None:
+        self.version = version
+        for slot, sequence in enumerate(self.running.sequences):
+            sampled = int(self.running.position[slot]) + 1 - len(sequence.prompt_ids)
+            sequence.version_starts.append((version, sampled))
+
+
+def _call_on_news(sequences: list[Sequence]) -> None:
+    for sequence in sequences:
+        sequence.on_news()

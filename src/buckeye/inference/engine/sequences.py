@@ -1,0 +1,182 @@
+"""The engine's books: one sequence, and the table of those that are running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from buckeye.inference.engine.sampling import mix
+from buckeye.inference.types import FinishReason, Generation, SamplingParams
+
+_NO_TOKEN = -1
+
+
+def _ignore_news() -> None:
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One prompt and what becomes of it. The engine fills the later fields; others read them once `on_news`
+    was called: `token_ids` and `logprobs` after every token if `streamed`, else at the end."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    streamed: bool = False
+    on_news: Callable[[], None] = _ignore_news
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    """For each token sampled so far, if asked for: the most likely ones and their log-probs, best first."""
+    version_starts: list[tuple[int, int]] = field(default_factory=list)
+    """(policy version, index of the first sampled token that it produced), in order."""
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    """Set if the sequence ended by a fault of the engine; `finish_reason` is then "abort"."""
+    slot: int = -1
+
+    def version_spans(self) -> list[tuple[int, int, int]]:
+        """(version, start, end) of the sampled tokens, end excluded, empty spans left out."""
+        ends = [*(start for _, start in self.version_starts[1:]), len(self.token_ids)]
+        # an aborted sequence may never have been admitted and then has no version
+        spans = zip(self.version_starts, ends, strict=False)
+        return [(version, start, end) for (version, start), end in spans if end > start]
+
+    def generation(self) -> Generation:
+        """The result of a sequence that has finished."""
+        assert self.finish_reason is not None
+        return Generation(
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
+            versions=[version for version, start, end in self.version_spans() for _ in range(start, end)],
+            finish_reason=self.finish_reason,
+        )
+
+
+class RunningSequences:
+    """The running sequences as columns, row i for the sequence in slot i. The rows 0..len-1 are in use:
+    whoever leaves is replaced by the last, so that the decode step needs no list of slots.
+
+    `tokens` [slots, max_len] holds prompts and sampled tokens; `logprobs` those of the sampled ones.
+    `position` is that of the last token, the one to be fed next; `limit` the number of tokens at which a
+    sequence is at its end.
+    """
+
+    def __init__(self, slots: int, max_len: int) -> None:
+        self.slots = slots
+        self.max_len = max_len
+        self.sequences: list[Sequence] = []
+        self.tokens = np.zeros((slots, max_len), np.int32)
+        self.logprobs = np.zeros((slots, max_len), np.float32)
+        self.last_token = np.zeros(slots, np.int64)
+        self.position = np.zeros(slots, np.int64)
+        self.limit = np.zeros(slots, np.int64)
+        self.stream = np.zeros(slots, np.uint64)
+        self.temperature = np.ones(slots, np.float32)
+        self.top_p = np.ones(slots, np.float64)
+        self.top_k = np.zeros(slots, np.int64)
+        self.stop_from = np.zeros(slots, np.int64)
+        self.stop_ids = np.full((slots, 1), _NO_TOKEN, np.int64)
+        self._rows = np.arange(slots)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def free(self) -> int:
+        """Slots not in use."""
+        return self.slots - len(self.sequences)
+
+    @property
+    def usage(self) -> float:
+        """The share of all positions that the running sequences hold."""
+        used = int(self.position[: len(self)].sum()) + len(self)
+        return used / (self.slots * self.max_len)
+
+    def add(self, sequence: Sequence) -> int:
+        """Give a sequence the next slot. Its prompt is shorter than `max_len`."""
+        slot = len(self.sequences)
+        prompt, params = sequence.prompt_ids, sequence.params
+        self.sequences.append(sequence)
+        sequence.slot = slot
+        self.tokens[slot, : len(prompt)] = prompt
+        self.last_token[slot] = prompt[-1]
+        self.position[slot] = len(prompt) - 1
+        self.limit[slot] = min(len(prompt) + params.max_tokens, self.max_len)
+        self.stream[slot] = mix(np.array([params.seed & (2**64 - 1)], np.uint64))[0]
+        self.temperature[slot] = params.temperature
+        self.top_p[slot] = params.top_p
+        self.top_k[slot] = params.top_k
+        self.stop_from[slot] = len(prompt) + params.min_tokens
+        self._set_stop_ids(slot, params.stop_token_ids)
+        return slot
+
+    def remove(self, slot: int) -> int | None:
+        """Take the sequence out of `slot`. Returns the slot whose sequence has taken its place, if one
+        has."""
+        self.sequences[slot].slot = -1
+        last = len(self.sequences) - 1
+        if slot == last:
+            self.sequences.pop()
+            return None
+        self.sequences[slot] = self.sequences.pop()
+        self.sequences[slot].slot = slot
+        length = int(self.position[last]) + 1
+        self.tokens[slot, :length] = self.tokens[last, :length]
+        self.logprobs[slot, :length] = self.logprobs[last, :length]
+        for column in (
+            self.last_token,
+            self.position,
+            self.limit,
+            self.stream,
+            self.temperature,
+            self.top_p,
+            self.top_k,
+            self.stop_from,
+            self.stop_ids,
+        ):
+            column[slot] = column[last]
+        return last
+
+    def record(self, tokens: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float64]) -> list[int]:
+        """Append one sampled token to every sequence. Returns the slots that are at their end, highest first
+        (so that they can be removed in this order)."""
+        count = len(self.sequences)
+        position = self.position[:count]
+        position += 1
+        rows = self._rows[:count]
+        self.tokens[rows, position] = tokens
+        self.logprobs[rows, position] = logprobs
+        self.last_token[:count] = tokens
+        ended = position + 1 >= self.limit[:count]
+        ended |= (self.stop_ids[:count] == tokens[:, None]).any(1)
+        ended |= ~np.isfinite(logprobs)
+        return ended.nonzero()[0][::-1].tolist() if ended.any() else []
+
+    def results(self, slot: int) -> tuple[list[int], list[float]]:
+        """The sampled tokens of a sequence and their log-probs."""
+        start, end = len(self.sequences[slot].prompt_ids), int(self.position[slot]) + 1
+        return self.tokens[slot, start:end].tolist(), self.logprobs[slot, start:end].tolist()
+
+    def finish_reason(self, slot: int) -> FinishReason:
+        """Why a sequence that `record` named is at its end."""
+        return "stop" if self.last_token[slot] in self.stop_ids[slot] else "length"
+
+    def forbidden(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """(row, token) pairs of the stop tokens that may not be sampled yet because of `min_tokens`."""
+        count = len(self.sequences)
+        early = self.position[:count] + 1 < self.stop_from[:count]
+        if not early.any():
+            return self._rows[:0], self._rows[:0]
+        rows, columns = (early[:, None] & (self.stop_ids[:count] != _NO_TOKEN)).nonzero()
+        return rows, self.stop_ids[rows, columns]
+
+    def _set_stop_ids(self, slot: int, stop_ids: tuple[int, ...]) -> None:
+        lacking = len(stop_ids) - self.stop_ids.shape[1]
+        if lacking > 0:
+            self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, lacking)), constant_values=_NO_TOKEN)
+        self.stop_ids[slot] = _NO_TOKEN
+        self.stop_ids[slot, : len(stop_ids)] = stop_ids

@@ -1,0 +1,392 @@
+"""A model's weights in the form the decoder computes with: projections of the same input fused into one
+matrix, and matrices laid out for the processor.
+
+An update of a small model makes a whole new set beside the one in use, and then puts it in its place; that of
+a larger one on a CPU replaces one tensor after the other, so that there are never two models in memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from buckeye.base.storage import read_json
+from buckeye.errors import InferenceError
+from buckeye.inference.engine.architecture import ModelSpec
+from buckeye.inference.engine.dtype import auto_compute_dtype
+from buckeye.inference.engine.projection import Projection
+
+_EMBED, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_INPUT_NORM, _MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
+_QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+_FINAL_NORM = "model.norm.weight"
+_BESIDE = 2**26
+"""Bytes of weights of which a second set is made on a CPU. Preparing it and sampling share its cores."""
+
+
+class _Matrix(NamedTuple):
+    """A projection: the modules whose weights are its blocks of rows, with their numbers of rows."""
+
+    modules: dict[str, int]
+    columns: int
+    bias: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerWeights:
+    """One layer. The norms are [hidden]; `qk_norm` is [query heads + key heads, head_dim]."""
+
+    input_norm: torch.Tensor
+    qkv: Projection
+    qk_norm: torch.Tensor | None
+    out: Projection
+    mlp_norm: torch.Tensor
+    gate_up: Projection
+    down: Projection
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelWeights:
+    """All weights of a model, ready to compute with. `embed` is [vocab, hidden], `final_norm` [hidden], and
+    `head` projects to the vocabulary. `directory` is what they were read from; with an adapter that is kept
+    apart they share all else with `base`, which is without."""
+
+    directory: Path
+    base: ModelWeights | None = None
+    embed: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor
+    head: Projection
+
+
+class HalfReplacedError(InferenceError):
+    """Some of the weights in use are new and some are old: nothing can be computed with them."""
+
+
+class Checkpoint:
+    """The safetensors of a model directory. A file is mapped only while a tensor of it is in use: what has
+    been read of a mapped file counts as memory of this process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for path in _safetensors_files(directory):
+            with _opened(path) as file:
+                for name in file.keys():  # noqa: SIM118  it is no dict
+                    self._files[name] = path
+                    self._shapes[name] = tuple(file.get_slice(name).get_shape())
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all tensors."""
+        return set(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, without reading it."""
+        return self._shapes[name]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor, on the CPU, as it is stored."""
+        with _opened(self._files[name]) as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+    def replaces(self, name: str) -> bool:
+        """Whether a tensor is another than the one in the directory."""
+        return False
+
+    def without_low_rank(self, name: str) -> torch.Tensor:
+        """A tensor as it is before anything is added to it."""
+        return self.tensor(name)
+
+    def low_rank(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """A [rank, in] and B [out, rank], float32: B A is to be added to a matrix. None if nothing is."""
+        return None
+
+    @property
+    def has_low_rank(self) -> bool:
+        """Whether there is something to be added to any."""
+        return False
+
+
+def auto_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    """What to compute a checkpoint in where nothing is asked for."""
+    return auto_compute_dtype(sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names), device)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError, UnicodeEncodeError) as error:  # the last: of a name in an index
+        raise InferenceError(f"{path} cannot be read: {error}") from error
+
+
+class Weights:
+    """The weights that a decoder computes with, once there was a `load`: what `ModelWeights` has."""
+
+    embed: torch.Tensor
+    layers: Sequence[LayerWeights]
+    final_norm: torch.Tensor
+    head: Projection
+    _loaded: ModelWeights | None = None
+
+    def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._spec = spec
+        self._dtype = dtype
+        self._device = device
+        self._shapes = _shapes(spec)
+        self.layers = ()
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of parameters of the model as published (a tied head counts once)."""
+        return sum(map(math.prod, self._shapes.values()))
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise `InferenceError` unless the checkpoint has exactly this model's tensors, each in its
+        shape, and a tied head, if it is stored too, is the embedding."""
+        ignored = {n for n in checkpoint.names if n.endswith("rotary_emb.inv_freq")}
+        if self._spec.tied_head:
+            ignored.add(_HEAD)
+        missing = sorted(self._shapes.keys() - checkpoint.names)
+        unknown = sorted(checkpoint.names - self._shapes.keys() - ignored)
+        wrong = [
+            f"{name} is {list(checkpoint.shape(name))}, not {list(shape)}"
+            for name, shape in self._shapes.items()
+            if name not in missing and checkpoint.shape(name) != shape
+        ]
+        for kind, names in (
+            ("lacks", missing),
+            ("has unknown tensors", unknown),
+            ("has wrong shapes:", wrong),
+        ):
+            if names:
+                shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+                raise InferenceError(f"The checkpoint {checkpoint.directory} {kind} {shown}.")
+        both = self._spec.tied_head and _HEAD in checkpoint.names
+        if both and not torch.equal(checkpoint.tensor(_HEAD), checkpoint.tensor(_EMBED)):
+            raise InferenceError(
+                f"{checkpoint.directory}/config.json: tie_word_embeddings is true, and the checkpoint has "
+                f"a {_HEAD} that is not {_EMBED}. Set it to false if the model has a head of its own."
+            )
+
+    def prepare(self, checkpoint: Checkpoint) -> ModelWeights | Checkpoint:
+        """Read a checkpoint that has passed `check`, convert the dtype and lay it out for `load`: nearly all
+        the work of an update, which may be done while the old weights are in use. Until then there are two
+        models in memory. Where that would be much, on a CPU, the checkpoint is left for `load`.
+
+        Where weights have 16 bits an adapter is kept apart: added to them, most of it would be rounded away.
+        Then one model is in memory all the time, and nothing but the adapter is read.
+        """
+        large = self.num_parameters * self._dtype.itemsize > _BESIDE
+        if large and self._device.type == "cpu" and not self._keeps_apart(checkpoint):
+            return checkpoint
+        # In a thread that ends: PyTorch keeps a pool of compute threads for every thread that has computed,
+        # and beside a second pool the engine's own no longer waits for work awake.
+        with ThreadPoolExecutor(1, "weights") as worker:
+            return worker.submit(self._read, checkpoint).result()
+
+    def _read(self, checkpoint: Checkpoint) -> ModelWeights:
+        if not self._keeps_apart(checkpoint):
+            return _Reader(self._spec, checkpoint, self._dtype, self._device).model()
+        base = self._loaded.base or self._loaded if self._loaded is not None else None
+        if base is None or base.directory != checkpoint.directory:
+            base = self._read(Checkpoint(checkpoint.directory))
+        return _Reader(self._spec, checkpoint, self._dtype, self._device, base).model()
+
+    def _keeps_apart(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.has_low_rank and self._dtype.itemsize < 4
+
+    def load(self, new: ModelWeights | Checkpoint) -> None:
+        """Compute with other weights from now on: prepared ones, or a checkpoint that has passed `check`.
+        Raises HalfReplacedError if that cannot be read to its end."""
+        if isinstance(new, Checkpoint) and not self._keeps_apart(new):
+            self._replace(new)
+            return
+        model = self._read(new) if isinstance(new, Checkpoint) else new
+        self.embed, self.layers = model.embed, model.layers
+        self.final_norm, self.head = model.final_norm, model.head
+        self._loaded = model
+
+    def _replace(self, checkpoint: Checkpoint) -> None:
+        """Put each tensor in the place of the old one, which is let go before the next is read."""
+        reader = _Reader(self._spec, checkpoint, self._dtype, self._device)
+        before, self._loaded = self._loaded, None
+        layers = list(self.layers)
+        self.layers = layers
+        if before is not None:
+            del before, self.embed, self.head
+        try:
+            self.embed = reader.embed()
+            self.head = reader.head(self.embed)
+            self.final_norm = reader.final_norm()
+            for index in range(self._spec.num_layers):
+                layers[index : index + 1] = [reader.layer(index)]
+        except Exception as error:
+            raise HalfReplacedError(
+                f"{checkpoint.directory} was read in part, and cannot be used: {error}"
+            ) from error
+        self._loaded = ModelWeights(
+            directory=checkpoint.directory,
+            embed=self.embed,
+            layers=tuple(layers),
+            final_norm=self.final_norm,
+            head=self.head,
+        )
+
+
+class _Reader:
+    """Builds a model's weights from a checkpoint; on a `base`, of what that does not have."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        base: ModelWeights | None = None,
+    ) -> None:
+        self._spec = spec
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._device = device
+        self._base = base
+
+    def model(self) -> ModelWeights:
+        """All of them."""
+        embed = self.embed()
+        return ModelWeights(
+            directory=self._checkpoint.directory,
+            base=self._base,
+            embed=embed,
+            layers=tuple(self.layer(index) for index in range(self._spec.num_layers)),
+            final_norm=self.final_norm(),
+            head=self.head(embed),
+        )
+
+    def embed(self) -> torch.Tensor:
+        """The embedding."""
+        return self._known(self._base and self._base.embed, _EMBED)
+
+    def final_norm(self) -> torch.Tensor:
+        """The norm before the head."""
+        return self._known(self._base and self._base.final_norm, _FINAL_NORM)
+
+    def head(self, embed: torch.Tensor) -> Projection:
+        """The head; a tied one is the embedding in another layout."""
+        name = _EMBED if self._spec.tied_head else _HEAD
+        if self._base is not None and not self._checkpoint.replaces(name):
+            return self._with_adapter(self._base.head, {name: self._spec.vocab_size})
+        return Projection(embed if self._spec.tied_head else self._tensor(_HEAD))
+
+    def layer(self, index: int) -> LayerWeights:
+        """One layer."""
+        prefix = f"model.layers.{index}."
+        known = self._base.layers[index] if self._base is not None else None
+        projections = {
+            name: self._projection(prefix, matrix, getattr(known, name, None))
+            for name, matrix in _matrices(self._spec).items()
+        }
+        return LayerWeights(
+            input_norm=self._known(known and known.input_norm, f"{prefix}{_INPUT_NORM}"),
+            qk_norm=self._qk_norm(prefix) if self._spec.qk_norm else None,
+            mlp_norm=self._known(known and known.mlp_norm, f"{prefix}{_MLP_NORM}"),
+            **projections,
+        )
+
+    def _projection(self, prefix: str, matrix: _Matrix, known: Projection | None) -> Projection:
+        weights = {f"{prefix}{module}.weight": rows for module, rows in matrix.modules.items()}
+        biases = [f"{prefix}{module}.bias" for module in matrix.modules if matrix.bias]
+        if known is None or any(map(self._checkpoint.replaces, (*weights, *biases))):
+            bias = torch.cat(list(map(self._tensor, biases))) if biases else None
+            known = Projection(torch.cat(list(map(self._tensor, weights))), bias)
+        return self._with_adapter(known, weights)
+
+    def _with_adapter(self, projection: Projection, weights: Mapping[str, int]) -> Projection:
+        """With what is to be added to the matrices of a projection, its blocks of so many rows: their A one
+        above the other, and their B along a diagonal."""
+        pairs = {name: self._checkpoint.low_rank(name) for name in weights} if self._base is not None else {}
+        found = [pair for pair in pairs.values() if pair is not None]
+        if not found:
+            return projection
+        b = torch.zeros(sum(weights.values()), sum(len(a) for a, _ in found))
+        row = column = 0
+        for name, pair in pairs.items():
+            if pair is not None:
+                b[row : row + weights[name], column : column + len(pair[0])] = pair[1]
+                column += len(pair[0])
+            row += weights[name]
+        return projection.with_adapter(torch.cat([a for a, _ in found]).to(self._device), b.to(self._device))
+
+    def _known(self, of_base: torch.Tensor | None, name: str) -> torch.Tensor:
+        if of_base is None or self._checkpoint.replaces(name):
+            return self._tensor(name)
+        return of_base
+
+    def _qk_norm(self, prefix: str) -> torch.Tensor:
+        query, key = (self._tensor(f"{prefix}{name}") for name in _QK_NORMS)
+        return torch.cat([query.expand(self._spec.num_heads, -1), key.expand(self._spec.num_kv_heads, -1)])
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        # a copy: the file, which is mapped as long as the tensor is there, may change or go away
+        read = self._checkpoint.tensor if self._base is None else self._checkpoint.without_low_rank
+        return read(name).to(self._device, self._dtype, copy=True)
+
+
+def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The tensors that a checkpoint of the model has, by name."""
+    shapes: dict[str, tuple[int, ...]] = {_EMBED: (spec.vocab_size, spec.hidden_size)}
+    shapes[_FINAL_NORM] = (spec.hidden_size,)
+    if not spec.tied_head:
+        shapes[_HEAD] = shapes[_EMBED]
+    for index in range(spec.num_layers):
+        prefix = f"model.layers.{index}."
+        for matrix in _matrices(spec).values():
+            for module, rows in matrix.modules.items():
+                shapes[f"{prefix}{module}.weight"] = (rows, matrix.columns)
+                if matrix.bias:
+                    shapes[f"{prefix}{module}.bias"] = (rows,)
+        shapes |= dict.fromkeys((f"{prefix}{_INPUT_NORM}", f"{prefix}{_MLP_NORM}"), (spec.hidden_size,))
+        if spec.qk_norm:
+            shapes |= dict.fromkeys((f"{prefix}{name}" for name in _QK_NORMS), (spec.head_dim,))
+    return shapes
+
+
+def _matrices(spec: ModelSpec) -> dict[str, _Matrix]:
+    """The projections of a layer, by their names in `LayerWeights`."""
+    hidden = spec.hidden_size
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    qkv = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    gate_up = {"mlp.gate_proj": spec.mlp_size, "mlp.up_proj": spec.mlp_size}
+    return {
+        "qkv": _Matrix(qkv, hidden, spec.qkv_bias),
+        "out": _Matrix({"self_attn.o_proj": hidden}, queries, spec.out_bias),
+        "gate_up": _Matrix(gate_up, hidden, spec.mlp_bias),
+        "down": _Matrix({"mlp.down_proj": hidden}, spec.mlp_size, spec.mlp_bias),
+    }
+
+
+def _safetensors_files(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(map(os.fspath, read_json(index)["weight_map"].values())))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InferenceError(f"{index} cannot be read: {error!r}") from error
+        return [directory / name for name in names]
+    single = directory / "model.safetensors"
+    if not single.is_file():
+        raise InferenceError(f"{directory} has no model.safetensors (nor an index of several).")
+    return [single]

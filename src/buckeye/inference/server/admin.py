@@ -1,0 +1,334 @@
+"""The routes that look at the server and steer it; the names are vLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from buckeye.base.foreign_files import data_folder
+from buckeye.chat.openai_requests import parse
+from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.engine.adapters import AdaptedCheckpoint
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.inference.engine.engine import PauseMode
+from buckeye.inference.engine.weights import Checkpoint, ModelWeights
+from buckeye.inference.server.protocol import (
+    AbortRequest,
+    FinishUpdateRequest,
+    InitTransferRequest,
+    LoadAdapterRequest,
+    RpcRequest,
+    UnloadAdapterRequest,
+    UpdateRequest,
+    WeightVersionRequest,
+    json_response,
+)
+from buckeye.inference.server.service import Service
+from buckeye.transport.weights import WeightsManifest, verify_weights
+
+PAUSE_QUERY = {
+    "mode": {"enum": list(get_args(PauseMode)), "default": "abort"},
+    "clear_cache": {"type": "boolean", "default": True},
+}
+"""The query parameters of /pause, as JSON Schemas."""
+
+_PROCESS = secrets.token_hex(8)
+"""Tells this process from those before and after it, which may have had the same pid."""
+
+
+async def health(request: Request) -> Response:
+    """200 as long as the process serves, 503 once it is ending."""
+    service: Service = request.app.state.service
+    return Response(status_code=503 if service.draining else 200)
+
+
+async def models(request: Request) -> Response:
+    """The model, and the adapter in it if there is one, in OpenAI's form."""
+    service: Service = request.app.state.service
+    names = [service.model_name, *([service.adapter] if service.adapter else [])]
+    return json_response({"object": "list", "data": [_model(service, name) for name in names]})
+
+
+async def model(request: Request) -> Response:
+    """The model of the name in the path."""
+    service: Service = request.app.state.service
+    name = request.path_params["model"]
+    service.check_model(name)
+    return json_response(_model(service, name))
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus text. Names that vLLM has too mean the same."""
+    service: Service = request.app.state.service
+    engine = service.engine
+    counters = engine.counters
+    gauges = {
+        "vllm:num_requests_running": len(engine.running),
+        "vllm:num_requests_waiting": len(engine.waiting),
+        "vllm:kv_cache_usage_perc": engine.cache_usage,
+        "buckeye:generation_tokens_per_second": engine.tokens_per_second,
+        "buckeye:weight_version": engine.version,
+        "buckeye:paused": int(engine.is_paused),
+    }
+    totals = {
+        "vllm:prompt_tokens": counters["prompt_tokens"],
+        "buckeye:prefill_tokens": counters["prefill_tokens"],
+        "vllm:generation_tokens": counters["generation_tokens"],
+    }
+    lines = [line for name, value in gauges.items() for line in (f"# TYPE {name} gauge", f"{name} {value}")]
+    for name, value in totals.items():
+        lines += [f"# TYPE {name}_total counter", f"{name}_total {value}"]
+    lines.append("# TYPE vllm:request_success_total counter")
+    for reason in ("stop", "length", "abort"):
+        lines.append(
+            f'vllm:request_success_total{{finished_reason="{reason}"}} {counters[f"finished_{reason}"]}'
+        )
+    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+
+async def pause(request: Request) -> Response:
+    """Stop decoding: ?mode=keep|wait|abort&clear_cache=true|false."""
+    service: Service = request.app.state.service
+    mode = request.query_params.get("mode", "abort")
+    if mode not in get_args(PauseMode):
+        raise UsageError(f"`mode` must be keep, wait or abort, not {mode!r}.")
+    clear = request.query_params.get("clear_cache", "true").lower()
+    if clear not in ("true", "1", "false", "0"):
+        raise UsageError(f"`clear_cache` must be true or false, not {clear!r}.")
+    await asyncio.wrap_future(service.engine.pause(mode, clear_cache=clear in ("true", "1")))  # type: ignore[arg-type]
+    return json_response({"status": "paused"})
+
+
+async def resume(request: Request) -> Response:
+    """Go on decoding."""
+    service: Service = request.app.state.service
+    await asyncio.wrap_future(service.engine.resume())
+    return json_response({"status": "resumed"})
+
+
+async def is_paused(request: Request) -> Response:
+    """Whether a pause is in force."""
+    service: Service = request.app.state.service
+    return json_response({"is_paused": service.engine.is_paused})
+
+
+class WeightUpdate:
+    """The steps of a weight update. `update` checks the new weights and, if they are small, prepares them
+    beside those in use; only `finish` touches the engine, in one go, so a bad directory or a client that dies
+    half-way changes nothing."""
+
+    def __init__(self) -> None:
+        self._checked: tuple[ModelWeights | Checkpoint, WeightsManifest] | None = None
+
+    async def start(self, request: Request) -> Response:
+        """Begin an update; what an earlier, unfinished one had prepared is forgotten."""
+        self._checked = None
+        return json_response({"status": "started"})
+
+    async def update(self, request: Request) -> Response:
+        """Check a weights directory (manifest, checksums, architecture, shapes) and read it."""
+        service: Service = request.app.state.service
+        body = parse(await request.body(), UpdateRequest)
+        self._checked = await asyncio.to_thread(_open_weights, service, body.update_info.path)
+        return json_response({"status": "updated", "checksum": self._checked[1].checksum})
+
+    async def finish(self, request: Request) -> Response:
+        """Replace the engine's weights between two decode steps and name their version (default: the step in
+        their manifest)."""
+        service: Service = request.app.state.service
+        body = parse(await request.body(), FinishUpdateRequest)
+        if self._checked is None:
+            raise UsageError(
+                "No weights have been given since /start_weight_update: POST /update_weights first."
+            )
+        weights, manifest = self._checked
+        version = _version(body.weight_version, manifest.step, "weight_version")
+        await asyncio.wrap_future(service.engine.install_weights(weights, version))
+        service.checksum, service.adapter = manifest.checksum, None
+        self._checked = None
+        return json_response({"status": "finished", "weight_version": str(version)})
+
+    async def rpc(self, request: Request) -> Response:
+        """The one method that the workers of every engine have: `buckeye_weights`."""
+        service: Service = request.app.state.service
+        body = parse(await request.body(), RpcRequest)
+        if body.method != "buckeye_weights":
+            raise UsageError(f"`method` must be buckeye_weights, not {body.method!r}.")
+        await asyncio.wrap_future(service.engine.ping())
+        incoming = self._checked[1].checksum if self._checked is not None else None
+        worker = {
+            "checksum": service.checksum,
+            "incoming": incoming,
+            "problem": None,
+            "pid": os.getpid(),
+            "process": _PROCESS,
+            "dtype": service.dtype,
+            "max_num_seqs": service.engine.running.slots,
+        }
+        return json_response({"results": [worker]})
+
+
+async def weight_info(request: Request) -> Response:
+    """Which weights are in use; the checksum is null until the first update."""
+    service: Service = request.app.state.service
+    return json_response(
+        {
+            "weight_version": str(service.engine.version),
+            "checksum": service.checksum,
+            "model": service.model_name,
+            "dtype": service.dtype,
+        }
+    )
+
+
+async def update_weight_version(request: Request) -> Response:
+    """Give the weights in use another version."""
+    service: Service = request.app.state.service
+    asked = parse(await request.body(), WeightVersionRequest).new_version
+    version = _version(asked, service.engine.version, "new_version")
+    await asyncio.wrap_future(service.engine.name_version(version))
+    return json_response({"success": True, "new_version": str(version)})
+
+
+class Adapters:
+    """A LoRA adapter at a time, merged into the model that the server was started with. Either name, the
+    model's and the adapter's, then stands for the merged weights. Their version stays what it was until
+    /update_weight_version."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def load(self, request: Request) -> Response:
+        """Merge an adapter into the weights, between two decode steps. One that was published with a manifest
+        is checked against it."""
+        service: Service = request.app.state.service
+        body = parse(await request.body(), LoadAdapterRequest)
+        async with self._lock:
+            _check_adapter_name(service, body)
+            checkpoint = await asyncio.to_thread(_open_adapter, service, body.lora_path)
+            await _install(service, checkpoint)
+            service.checksum, service.adapter = checkpoint.checksum, body.lora_name
+        return json_response({"status": "loaded", "checksum": checkpoint.checksum})
+
+    async def unload(self, request: Request) -> Response:
+        """Go back to the weights that the server was started with."""
+        service: Service = request.app.state.service
+        name = parse(await request.body(), UnloadAdapterRequest).lora_name
+        async with self._lock:
+            if name != service.adapter:
+                raise HTTPException(404, f"There is no LoRA adapter `{name}` here.")
+            await _install(service, Checkpoint(service.directory))
+            service.checksum, service.adapter = None, None
+        return json_response({"status": "unloaded"})
+
+
+def _check_adapter_name(service: Service, body: LoadAdapterRequest) -> None:
+    name, loaded = body.lora_name, service.adapter
+    if name == service.model_name:
+        raise UsageError(f"`lora_name` = {name!r} is the name of the model that is served; choose another.")
+    if loaded is not None and loaded != name:
+        raise UsageError(
+            f"The adapter {loaded!r} is merged into the weights, and one at a time can be: POST "
+            "/v1/unload_lora_adapter first."
+        )
+    if loaded is not None and not body.load_inplace:
+        raise UsageError(f"The adapter {loaded!r} is loaded already; `load_inplace`: true replaces it.")
+
+
+def _open_adapter(service: Service, path: str) -> AdaptedCheckpoint:
+    try:
+        return AdaptedCheckpoint(service.directory, _allowed(service, path))
+    except InferenceError as error:
+        raise UsageError(str(error)) from error
+
+
+async def _install(service: Service, checkpoint: Checkpoint) -> None:
+    """Replace the engine's weights and keep their version."""
+    weights = service.engine.decoder.weights
+    prepared = await asyncio.to_thread(weights.prepare, checkpoint)
+    await asyncio.wrap_future(service.engine.install_weights(prepared, service.engine.version))
+
+
+async def init_weight_transfer(request: Request) -> Response:
+    """Nothing to set up: weights come as files."""
+    parse(await request.body(), InitTransferRequest)
+    return json_response({"message": "Weight transfer initialized"})
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    """Compute the next prompts afresh, even if the same are running."""
+    service: Service = request.app.state.service
+    await asyncio.wrap_future(service.engine.reset_prefix_cache())
+    return json_response({"success": True})
+
+
+async def abort_requests(request: Request) -> Response:
+    """End requests by id, or all."""
+    service: Service = request.app.state.service
+    body = parse(await request.body(), AbortRequest)
+    ids = list(service.requests) if body.request_ids is None else body.request_ids
+    known = [request_id for request_id in ids if request_id in service.requests]
+    service.engine.abort([sequence for request_id in known for sequence in service.requests[request_id]])
+    return json_response({"aborted": known})
+
+
+def _open_weights(service: Service, path: str) -> tuple[ModelWeights | Checkpoint, WeightsManifest]:
+    """Weights that are those published, and fit. They are prepared while their checksums are computed."""
+    directory = _allowed(service, path)
+    with ThreadPoolExecutor(1, "verify") as other:
+        verified = other.submit(verify_weights, directory)
+        try:
+            prepared = _prepare(service, directory)
+        finally:
+            manifest = verified.result()  # files that were damaged explain all other errors
+    return prepared, manifest
+
+
+def _allowed(service: Service, path: str) -> Path:
+    """The directory of a request, if the server was started to take weights from there."""
+    try:
+        return data_folder(Path(path), service.weights_dir)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{error}. Set inference.weights_dir to the folder of yours that holds weights."
+        ) from None
+
+
+def _prepare(service: Service, directory: Path) -> ModelWeights | Checkpoint:
+    spec = replace(read_spec(directory), eos_token_ids=service.spec.eos_token_ids)
+    if spec != service.spec:
+        raise UsageError(f"{directory} holds another architecture than the model that is served.")
+    checkpoint = Checkpoint(directory)
+    weights = service.engine.decoder.weights
+    weights.check(checkpoint)
+    return weights.prepare(checkpoint)
+
+
+def _version(asked: str | int | None, default: int, field: str) -> int:
+    try:
+        version = default if asked is None else int(asked)
+    except ValueError:
+        raise UsageError(f"`{field}` must be a whole number, not {asked!r}.") from None
+    if not 0 <= version < 2**63:
+        raise UsageError(f"`{field}` must be from 0 to 2**63 - 1, not {version}.")
+    return version
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "buckeye",
+        "parent": None if name == service.model_name else service.model_name,
+        "max_model_len": service.max_len,
+    }

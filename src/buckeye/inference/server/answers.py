@@ -1,0 +1,298 @@
+"""From sequences to the JSON of OpenAI's completions and chat completions, whole or in parts."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from itertools import accumulate
+from typing import Any
+
+from buckeye.chat.messages import ToolChoice
+from buckeye.chat.openai_answers import least, reasoning_fields, usage_fields
+from buckeye.chat.openai_requests import ChatRequest, TextRequest
+from buckeye.errors import InferenceError
+from buckeye.inference.engine.sequences import Sequence
+from buckeye.inference.engine.text import GrowingText
+from buckeye.inference.render import Conversation
+from buckeye.inference.render.forcing import Opening
+from buckeye.inference.server.reply import GrowingReply, Part
+from buckeye.inference.server.service import Service
+
+
+class Choice:
+    """One sequence of a request, and the text made of it."""
+
+    def __init__(self, service: Service, index: int, sequence: Sequence, stops: Seq[str]) -> None:
+        self.index = index
+        self.sequence = sequence
+        self.text = GrowingText(service.decode, stops)
+        self.finish_reason: str | None = None
+        """Why it has ended; None while it goes on."""
+        self.text_offset = 0
+        """Characters of the tokens whose offsets were told."""
+        self._service = service
+        self._seen = 0
+
+    def advance(self) -> tuple[int, int]:
+        """Take in the tokens that came since the last call; returns their range. A stop string in their text
+        ends the sequence."""
+        reason = self.sequence.finish_reason  # read before the tokens: the engine writes it after them
+        start, end = self._seen, len(self.sequence.logprobs)
+        stop_ids = self.sequence.params.stop_token_ids
+        self.text.feed([token for token in self.sequence.token_ids[start:end] if token not in stop_ids])
+        if self.text.stopped:
+            end = min(end, self.text.num_tokens)
+            if reason is None:
+                self._service.engine.abort([self.sequence])
+            reason = "stop"
+        elif reason is not None:
+            self.text.finish()
+        self._seen = end
+        self.finish_reason = reason
+        return start, end
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens taken in."""
+        return self.sequence.token_ids[: self._seen]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Their log-probs."""
+        return self.sequence.logprobs[: self._seen]
+
+    def top_logprobs(self, start: int, end: int) -> Seq[Seq[tuple[int, float]]]:
+        """The most likely tokens at the positions start..end, as many as were asked for."""
+        return self.sequence.top_logprobs[start:end] or [()] * (end - start)
+
+    def raise_error(self) -> None:
+        """Raise `InferenceError` if the engine failed this sequence."""
+        if self.sequence.error is not None:
+            raise InferenceError(self.sequence.error)
+
+    def weight_versions(self) -> list[dict[str, Any]]:
+        """Which tokens which policy version sampled."""
+        return [
+            {"version": str(version), "start": start, "end": min(end, self._seen)}
+            for version, start, end in self.sequence.version_spans()
+            if start < self._seen
+        ]
+
+
+class Answer(ABC):
+    """The JSON of a request's answer, whole or in parts."""
+
+    id_prefix: str
+    object_name: str
+    part_name: str
+
+    def __init__(
+        self, service: Service, body: TextRequest, prompts: list[list[int]], *, top_logprobs: int | None
+    ) -> None:
+        self.top_logprobs = top_logprobs
+        """How many log-probs are told beside each token's own; None for none at all."""
+        self._service = service
+        self._body = body
+        self.prompts = prompts
+
+    def begin(self, request_id: str, choices: list[Choice]) -> None:
+        """Fix what all parts have in common."""
+        self._head = {"id": request_id, "created": int(time.time()), "model": self._service.model_name}
+
+    def whole(self, choices: list[Choice]) -> dict[str, Any]:
+        """The answer of a request that does not stream."""
+        return {
+            **self._head,
+            "object": self.object_name,
+            **self._top(),
+            "choices": [self._choice(choice) for choice in choices],
+            "usage": self._usage(choices),
+        }
+
+    def opening(self, choice: Choice) -> dict[str, Any] | None:
+        """What is sent of a choice before its first token."""
+        return None
+
+    def part(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
+        """One event: new text, and the tokens start..end that were taken in for it. None if there is nothing
+        to tell yet."""
+        content, told = self._part_content(choice)
+        with_tokens = end > start and (self.top_logprobs is not None or bool(self._body.return_token_ids))
+        if not (told or with_tokens or choice.finish_reason is not None):
+            return None
+        content |= {"index": choice.index, "finish_reason": self._finish_reason(choice)}
+        content["logprobs"] = self._logprobs(choice, start, end)
+        if self._body.return_token_ids:
+            content["token_ids"] = choice.token_ids[start:end]
+        return self._event([content])
+
+    def usage_part(self, choices: list[Choice]) -> dict[str, Any]:
+        """The event with the usage."""
+        return self._event([]) | {"usage": self._usage(choices)}
+
+    def _event(self, contents: list[dict[str, Any]]) -> dict[str, Any]:
+        event = {**self._head, "object": self.part_name, "choices": contents}
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            event["usage"] = None
+        return event
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        content = self._content(choice) | {
+            "index": choice.index,
+            "finish_reason": self._finish_reason(choice),
+            "stop_reason": None,
+            "logprobs": self._logprobs(choice, 0, len(choice.token_ids)),
+        }
+        if self._body.return_token_ids:
+            content["token_ids"] = choice.token_ids
+        if self._body.return_weight_versions:
+            content["weight_versions"] = choice.weight_versions()
+        return content
+
+    def _usage(self, choices: list[Choice]) -> dict[str, int]:
+        prompt_tokens = sum(map(len, self.prompts))
+        completion_tokens = sum(len(choice.token_ids) for choice in choices)
+        return usage_fields(prompt_tokens, completion_tokens)
+
+    def _top(self) -> dict[str, Any]:
+        return {}
+
+    def _finish_reason(self, choice: Choice) -> str | None:
+        return choice.finish_reason
+
+    @abstractmethod
+    def _content(self, choice: Choice) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _part_content(self, choice: Choice) -> tuple[dict[str, Any], bool]:
+        """What a part says, and whether that is anything."""
+
+    @abstractmethod
+    def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None: ...
+
+
+class CompletionAnswer(Answer):
+    """The answer of /v1/completions."""
+
+    id_prefix, object_name, part_name = "cmpl", "text_completion", "text_completion"
+
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        content: dict[str, Any] = {"text": choice.text.text}
+        if self._body.return_token_ids:
+            content["prompt_token_ids"] = choice.sequence.prompt_ids
+        return content
+
+    def _part_content(self, choice: Choice) -> tuple[dict[str, Any], bool]:
+        text = choice.text.take(final=choice.finish_reason is not None)
+        return {"text": text}, bool(text)
+
+    def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
+        if self.top_logprobs is None:
+            return None
+        texts = [self._service.token_text(token) for token in choice.token_ids[start:end]]
+        logprobs = choice.logprobs[start:end]
+        offsets = list(accumulate(map(len, texts), initial=choice.text_offset))
+        choice.text_offset = offsets.pop()
+        own = zip(texts, logprobs, choice.top_logprobs(start, end), strict=True)
+        return {
+            "tokens": texts,
+            "token_logprobs": logprobs,
+            "top_logprobs": [self._most_likely(*one) for one in own] if self.top_logprobs else None,
+            "text_offset": offsets,
+        }
+
+    def _most_likely(self, text: str, logprob: float, best: Seq[tuple[int, float]]) -> dict[str, float]:
+        """The most likely tokens by their texts, and the sampled one, which need not be among them."""
+        return {self._service.token_text(token): least(value) for token, value in best} | {text: logprob}
+
+
+class ChatAnswer(Answer):
+    """The answer of /v1/chat/completions."""
+
+    id_prefix, object_name, part_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(
+        self, service: Service, body: ChatRequest, conversation: Conversation, opening: Opening
+    ) -> None:
+        top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        prompt = [*conversation.ids, *opening.ids]
+        super().__init__(service, body, [prompt], top_logprobs=top_logprobs)
+        self._conversation = conversation
+        self._opening = opening
+        self._named = isinstance(body.tool_choice, ToolChoice)
+        self._first_call_only = body.parallel_tool_calls is False or self._named
+        self._calling: set[int] = set()
+        """The choices that end in tool calls."""
+
+    def begin(self, request_id: str, choices: list[Choice]) -> None:
+        """Also make ready to read the replies."""
+        super().begin(request_id, choices)
+        self._replies = [
+            GrowingReply(
+                self._service.renderer,
+                self._conversation,
+                opening=self._opening,
+                first_call_only=self._first_call_only,
+            )
+            for _ in choices
+        ]
+
+    def opening(self, choice: Choice) -> dict[str, Any]:
+        """The role."""
+        delta = {"role": "assistant", "content": ""}
+        return self._event([{"index": choice.index, "delta": delta, "finish_reason": None, "logprobs": None}])
+
+    def _top(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self.prompts[0]} if self._body.return_token_ids else {}
+
+    def _finish_reason(self, choice: Choice) -> str | None:
+        # to a named function everything is a call, so OpenAI's API does not say so
+        called = choice.finish_reason == "stop" and choice.index in self._calling and not self._named
+        return "tool_calls" if called else choice.finish_reason
+
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        reply = self._news(choice)
+        calls = list(reply.calls)
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if calls else "")}
+        message |= reasoning_fields(reply.reasoning)
+        return {"message": message | ({"tool_calls": calls} if calls else {})}
+
+    def _part_content(self, choice: Choice) -> tuple[dict[str, Any], bool]:
+        part = self._news(choice)
+        delta: dict[str, Any] = {"content": part.content} if part.content else {}
+        delta |= reasoning_fields(part.reasoning)
+        if part.calls:
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(part.calls)]
+        return {"delta": delta}, bool(part)
+
+    def _news(self, choice: Choice) -> Part:
+        """What has become certain of a reply since the last call."""
+        reply = self._replies[choice.index]
+        if choice.finish_reason is None:
+            return reply.feed(choice.text.take())
+        cut = choice.text.text if choice.text.stopped else None
+        part = reply.finish(choice.text.take(final=True), choice.token_ids, cut=cut)
+        if part.calls:
+            self._calling.add(choice.index)
+        return part
+
+    def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
+        if self.top_logprobs is None:
+            return None
+        sampled = zip(
+            choice.token_ids[start:end],
+            choice.logprobs[start:end],
+            choice.top_logprobs(start, end),
+            strict=True,
+        )
+        return {
+            "content": [
+                self._token(token, logprob) | {"top_logprobs": [self._token(*pair) for pair in best]}
+                for token, logprob, best in sampled
+            ]
+        }
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self._service.token_text(token_id)
+        return {"token": text, "logprob": least(logprob), "bytes": list(text.encode())}

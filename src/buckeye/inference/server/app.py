@@ -1,0 +1,211 @@
+"""The HTTP application: routes, the gate, the size limit, and errors in OpenAI's form."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import buckeye
+from buckeye.base.request_gate import Gate, Rules
+from buckeye.chat.messages import Tool
+from buckeye.chat.openai_answers import error_content
+from buckeye.chat.openai_requests import ChatRequest, CompletionRequest, GenerateRequest
+from buckeye.errors import BuckeyeError, TransportError, UsageError
+from buckeye.inference.server import admin, generate
+from buckeye.inference.server.protocol import (
+    AbortRequest,
+    DetokenizeRequest,
+    FinishUpdateRequest,
+    InitTransferRequest,
+    LoadAdapterRequest,
+    RpcRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+    UpdateRequest,
+    WeightVersionRequest,
+    json_response,
+)
+from buckeye.inference.server.service import Service
+
+# The server's own description, /openapi.json, made of the requests that it parses.
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method of one path: what it does, what its body must be, its query parameters' schemas."""
+
+    method: str
+    path: str
+    handler: Any
+    body: type[msgspec.Struct] | None = None
+    query: Mapping[str, Any] = field(default_factory=dict)
+
+
+class OpenApi:
+    """Serves the description of some endpoints."""
+
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        endpoints = list(endpoints)
+        bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
+        refs, components = msgspec.json.schema_components(
+            [*bodies, Tool], ref_template="#/components/schemas/{name}"
+        )
+        schemas = dict(zip(bodies, refs, strict=False))
+        paths: dict[str, Any] = {}
+        for endpoint in endpoints:
+            schema = schemas.get(endpoint.body) if endpoint.body else None
+            paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schema)
+        self._document = {
+            "openapi": "3.1.0",
+            "info": {"title": "Buckeye inference", "version": buckeye.__version__},
+            "paths": paths,
+            "components": {"schemas": components},
+        }
+
+    async def answer(self, request: Request) -> Response:
+        """The description, in OpenAPI 3.1."""
+        return json_response(self._document)
+
+
+def _operation(endpoint: Endpoint, schema: Any) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "query", "schema": described} for name, described in endpoint.query.items()
+    ]
+    if "{" in endpoint.path:
+        name = endpoint.path.partition("{")[2].partition("}")[0]
+        parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+    operation: dict[str, Any] = {
+        "summary": " ".join((endpoint.handler.__doc__ or "").split()),
+        "parameters": parameters,
+        "responses": {"200": {"description": "OK"}, "4XX": {"description": "Refused, with the reason"}},
+    }
+    if schema is not None:
+        operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+    return operation
+
+
+log = logging.getLogger(__name__)
+
+
+# The HTTP application: routes, the gate, the size limit, and errors in OpenAI's form.
+
+MAX_BODY_BYTES = 64 * 2**20
+
+
+def create_app(service: Service, rules: Rules) -> ASGIApp:
+    """The application that serves `service` to those whom the rules admit."""
+    endpoints = _endpoints()
+    routes = [
+        # names of models may have slashes
+        Route(one.path.replace("{model}", "{model:path}"), one.handler, methods=[one.method])
+        for one in endpoints
+    ]
+    app = Starlette(
+        routes=[*routes, Route("/openapi.json", OpenApi(endpoints).answer, methods=["GET"])],
+        exception_handlers={
+            BuckeyeError: _on_buckeye_error,
+            HTTPException: _on_http_exception,
+            ClientDisconnect: _on_disconnect,
+            Exception: _on_any_error,
+        },
+    )
+    app.router.redirect_slashes = False
+    app.state.service = service
+    return Gate(_SizeLimit(app), rules)  # type: ignore[arg-type,return-value]
+
+
+def _endpoints() -> list[Endpoint]:
+    weights, adapters = admin.WeightUpdate(), admin.Adapters()
+    return [
+        Endpoint("GET", "/health", admin.health),
+        Endpoint("GET", "/metrics", admin.metrics),
+        Endpoint("GET", "/v1/models", admin.models),
+        Endpoint("GET", "/v1/models/{model}", admin.model),
+        Endpoint("POST", "/v1/chat/completions", generate.chat_completions, ChatRequest),
+        Endpoint("POST", "/v1/completions", generate.completions, CompletionRequest),
+        Endpoint("POST", "/inference/v1/generate", generate.generate, GenerateRequest),
+        Endpoint("POST", "/tokenize", generate.tokenize, TokenizeRequest),
+        Endpoint("POST", "/detokenize", generate.detokenize, DetokenizeRequest),
+        Endpoint("GET", "/is_paused", admin.is_paused),
+        Endpoint("POST", "/pause", admin.pause, query=admin.PAUSE_QUERY),
+        Endpoint("POST", "/resume", admin.resume),
+        Endpoint("POST", "/abort_requests", admin.abort_requests, AbortRequest),
+        Endpoint("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
+        Endpoint("GET", "/weight_info", admin.weight_info),
+        Endpoint("POST", "/update_weight_version", admin.update_weight_version, WeightVersionRequest),
+        Endpoint("POST", "/init_weight_transfer_engine", admin.init_weight_transfer, InitTransferRequest),
+        Endpoint("POST", "/start_weight_update", weights.start),
+        Endpoint("POST", "/update_weights", weights.update, UpdateRequest),
+        Endpoint("POST", "/finish_weight_update", weights.finish, FinishUpdateRequest),
+        Endpoint("POST", "/collective_rpc", weights.rpc, RpcRequest),
+        Endpoint("POST", "/v1/load_lora_adapter", adapters.load, LoadAdapterRequest),
+        Endpoint("POST", "/v1/unload_lora_adapter", adapters.unload, UnloadAdapterRequest),
+    ]
+
+
+class _SizeLimit:
+    """In front of everything: 413 for a body over the limit."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+            await _refuse(413, _TOO_LARGE)(scope, receive, send)
+            return
+        await self._app(scope, _limited(receive), send)
+
+
+_TOO_LARGE = f"The body is larger than {MAX_BODY_BYTES} bytes."
+
+
+def _limited(receive: Receive) -> Receive:
+    """`receive` that raises 413 once a body without a declared length has grown too large."""
+    total = 0
+
+    async def limited() -> Message:
+        nonlocal total
+        message = await receive()
+        total += len(message.get("body", b""))
+        if total > MAX_BODY_BYTES:
+            raise HTTPException(413, _TOO_LARGE)
+        return message
+
+    return limited
+
+
+def _refuse(status_code: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return json_response(error_content(message, status_code), status_code, headers)
+
+
+async def _on_buckeye_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, UsageError | TransportError):
+        return _refuse(400, str(error))
+    return _refuse(500, str(error))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _refuse(error.status_code, error.detail, error.headers)
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+async def _on_any_error(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _refuse(500, "The server failed; see its log.")

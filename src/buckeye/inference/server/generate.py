@@ -1,0 +1,248 @@
+"""What is sampled, over HTTP: as token ids (/inference/v1/generate), as completions and as
+chats, and the routes between text and token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from buckeye.chat.openai_answers import least, usage_fields
+from buckeye.chat.openai_requests import ChatRequest, CompletionRequest, GenerateRequest, TextRequest, parse
+from buckeye.errors import InferenceError
+from buckeye.inference.engine.sequences import Sequence
+from buckeye.inference.render.forcing import NO_OPENING, call_opening
+from buckeye.inference.server.answers import Answer, ChatAnswer, Choice, CompletionAnswer
+from buckeye.inference.server.protocol import DetokenizeRequest, EventStream, TokenizeRequest, json_response
+from buckeye.inference.server.service import DEFAULT_MAX_TOKENS, Service, Submission
+
+# The routes that answer in text: /v1/completions, /v1/chat/completions.
+
+_LONG_BODY = 2**20
+
+T = TypeVar("T")
+
+
+async def completions(request: Request) -> Response:
+    """OpenAI's completions; the prompt may be token ids, or a list of prompts."""
+    service: Service = request.app.state.service
+    raw = await request.body()
+    body = parse(raw, CompletionRequest)
+    service.check_model(body.model)
+    prompts = await _prepared(len(raw), service.prompts, body.prompt)
+    max_tokens = body.max_tokens or DEFAULT_MAX_TOKENS
+    answer = CompletionAnswer(service, body, prompts, top_logprobs=body.logprobs)
+    return await _answer(request, service, body, prompts, max_tokens, answer)
+
+
+async def chat_completions(request: Request) -> Response:
+    """OpenAI's chat completions, with tools and reasoning."""
+    service: Service = request.app.state.service
+    raw = await request.body()
+    body = parse(raw, ChatRequest)
+    service.check_model(body.model)
+    conversation = await _prepared(len(raw), service.conversation, body.messages, body.offered_tools())
+    max_tokens = body.max_completion_tokens or body.max_tokens or service.max_len
+    opening = NO_OPENING
+    if body.forces_a_call:
+        opening = call_opening(service.renderer, conversation, body.forced_tool())
+    answer = ChatAnswer(service, body, conversation, opening)
+    return await _answer(request, service, body, answer.prompts, max_tokens, answer)
+
+
+async def _prepared(size: int, prepare: Callable[..., T], *arguments: Any) -> T:
+    """`prepare(*arguments)`: for a long body in another thread, so that the streams of others go on."""
+    if size < _LONG_BODY:
+        return prepare(*arguments)
+    return await asyncio.to_thread(prepare, *arguments)
+
+
+async def _answer(
+    request: Request,
+    service: Service,
+    body: TextRequest,
+    prompts: list[list[int]],
+    max_tokens: int,
+    answer: Answer,
+) -> Response:
+    stops = body.stop_strings()
+    if stops:
+        service.require_text()  # without text no stop string would ever be found
+    sequences = service.sequences(
+        prompts,
+        body,
+        max_tokens=max_tokens,
+        streamed=body.stream or bool(stops),
+        top_logprobs=answer.top_logprobs,
+    )
+    choices = [Choice(service, index, sequence, stops) for index, sequence in enumerate(sequences)]
+    request_id = body.request_id or f"{answer.id_prefix}-{uuid.uuid4().hex}"
+    answer.begin(request_id, choices)
+    submission = Submission(service, request_id, sequences, request)
+    if body.stream:
+        return EventStream(_stream(submission, choices, answer, body))
+    async with submission:
+        while any(choice.finish_reason is None for choice in choices):
+            await submission.news()
+            for choice in choices:
+                choice.advance()
+    for choice in choices:
+        choice.raise_error()
+    return json_response(answer.whole(choices))
+
+
+async def _stream(
+    submission: Submission, choices: list[Choice], answer: Answer, body: TextRequest
+) -> AsyncGenerator[Any, None]:
+    for choice in choices:
+        if (opening := answer.opening(choice)) is not None:
+            yield opening
+    going_on = choices
+    async with submission:
+        while going_on:
+            await submission.news()
+            for choice in going_on:
+                start, end = choice.advance()
+                choice.raise_error()
+                if (part := answer.part(choice, start, end)) is not None:
+                    yield part
+            going_on = [choice for choice in going_on if choice.finish_reason is None]
+    if body.stream_options is not None and body.stream_options.include_usage:
+        yield answer.usage_part(choices)
+
+
+# The routes between text and token ids; the names are vLLM's.
+
+
+async def tokenize(request: Request) -> Response:
+    """The token ids of a text, or of messages as the chat template writes them."""
+    service: Service = request.app.state.service
+    body = parse(await request.body(), TokenizeRequest)
+    service.check_model(body.model)
+    ids = _ids(service, body)
+    texts = [service.token_text(token) for token in ids] if body.return_token_strs else None
+    return json_response(
+        {"count": len(ids), "max_model_len": service.max_len, "tokens": ids, "token_strs": texts}
+    )
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    service: Service = request.app.state.service
+    body = parse(await request.body(), DetokenizeRequest)
+    service.check_model(body.model)
+    service.check_ids(body.tokens)
+    return json_response({"prompt": service.renderer.decode(body.tokens)})
+
+
+def _ids(service: Service, body: TokenizeRequest) -> list[int]:
+    if body.prompt is not None:
+        return service.encode(body.prompt, special=body.add_special_tokens)
+    messages = service.plain_messages(body.messages or [])
+    template = service.renderer.template
+    return service.renderer.encode(
+        template.text(messages, body.tools or [], prompt=body.add_generation_prompt)
+    )
+
+
+# The route for token ids: /inference/v1/generate. No text is made on it, and no tokenizer is needed.
+
+
+async def generate(request: Request) -> Response:
+    """Token ids in, token ids and log-probs out, whole or in parts."""
+    service: Service = request.app.state.service
+    body = parse(await request.body(), GenerateRequest)
+    service.check_model(body.model)
+    sampling = body.sampling_params
+    sequences = service.sequences(
+        [body.token_ids],
+        sampling,
+        max_tokens=sampling.max_tokens or DEFAULT_MAX_TOKENS,
+        streamed=body.stream,
+        top_logprobs=sampling.logprobs,
+    )
+    request_id = body.request_id or f"generate-{uuid.uuid4().hex}"
+    submission = Submission(service, request_id, sequences, request)
+    if body.stream:
+        return EventStream(_events(submission, body, request_id, sequences))
+    async with submission:
+        await submission.finished()
+    choices = []
+    for index, sequence in enumerate(sequences):
+        _raise_error(sequence)
+        choice = _part(index, sequence, 0, len(sequence.token_ids), sampling.logprobs)
+        choices.append(choice | _ending(sequence))
+    return json_response({"request_id": request_id, "choices": choices})
+
+
+async def _events(
+    submission: Submission, body: GenerateRequest, request_id: str, sequences: list[Sequence]
+) -> AsyncGenerator[Any, None]:
+    """An event for the news of each sequence, the last one with how it ended."""
+    told = [0] * len(sequences)
+    going_on = dict(enumerate(sequences))
+    async with submission:
+        while going_on:
+            await submission.news()
+            for index, sequence in tuple(going_on.items()):
+                ended = sequence.finish_reason is not None  # read before the tokens: it is written after them
+                _raise_error(sequence)
+                start, told[index] = told[index], len(sequence.logprobs)
+                if not ended and start == told[index]:
+                    continue
+                choice = _part(index, sequence, start, told[index], body.sampling_params.logprobs)
+                if ended:
+                    del going_on[index]
+                    choice |= _ending(sequence)
+                yield {"request_id": request_id, "choices": [choice]}
+    if body.stream_options is not None and body.stream_options.include_usage:
+        yield {"request_id": request_id, "choices": [], "usage": _usage(body, sum(told))}
+
+
+def _part(index: int, sequence: Sequence, start: int, end: int, top: int | None) -> dict[str, Any]:
+    """The tokens start..end of a sequence; `top` is how many log-probs were asked for beside each one's own,
+    None for none at all."""
+    return {
+        "index": index,
+        "token_ids": sequence.token_ids[start:end],
+        "logprobs": None if top is None else {"content": _logprobs(sequence, start, end)},
+        "finish_reason": None,
+        "weight_versions": None,
+    }
+
+
+def _logprobs(sequence: Sequence, start: int, end: int) -> list[dict[str, Any]]:
+    tops = sequence.top_logprobs[start:end] or [[]] * (end - start)
+    return [
+        {
+            "token_id": token,
+            "logprob": logprob,
+            "top_logprobs": [{"token_id": other, "logprob": least(value)} for other, value in top],
+        }
+        for token, logprob, top in zip(
+            sequence.token_ids[start:end], sequence.logprobs[start:end], tops, strict=True
+        )
+    ]
+
+
+def _ending(sequence: Sequence) -> dict[str, Any]:
+    spans = sequence.version_spans()
+    return {
+        "finish_reason": sequence.finish_reason,
+        "weight_versions": [
+            {"version": str(version), "start": start, "end": end} for version, start, end in spans
+        ],
+    }
+
+
+def _usage(body: GenerateRequest, sampled: int) -> dict[str, int]:
+    return usage_fields(len(body.token_ids), sampled)
+
+
+def _raise_error(sequence: Sequence) -> None:
+    if sequence.error is not None:
+        raise InferenceError(sequence.error)

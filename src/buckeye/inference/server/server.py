@@ -1,0 +1,307 @@
+"""The inference process: an engine in the main thread, its HTTP server in another.
+
+PyTorch keeps one pool of compute threads for each thread that starts parallel work; with the engine in the
+main thread, where the model is also built, there is one pool for the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from buckeye.base import heartbeat
+from buckeye.base.http_server import http_server, listen
+from buckeye.base.keys import made_key
+from buckeye.base.process import cpu_threads, die_with_parent
+from buckeye.base.request_gate import Rules, is_loopback
+from buckeye.config.inference import InferenceConfig
+from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.engine.adapters import AdaptedCheckpoint
+from buckeye.inference.engine.architecture import model_directory, read_spec
+from buckeye.inference.engine.decoder import Decoder, KVCache, cache_budget, count_slots
+from buckeye.inference.engine.engine import Engine
+from buckeye.inference.engine.sequences import Sequence
+from buckeye.inference.engine.weights import Checkpoint, Weights, auto_dtype
+from buckeye.inference.render import ChatRenderer
+from buckeye.inference.server.app import create_app
+from buckeye.inference.server.service import Service
+from buckeye.inference.vllm.interpreter import Vllm, find_vllm, require_vllm
+from buckeye.inference.vllm.server import serve_vllm
+from buckeye.monitor.log import SUCCESS, run_log, setup_logging
+
+# Who may use the inference server: its key, and what is open without one.
+
+PUBLIC = (
+    "/health",
+    "/metrics",
+    "/openapi.json",
+    "/v1/models",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/inference/v1/generate",
+    "/tokenize",
+    "/detokenize",
+)
+"""What a server without a key answers: nothing of it changes the server."""
+
+
+@contextlib.contextmanager
+def access_rules(config: InferenceConfig) -> Iterator[Rules]:
+    """Whom the server answers, for as long as the block runs: those who know the key of the variable that
+    the configuration names, or else one that is made for this start and put where clients of this machine
+    find it.
+
+    Raises UsageError for an address in reach of others without a key that was chosen.
+    """
+    server = config.server
+    host = server.host or "127.0.0.1"
+    key = os.environ.get(server.api_key_var) or None
+    if key is None and not is_loopback(host):
+        raise UsageError(
+            f"inference.server.host = {host} is reachable from other machines, so a key is required: set the "
+            f"environment variable {server.api_key_var} (inference.server.api_key_var)."
+        )
+    if key is not None and config.no_key:
+        raise UsageError(
+            f"inference.no_key is set, and so is a key, {server.api_key_var}: unset one of them."
+        )
+    with contextlib.ExitStack() as stack:
+        if key is None and not config.no_key:
+            key = stack.enter_context(made_key(server.api_key_var, server.port))
+        yield Rules(
+            host=host,
+            key=key,
+            hosts=tuple(server.allowed_hosts),
+            origins=tuple(server.allowed_origins),
+            public=PUBLIC,
+            how_to_send=f"send `Authorization: Bearer <key>`, the key that {server.api_key_var} holds there",
+        )
+
+
+log = logging.getLogger(__name__)
+
+
+# The inference process: an engine in the main thread, its HTTP server in another.
+
+_HTTP_START_TIMEOUT = 30.0
+_DRAIN_SECONDS = 4.0  # the launcher kills what has not ended ten seconds after SIGTERM
+_DRAIN_POLL_SECONDS = 0.02
+_HTTP_STOP_TIMEOUT = 4
+_GIL_SWITCH_SECONDS = 0.0002
+
+
+def run_inference(config: InferenceConfig, *, adapter: Path | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; the model with an `adapter` (a directory in peft's format) if there is
+    one, which requests may name too. Raises `UsageError` or `InferenceError` if it cannot start."""
+    die_with_parent()
+    heartbeat.start_beating()
+    log_file = run_log(config.output_dir) if config.log.file else None
+    setup_logging(config.log.level, f"inference {config.server.port}", log_file)
+    _on_stop_signal(lambda: sys.exit(0))
+    log.info("Starting inference server")
+    with access_rules(config) as rules:
+        _run(config, adapter, rules)
+
+
+def _run(config: InferenceConfig, adapter: Path | None, rules: Rules) -> None:
+    listener = listen(rules.host, config.server.port, change="Set inference.server.port to a free port.")
+    directory = model_directory(config.model.name)
+    vllm = _vllm(config, adapter)
+    if vllm is not None:
+        listener.close()  # the port is free: what answers on it from now on is ours
+        cpu = _device(config.model.device).type == "cpu"
+        serve_vllm(config, vllm, directory, rules=rules, cpu=cpu)
+        return
+    engine = load_engine(config, directory, adapter)
+    service = Service(
+        engine,
+        model_name=config.model.name,
+        dtype=str(engine.decoder.cache.kv.dtype).removeprefix("torch."),
+        checksum=None,
+        directory=directory,
+        weights_dir=config.weights_dir or config.output_dir,
+        renderer=_load_renderer(directory),
+        seed=config.seed,
+    )
+    service.adapter = str(adapter) if adapter is not None else None
+    http = HttpThread(service, listener, rules)
+    http.start()
+    _on_stop_signal(http.drain)
+    host, port = listener.getsockname()[:2]
+    log.log(
+        SUCCESS,
+        "Inference server ready on http://%s:%d (model %s, %d parameters, %s, %d slots)",
+        host,
+        port,
+        service.adapter or config.model.name,
+        engine.decoder.weights.num_parameters,
+        service.dtype,
+        engine.decoder.cache.slots,
+    )
+    heartbeat.ready()
+    engine.run()
+    if http.failed:
+        raise InferenceError("The HTTP server ended by itself; its error is in the lines above.")
+    http.stop()
+    log.info("Inference server stopped")
+
+
+def _vllm(config: InferenceConfig, adapter: Path | None) -> Vllm | None:
+    """vLLM if it is to be the engine: always where it is named, with `auto` on a GPU if it is installed. It
+    takes an adapter from a run only; the embedded engine merges one when it starts."""
+    if adapter is not None:
+        if config.backend == "vllm":
+            raise UsageError(
+                f'inference.backend = "vllm" serves complete models, and {adapter} is an adapter: leave the '
+                "backend out, or export a complete model with --merge-lora."
+            )
+        return None
+    if config.backend == "vllm":
+        return require_vllm(config.vllm_python)
+    if config.backend == "torch" or _device(config.model.device).type == "cpu":
+        return None
+    found = find_vllm(config.vllm_python)
+    if found is None:
+        log.warning("vLLM is not installed: the embedded engine serves on the GPU (`buckeye vllm install`)")
+    return found
+
+
+def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None = None) -> Engine:
+    """The engine for the model in `directory`, with an adapter if there is one, and the settings of
+    `config`."""
+    device = _device(config.model.device)
+    if device.type == "cpu":
+        torch.set_num_threads(cpu_threads())
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it prepares every shape anew, and decoding has thousands
+    spec = read_spec(directory)
+    max_len = min(config.model.max_model_len or spec.max_positions, spec.max_positions)
+    if config.model.max_model_len and max_len < config.model.max_model_len:
+        log.warning("The model has %d positions; max_model_len is cut to that", max_len)
+    checkpoint = Checkpoint(directory) if adapter is None else AdaptedCheckpoint(directory, adapter)
+    named = config.model.dtype
+    dtype = auto_dtype(checkpoint, device) if named == "auto" else getattr(torch, named)
+    weights = Weights(spec, dtype=dtype, device=device)
+    weights.check(checkpoint)
+    weights.load(checkpoint)
+    if config.kv_cache_gb is not None:
+        budget = int(config.kv_cache_gb * 1e9)
+    else:
+        logits = 4 * config.max_num_seqs * spec.vocab_size
+        budget = cache_budget(device, gpu_share=config.gpu_memory_utilization, logits=logits)
+    slots = count_slots(
+        spec,
+        max_num_seqs=2 * config.max_num_seqs,  # as many again for what is kept of earlier turns
+        max_len=max_len,
+        dtype=dtype,
+        budget=budget,
+    )
+    running = min(slots, config.max_num_seqs)
+    cache = KVCache(spec, slots=running, spare=slots - running, max_len=max_len, dtype=dtype, device=device)
+    return Engine(Decoder(spec, weights, cache))
+
+
+class HttpThread:
+    """uvicorn in a thread of its own, and the way for the engine's news into its event loop. If it ends, the
+    engine is stopped."""
+
+    def __init__(self, service: Service, listener: socket.socket, rules: Rules) -> None:
+        app = create_app(service, rules)
+        self._server = http_server(app, timeout_graceful_shutdown=_HTTP_STOP_TIMEOUT)
+        self._listener = listener
+        self.failed = False
+        """Whether it has ended without being asked to."""
+        self._service = service
+        self._engine = service.engine
+        self._engine.deliver = self._deliver
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
+
+    def start(self) -> None:
+        """Return once requests are taken."""
+        # A thread that computes in Python may keep the interpreter for this long while the engine, between
+        # two operations, waits for it.
+        sys.setswitchinterval(_GIL_SWITCH_SECONDS)
+        self._thread.start()
+        deadline = time.monotonic() + _HTTP_START_TIMEOUT
+        while not self._server.started:
+            if time.monotonic() > deadline or not self._thread.is_alive():
+                raise InferenceError(f"The HTTP server did not start within {_HTTP_START_TIMEOUT:g} s.")
+            time.sleep(0.005)
+
+    def drain(self) -> None:
+        """Refuse new requests, give those that are open some seconds to finish, then stop the engine. Called
+        a second time, stop it at once. May be called from a signal handler."""
+        if self._service.draining:
+            self._engine.stop()
+            return
+        self._service.draining = True
+        self._drained = asyncio.run_coroutine_threadsafe(self._drain(), self._loop)
+
+    async def _drain(self) -> None:
+        service, deadline = self._service, time.monotonic() + _DRAIN_SECONDS
+        if service.requests:
+            log.info("Stopping: finishing %d requests, at most %g s", len(service.requests), _DRAIN_SECONDS)
+        # while the engine is paused nothing can finish
+        while service.requests and not self._engine.is_paused and time.monotonic() < deadline:
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        if service.requests:
+            log.warning("Stopping: %d unfinished requests are ended", len(service.requests))
+        self._engine.stop()
+
+    def stop(self) -> None:
+        """Answer what is open and end; returns within the deadline even if a client does not read."""
+        self._server.should_exit = True
+        self._thread.join(_HTTP_STOP_TIMEOUT + 2)
+
+    def _deliver(self, sequences: list[Sequence]) -> None:
+        # called by the engine's thread
+        try:
+            self._loop.call_soon_threadsafe(_call_on_news, sequences)
+        except RuntimeError:  # the loop is closed: nobody is left to be told
+            log.debug("News of %d sequences came after the HTTP server had stopped", len(sequences))
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._server.serve(sockets=[self._listener]))
+        finally:
+            self.failed = not self._server.should_exit
+            self._engine.stop()
+
+
+def _call_on_news(sequences: list[Sequence]) -> None:
+    for sequence in sequences:
+        sequence.on_news()
+
+
+def _on_stop_signal(stop: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: stop())
+
+
+def _load_renderer(directory: Path) -> ChatRenderer | None:
+    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        log.warning("%s has no tokenizer: requests and answers are token ids only", directory)
+        return None
+    return ChatRenderer(directory)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InferenceError(
+            'inference.model.device is "cuda" and PyTorch finds no GPU; use "cpu" or "auto".'
+        )
+    return torch.device(name)

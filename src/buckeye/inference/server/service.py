@@ -1,0 +1,279 @@
+"""Between HTTP requests and the engine: requests become sequences, news of sequences wake the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence as Seq
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from buckeye.chat.messages import ChatMessage
+from buckeye.chat.openai_requests import Sampling
+from buckeye.envs.base import Tool
+from buckeye.errors import UsageError
+from buckeye.inference.engine.engine import Engine
+from buckeye.inference.engine.sequences import Sequence
+from buckeye.inference.render import ChatRenderer, Conversation
+from buckeye.inference.types import SamplingParams
+
+DEFAULT_MAX_TOKENS = 16
+"""Of completions and token ids that say nothing, as in OpenAI's API."""
+_COOLEST = 0.01
+_MAX_SEQUENCES = 16384
+_MAX_WAITING = 16384
+_RETRY_SECONDS = 1
+# Special tokens in some models; they say where reasoning and calls are.
+_SHOWN_TOKENS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+
+
+class Service:
+    """The engine as the routes see it. `seed` starts the sequence of seeds of requests that bring none."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        model_name: str,
+        dtype: str,
+        checksum: str | None,
+        directory: Path,
+        weights_dir: Path,
+        renderer: ChatRenderer | None,
+        seed: int | None,
+    ) -> None:
+        self.engine = engine
+        self.model_name = model_name
+        self.dtype = dtype
+        self.checksum = checksum
+        self.directory = directory
+        """Of the model that the server was started with: what adapters are applied to."""
+        self.weights_dir = weights_dir
+        """New weights and adapters are taken from below it."""
+        self.adapter: str | None = None
+        """The name of the LoRA adapter that is merged into the weights in use."""
+        self.spec = engine.decoder.spec
+        self.max_len = engine.decoder.cache.max_len
+        self.created = int(time.time())
+        self.requests: dict[str, Seq[Sequence]] = {}
+        self.draining = False
+        """Whether the server is about to end: what it has begun is finished, nothing new is begun."""
+        self.unfinished = 0
+        """Sequences of the requests that are open."""
+        self._renderer = renderer
+        self._seeds = random.Random(seed)  # noqa: S311  chance that keeps no secret
+
+    @property
+    def renderer(self) -> ChatRenderer:
+        """The tokenizer; raises `UsageError` if the model came without one."""
+        self.require_text()
+        assert self._renderer is not None
+        return self._renderer
+
+    def require_text(self) -> None:
+        """Raise `UsageError` if tokens cannot be turned into text."""
+        if self._renderer is None:
+            raise UsageError("This model has no tokenizer: send token ids and ask for token ids.")
+
+    def decode(self, ids: Seq[int]) -> str:
+        """The text of tokens, special ones left out; empty without a tokenizer."""
+        if self._renderer is None:
+            return ""
+        return self._renderer.decode([token for token in ids if token not in self._hidden])
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token, `token_id:<id>` without a tokenizer."""
+        return self._renderer.token_text(token_id) if self._renderer else f"token_id:{token_id}"
+
+    def prompts(self, prompt: str | list[Any]) -> list[list[int]]:
+        """The token ids of every prompt of a completion request."""
+        if isinstance(prompt, str):
+            return [self.encode(prompt)]
+        if not prompt:
+            raise UsageError("Bad request: `prompt` is empty.")
+        kind: Any = {str: list[str], list: list[list[int]], int: list[int]}.get(type(prompt[0]))
+        try:
+            prompts = msgspec.convert(prompt, kind)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise UsageError(
+                "Bad request: `prompt` must be a text, token ids, or a list of texts or of token id lists."
+            ) from error
+        if isinstance(prompt[0], str):
+            return [self.encode(text) for text in prompts]
+        return prompts if isinstance(prompt[0], list) else [prompts]
+
+    def conversation(self, messages: Seq[ChatMessage], tools: Seq[Tool]) -> Conversation:
+        """The prompt of a chat. Raises `UsageError` if the chat template refuses."""
+        return self.renderer.render(self.plain_messages(messages), tools)
+
+    def plain_messages(self, messages: Seq[ChatMessage]) -> list[dict[str, Any]]:
+        """Messages as chat templates take them. Raises `UsageError` if they cannot fit."""
+        plain = [message.plain() for message in messages]
+        self._check_characters(sum(len(message["content"]) for message in plain))
+        return plain
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """The token ids of a text; `special`: with those that the tokenizer puts around one."""
+        self._check_characters(len(text))
+        return self.renderer.tokenizer.encode(text, add_special_tokens=special)
+
+    def check_ids(self, ids: Seq[int]) -> None:
+        """Refuse token ids that the model does not have."""
+        if ids and (min(ids) < 0 or max(ids) >= self.spec.vocab_size):
+            raise UsageError(f"There is a token id outside the vocabulary of {self.spec.vocab_size}.")
+
+    def _check_characters(self, count: int) -> None:
+        """Refuse a text that cannot fit before it costs seconds to find out how many tokens it has."""
+        if count > self.max_len * self._longest_token:
+            raise UsageError(
+                f"The prompt has {count} characters; the context is {self.max_len} tokens of at most "
+                f"{self._longest_token} characters each."
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self.renderer.tokenizer.get_vocab()))
+
+    @cached_property
+    def _hidden(self) -> frozenset[int]:
+        """Special tokens, which are no text."""
+        known = self.renderer.tokenizer.added_tokens_decoder
+        return frozenset(
+            token for token, added in known.items() if added.special and added.content not in _SHOWN_TOKENS
+        )
+
+    def admit(self, request_id: str, sequences: Seq[Sequence]) -> None:
+        """Refuse what cannot be taken in now: 503 while the server is ending, 429 if too much waits."""
+        retry = {"Retry-After": str(_RETRY_SECONDS)}
+        if self.draining:
+            raise HTTPException(503, "This server is shutting down.", headers=retry)
+        if self.unfinished and self.unfinished + len(sequences) > self.engine.running.slots + _MAX_WAITING:
+            message = f"{self.unfinished} sequences are waiting or running already; try again later."
+            raise HTTPException(429, message, headers=retry)
+        if request_id in self.requests:
+            raise UsageError(f"A request with `request_id` = {request_id!r} is running already.")
+
+    def sequences(
+        self,
+        prompts: Seq[Seq[int]],
+        sampling: Sampling,
+        *,
+        max_tokens: int,
+        streamed: bool,
+        top_logprobs: int | None,
+    ) -> list[Sequence]:
+        """`n` sequences for each prompt, seeded one after the other. Raises `UsageError` for what cannot
+        be."""
+        count = sampling.n or 1
+        if len(prompts) * count > _MAX_SEQUENCES:
+            raise UsageError(f"A request may ask for {_MAX_SEQUENCES} sequences, not {len(prompts) * count}.")
+        seed = sampling.seed if sampling.seed is not None else self._seeds.getrandbits(63)
+        stop_token_ids = self._stop_token_ids(sampling)
+        temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        if 0 < temperature < _COOLEST:
+            raise UsageError(f"`temperature` must be 0 (greedy) or at least {_COOLEST}.")
+        if max_tokens > self.max_len:
+            raise UsageError(
+                f"`max_tokens` is {max_tokens}; the context of this model is {self.max_len} tokens, with the "
+                "prompt."
+            )
+        if sampling.min_tokens > max_tokens:
+            raise UsageError(f"`min_tokens` is {sampling.min_tokens}, above `max_tokens` = {max_tokens}.")
+        made = []
+        for index, prompt in enumerate(prompts):
+            ids = self._checked(prompt)
+            for member in range(count):
+                params = SamplingParams(
+                    max_tokens=max_tokens,
+                    temperature=temperature,
+                    top_p=1.0 if sampling.top_p is None else sampling.top_p,
+                    top_k=sampling.top_k or -1,
+                    seed=seed + index * count + member,
+                    min_tokens=sampling.min_tokens,
+                    stop_token_ids=stop_token_ids,
+                    top_logprobs=top_logprobs or 0,
+                )
+                made.append(Sequence(ids, params, streamed=streamed))
+        return made
+
+    def check_model(self, name: str | None) -> None:
+        """404 if a request names another model than the one that is served, or the adapter in it."""
+        if name not in (None, self.model_name, self.adapter):
+            message = f"The model `{name}` does not exist here; this server serves `{self.model_name}`."
+            raise HTTPException(404, message)
+
+    def _stop_token_ids(self, sampling: Sampling) -> tuple[int, ...]:
+        asked = sampling.stop_token_ids or []
+        if any(token >= self.spec.vocab_size for token in asked):
+            raise UsageError(f"`stop_token_ids` has an id outside the vocabulary of {self.spec.vocab_size}.")
+        eos = () if sampling.ignore_eos else self.spec.eos_token_ids
+        return tuple(dict.fromkeys((*asked, *eos)))
+
+    def _checked(self, prompt: Seq[int]) -> tuple[int, ...]:
+        if not prompt:
+            raise UsageError("The prompt has no tokens.")
+        if len(prompt) >= self.max_len:
+            raise UsageError(
+                f"The prompt has {len(prompt)} tokens; the context is {self.max_len}, so at most "
+                f"{self.max_len - 1} fit."
+            )
+        self.check_ids(prompt)
+        return tuple(prompt)
+
+
+class Submission:
+    """Sequences in the engine's hands for as long as the `async with` lasts; what is unfinished then, because
+    the client has left or the handler was cancelled, is aborted. Raises what `Service.admit` raises."""
+
+    def __init__(self, service: Service, request_id: str, sequences: Seq[Sequence], request: Request) -> None:
+        service.admit(request_id, sequences)
+        self._service = service
+        self._id = request_id
+        self._sequences = sequences
+        self._request = request
+        self._news = asyncio.Event()
+        self._gone = False
+
+    async def __aenter__(self) -> Submission:
+        for sequence in self._sequences:
+            sequence.on_news = self._news.set
+        self._service.requests[self._id] = self._sequences
+        self._service.unfinished += len(self._sequences)
+        self._service.engine.submit(self._sequences)
+        self._watcher = asyncio.create_task(self._watch_client())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watcher.cancel()
+        self._service.requests.pop(self._id, None)
+        self._service.unfinished -= len(self._sequences)
+        unfinished = [sequence for sequence in self._sequences if sequence.finish_reason is None]
+        if unfinished:
+            self._service.engine.abort(unfinished)
+
+    async def news(self) -> None:
+        """Wait for the engine to report something. Raises `ClientDisconnect` when the client has left."""
+        await self._news.wait()
+        self._news.clear()
+        if self._gone:
+            raise ClientDisconnect()
+
+    async def finished(self) -> None:
+        """Wait for all sequences to end."""
+        while any(sequence.finish_reason is None for sequence in self._sequences):
+            await self.news()
+
+    async def _watch_client(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._news.set()

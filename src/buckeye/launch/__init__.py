@@ -1,0 +1,1 @@
+"""From a configuration to processes that are started, watched and ended."""

@@ -1,0 +1,196 @@
+"""The attempts of one start of a run: trainer and orchestrator from one commit on.
+
+What dies ends the attempt, and the next begins at the newest commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from buckeye.base.disk import disk_is_full
+from buckeye.base.process import RunIdentity
+from buckeye.cluster.head import Nodes
+from buckeye.config.rl import RLConfig
+from buckeye.errors import CheckpointError, RunError, UsageError
+from buckeye.launch.processes import Child, Processes
+from buckeye.launch.restarts import FULL_DISK_SECONDS, NODE_SECONDS, Budget, Ended, GiveUp, described
+from buckeye.launch.resume import newest_commit
+from buckeye.launch.role_configs import Origin, write_role_configs
+from buckeye.launch.why_it_ended import Memory, diagnosis, how_it_ended, named_cause
+from buckeye.run_files.directory import attempt_logs, begin_attempt
+from buckeye.run_files.logs import prune_logs
+from buckeye.sizing.plan import RolePlan
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """A start of a run: what does not change while it goes on. It began at the checkpoint of `step` (None: at
+    the model), as attempt `first`. `nodes` are the other hosts, if there are any."""
+
+    config: RLConfig
+    model_path: Path
+    first: RunIdentity
+    step: int | None
+    nodes: Nodes | None = None
+
+
+class Attempts:
+    """Looks after trainer and orchestrator. `began` is told of every new attempt and the step it begins at,
+    `note` of every end."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        plan: RolePlan,
+        processes: Processes,
+        *,
+        began: Callable[[RunIdentity, int | None], None],
+        note: Callable[[Ended], None],
+    ) -> None:
+        self.plan = plan
+        self._launch = launch
+        self._processes = processes
+        self._began = began
+        self._note = note
+        self._limits = launch.config.supervision
+        self._patience = float(launch.config.trainer.dist_timeout_seconds)  # for a last checkpoint
+        self._budget = Budget(self._limits.max_restarts, self._limits.restart_window)
+        self._memory = Memory.now()
+        self._state: Literal["running", "ending", "waiting"] = "running"
+        self._until = 0.0  # when what is ending is killed, or when what waits is started
+        self._delay = 0.0
+        self._absent_since: float | None = None
+        self._distrust = False  # whether a checkpoint was damaged
+
+    @property
+    def running(self) -> bool:
+        """Whether an attempt goes on, and is not just being ended or begun."""
+        return self._state == "running"
+
+    @property
+    def members(self) -> list[Child]:
+        """The processes of the attempt."""
+        return self._processes.of_kind("orchestrator", "trainer")
+
+    def tend(self, now: float, step: int) -> None:
+        """Look after the attempt of a run that has done `step` steps; to be called again and again. Raises
+        RunError with the last lines of what cannot, or must not, be started again."""
+        if self._state == "running":
+            failed = [child for child in self.members if child.returncode not in (None, 0)]
+            if failed:
+                # of ranks that end together the one that was killed is the cause
+                self._failed(min(failed, key=lambda child: child.returncode or 0), now, step)
+        elif self._state == "ending":
+            self._end(now)
+        elif now >= self._until:
+            self._begin(now)
+
+    def refill(self) -> None:
+        """The run has made progress."""
+        self._budget.refill()
+
+    def move(self, plan: RolePlan, now: float) -> None:
+        """Begin a new attempt under another plan."""
+        self.plan = plan
+        if self._state == "running":
+            self._end_members(self.members, now, delay=0.0)
+
+    def _failed(self, child: Child, now: float, step: int) -> None:
+        code = child.returncode
+        assert code is not None
+        child.beats.read(now)
+        text = diagnosis(child, code, self._memory, self._launch.config.output_dir)
+        failure = child.beats.failure
+        if not self._limits.restart or code == UsageError.exit_code or (failure and failure.final):
+            raise RunError(text)
+        verdict = self._budget.after(now, cause=named_cause(child, code), step=step)
+        if isinstance(verdict, GiveUp):
+            raise RunError(f"{text}\n{verdict.why}")
+        log.warning(
+            "%s\nTrainer and orchestrator are started again in %s", text, described(verdict, self._limits)
+        )
+        self._memory = Memory.now()
+        self._distrust = self._distrust or (failure is not None and failure.error == CheckpointError.__name__)
+        how = how_it_ended(child, code)
+        self._note(Ended(title=child.role.title, cause=how, at=now, ends_attempt=True))
+        self._end_members([child], now, delay=verdict.delay)
+
+    def _end_members(self, dead: list[Child], now: float, *, delay: float) -> None:
+        """Trainers without an orchestrator finish their step and commit it; without all their ranks they
+        cannot, and an orchestrator has nothing to keep."""
+        trainers = self._processes.of_kind("trainer")
+        whole = all(child.running and child not in dead for child in trainers)
+        if whole:
+            self._processes.request_stop(trainers)
+        for child in self.members:
+            if child.running and not (whole and child in trainers):
+                self._processes.kill(child, "belonged to the attempt that has ended")
+        self._state, self._delay = "ending", delay
+        self._until = now + (self._patience if whole else 0.0)
+
+    def _end(self, now: float) -> None:
+        left = [child for child in self.members if child.running]
+        if left:
+            for child in left if now > self._until else ():
+                self._processes.kill(child, f"did not end within {self._patience:.0f} s of SIGTERM")
+            return
+        for child in self.members:
+            self._processes.forget(child)
+        self._state, self._until = "waiting", now + self._delay
+
+    def _wait_for_nodes(self, now: float) -> bool:
+        """Whether a node is not there. Raises RunError when that has lasted too long."""
+        absent = self._processes.absent(self.plan.of_kind("orchestrator") + self.plan.of_kind("trainer"))
+        if not absent:
+            self._absent_since = None
+            return False
+        patience, names = self._launch.config.cluster.join_timeout, ", ".join(absent)
+        if self._absent_since is None:
+            self._absent_since = now
+            log.warning("Waiting at most %.0f s for %s to come back", patience, names)
+        if now - self._absent_since > patience:
+            raise RunError(f"{names} did not come back within {patience:.0f} s (cluster.join_timeout).")
+        self._until = now + NODE_SECONDS
+        return True
+
+    def _begin(self, now: float) -> None:
+        if self._wait_for_nodes(now):
+            return
+        try:
+            identity, step = self._written()
+        except OSError as error:
+            if not disk_is_full(error):
+                raise
+            log.warning("The disk is full: the next attempt begins when there is space (%s)", error)
+            self._until = now + FULL_DISK_SECONDS
+            return
+        self._processes.begin(identity)
+        self._began(identity, step)
+        for kind in ("orchestrator", "trainer"):
+            for role in self.plan.of_kind(kind):
+                self._processes.start(role)
+        self._state = "running"
+
+    def _written(self) -> tuple[RunIdentity, int | None]:
+        """The next attempt and the step it begins at, when all that its processes need is on the disk."""
+        launch, first = self._launch, self._launch.first.attempt
+        info = newest_commit(launch.config.output_dir, first_attempt=first, verify=self._distrust)
+        origin = Origin(info.step, own=True) if info is not None else Origin(launch.step)
+        write_role_configs(launch.config, self.plan, model_path=launch.model_path, origin=origin)
+        identity = begin_attempt(launch.config.output_dir, resumed_step=origin.step)
+        prune_logs(launch.config.output_dir, launch.config.disk.keep_logs)
+        if origin.step is None:
+            log.warning("There is no checkpoint yet: attempt %d begins at the start", identity.attempt)
+        else:
+            log.info("Attempt %d goes on from the checkpoint of step %d", identity.attempt, origin.step)
+        logs = attempt_logs(launch.config.output_dir, identity.attempt)
+        logs.mkdir(parents=True, exist_ok=True)
+        for role in self.plan.of_kind("orchestrator") + self.plan.of_kind("trainer"):
+            (logs / role.stdout_name).touch()
+        return identity, origin.step

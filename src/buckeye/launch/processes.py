@@ -1,0 +1,188 @@
+"""Starting, watching and ending the processes of a plan on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.base.keys import child_environment
+from buckeye.base.process import RunIdentity
+from buckeye.cluster.head import Nodes
+from buckeye.cluster.remote import RemoteProcess
+from buckeye.cluster.session import ended, signal_session, start_session
+from buckeye.launch.heartbeats import BeatReader
+from buckeye.run_files.directory import attempt_logs, link_log, log_path
+from buckeye.run_files.record import PLACE_VARIABLE, place_of
+from buckeye.sizing.plan import Role
+
+log = logging.getLogger(__name__)
+
+TERM_GRACE_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+
+
+@dataclass(slots=True)
+class Child:
+    """A started role. `killed` is why the launcher has killed it, `memory` the bytes that it was last seen to
+    have in use. Of one on another node nobody knows the latter."""
+
+    role: Role
+    process: subprocess.Popen[bytes] | RemoteProcess
+    stdout: Path
+    beats: BeatReader
+    killed: str | None = None
+    memory: int | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.returncode is None
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs. What is left of its session is killed as soon as it is seen to have ended."""
+        if isinstance(self.process, RemoteProcess):
+            self.killed = self.killed or self.process.lost
+        else:
+            ended(self.process)
+        return self.process.returncode
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from the other processes of the run: its node, and its number there."""
+        return self.role.node, self.process.pid
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this host."""
+        return not isinstance(self.process, RemoteProcess)
+
+
+class Processes:
+    """The children of a run. Each has its own session, so the terminal's Ctrl-C reaches only the launcher,
+    and each ends with the launcher, however that one ends (`die_with_parent`). Those of other nodes, for
+    which `nodes` is needed, get their variables there, the run's `shared_env`, and those of their role."""
+
+    def __init__(
+        self,
+        output_dir: Path,
+        env: Mapping[str, str],
+        *,
+        nodes: Nodes | None = None,
+        shared_env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._output_dir = output_dir
+        self._nodes = nodes
+        self._shared_env = dict(shared_env or {})
+        self._env = {**os.environ, **env, "BUCKEYE_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        self._attempt: int | None = None
+        self.children: list[Child] = []
+
+    def begin(self, identity: RunIdentity) -> None:
+        """What is started from now on belongs to this attempt of the run."""
+        named = {
+            "BUCKEYE_RUN_ID": identity.run_id,
+            "BUCKEYE_ATTEMPT": str(identity.attempt),
+            PLACE_VARIABLE: place_of(self._output_dir),
+        }
+        self._env |= named
+        self._shared_env |= named
+        self._attempt = identity.attempt
+
+    def start(self, role: Role) -> Child:
+        """Start one process. Its stdout and stderr go to `logs/attempt_N/<log_name>.stdout`, to which
+        `logs/<log_name>.stdout` leads; what is started again is appended. Without an attempt there is only
+        the latter."""
+        stdout = self._log_of(role)
+        stdout.parent.mkdir(parents=True, exist_ok=True)
+        child = self._start_there(role, stdout) if role.node else self._start_here(role, stdout)
+        self.children.append(child)
+        if self._attempt is not None:
+            link_log(self._output_dir, self._attempt, stdout.name)
+        return child
+
+    def absent(self, roles: Iterable[Role]) -> list[str]:
+        """What messages call the nodes of these roles that are not there now."""
+        numbers = sorted({role.node for role in roles if role.node})
+        return self._nodes.absent(numbers) if self._nodes is not None and numbers else []
+
+    def _start_here(self, role: Role, stdout: Path) -> Child:
+        env = {**child_environment(self._env, plays=role.kind == "orchestrator"), **role.env}
+        with stdout.open("ab") as output:
+            process, beats = start_session(role.argv, env=env, output=output)
+        return Child(role, process, stdout, BeatReader.of(beats))
+
+    def _start_there(self, role: Role, stdout: Path) -> Child:
+        assert self._nodes is not None, "a plan with other nodes is carried out with them"
+        env = {**self._shared_env, **role.env}
+        process = self._nodes.start(role.node, title=role.title, words=role.argv[1:], env=env, stdout=stdout)
+        return Child(role, process, stdout, BeatReader.of(process.beats))
+
+    def _log_of(self, role: Role) -> Path:
+        if self._attempt is None:
+            return log_path(self._output_dir, role.stdout_name)
+        return attempt_logs(self._output_dir, self._attempt) / role.stdout_name
+
+    def of_kind(self, *kinds: str) -> list[Child]:
+        """The children of some kinds, in the order in which they were started."""
+        return [child for child in self.children if child.role.kind in kinds]
+
+    def forget(self, child: Child) -> None:
+        """A child that has ended is none any more."""
+        child.beats.close()
+        self.children.remove(child)
+
+    def request_stop(self, children: Sequence[Child]) -> None:
+        """Ask children to end by themselves (SIGTERM)."""
+        for child in children:
+            if child.running:
+                _signal_session(child, signal.SIGTERM)
+
+    def stop(self, children: Sequence[Child], grace: float) -> None:
+        """SIGTERM; after `grace` seconds SIGKILL to the whole session. Returns when all have ended."""
+        self.request_stop(children)
+        deadline = time.monotonic() + grace
+        while any(child.running for child in children) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        for child in children:
+            if child.running:
+                log.warning("%s did not end within %.0f s of SIGTERM: killed", child.role.title, grace)
+            _signal_session(child, signal.SIGKILL)
+            child.process.wait()
+
+    def kill(self, child: Child, why: str) -> None:
+        """End a child, and its session, without asking; `why` is said of it afterwards."""
+        child.killed = why
+        _signal_session(child, signal.SIGKILL)
+
+    def ask_for_stacks(self, child: Child) -> None:
+        """Have a child that beats write its Python stacks to its log."""
+        if child.running and child.beats.heard is not None:
+            child.process.send_signal(signal.SIGUSR1)
+
+    def stop_all(self) -> None:
+        """End every child that still runs."""
+        self.stop(self.children, TERM_GRACE_SECONDS)
+
+
+def _signal_session(child: Child, number: signal.Signals) -> None:
+    if not child.running:
+        return
+    if isinstance(child.process, RemoteProcess):
+        child.process.signal_session(number)
+    else:
+        signal_session(child.process.pid, number)
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last lines of a text file, from its last 64 kB."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 65536))
+        return file.read().decode(errors="replace").splitlines()[-count:]

@@ -1,0 +1,169 @@
+"""What the user sees while a run goes on: a live line on a terminal, one plain line per step elsewhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from buckeye.base.json_lines import printable
+from buckeye.monitor.metrics import MetricsTail, RunMetrics, Step
+
+# The warnings of a run's processes for the screen of its launcher: one of each kind, others are counted.
+
+_LINE = re.compile(
+    r"\d{4}-\d\d-\d\d (?P<clock>[\d:]+),\d+ \[(?P<process>[^\]]+)\] +(?P<text>(?:WARNING|ERROR) .*)"
+)
+_NUMBER = re.compile(r"\d+")
+_KIND = 40
+"""Characters by which warnings are told apart, numbers left out: what follows differs from case to case."""
+_AGAIN_SECONDS = 600.0
+_LONGEST = 500
+
+
+class ChildWarnings:
+    """Reads the log that all processes of a run share, from where it ends now on. Lines of the process `own`
+    are left out; `unshown` counts warnings of which one of the same kind was returned in the ten minutes
+    before."""
+
+    def __init__(self, log: Path, *, own: str) -> None:
+        self._log = log
+        self._own = own
+        self._position = self._size()
+        self._told: dict[tuple[str, str], float] = {}
+        self.unshown = 0
+
+    def new(self) -> list[str]:
+        """What was written since the last call: `HH:MM:SS WARNING orchestrator: ...`. Nothing if the log
+        cannot be read."""
+        lines = self._read().decode("utf-8", "replace").split("\n")
+        return [shown for line in lines if (shown := self._shown(line)) is not None]
+
+    def _size(self) -> int:
+        try:
+            return self._log.stat().st_size
+        except OSError:
+            return 0
+
+    def _read(self) -> bytes:
+        self._position = min(self._position, self._size())  # it may have been replaced
+        try:
+            with self._log.open("rb") as file:
+                file.seek(self._position)
+                data = file.read()
+        except OSError:
+            return b""
+        complete = data.rfind(b"\n") + 1
+        self._position += complete
+        return data[:complete]
+
+    def _shown(self, line: str) -> str | None:
+        match = _LINE.fullmatch(line)
+        if match is None or match["process"] == self._own:
+            return None
+        level, _, message = match["text"].partition(" ")
+        now = time.monotonic()
+        kind = (_NUMBER.sub("", match["process"]), _NUMBER.sub("", match["text"])[:_KIND])
+        if now < self._told.get(kind, -_AGAIN_SECONDS) + _AGAIN_SECONDS:
+            self.unshown += 1
+            return None
+        self._told[kind] = now
+        return f"{match['clock']} {level:>7} {match['process']}: {printable(message[:_LONGEST])}"
+
+
+# What the user sees while a run goes on: a live line on a terminal, one plain line per step elsewhere.
+
+_SHOWN = {
+    "orchestrator/reward/mean": "reward {:.4f}",
+    "trainer/loss": "loss {:.4f}",
+    "orchestrator/perf/throughput": "{:,.0f} tokens/s",
+    "orchestrator/batch/off_policy_level/max": "staleness {:.0f}",
+}
+"""The numbers of a step that the line has."""
+
+
+class Progress:
+    """Prints the progress of a run. On a terminal it rewrites one line; piped it prints a line per step."""
+
+    def __init__(self, metrics: Path, *, max_steps: int | None, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._live = self._stream.isatty()
+        self._tail = MetricsTail(metrics)
+        self._metrics = RunMetrics()
+        self._max_steps = max_steps
+        self._newest: Step | None = None
+        self._step_times: deque[float] = deque(maxlen=20)
+        self._started = time.monotonic()
+        self._shown = ""
+        self.step = 0
+        """Steps that the run has done."""
+        self.trained = 0
+        """Steps that were trained since this was made; those that were trained again count again."""
+
+    def update(self, waiting_for: str, *, ended: bool = False) -> None:
+        """Read what is new and show it. `waiting_for` is shown on a terminal until the first step is done. A
+        step is shown when its batch is known as well, or if the run has `ended`."""
+        for record in self._tail.new():
+            self._metrics.add(record)
+            if record["process"] == "trainer":
+                self.step = record["step"] + 1
+                self.trained += 1
+                self._step_times.append(time.monotonic())
+        for step in self._metrics.take(rest=ended):
+            if step.trained is not None:
+                self._newest = step
+                if not self._live:
+                    self._print(self._line(step) + "\n")
+        if self._live:
+            elapsed = human_duration(time.monotonic() - self._started)
+            text = self._line(self._newest) if self._newest is not None else waiting_for
+            self._print(f"\r\x1b[2K{elapsed} | {text}"[: 4 + _columns()])
+
+    def tell(self, lines: Sequence[str]) -> None:
+        """Print lines above the live one."""
+        if lines:
+            self.clear()
+            self._print("".join(f"{line}\n" for line in lines))
+
+    def clear(self) -> None:
+        """Take the live line away, so that a log line can be printed."""
+        if self._live and self._shown:
+            self._print("\r\x1b[2K")
+            self._shown = ""
+
+    def _print(self, text: str) -> None:
+        if text != self._shown:
+            self._stream.write(text)
+            self._stream.flush()
+            self._shown = text
+
+    def _line(self, step: Step) -> str:
+        """`Step 3/100 | reward 0.1160 | ...`; what is not known is left out."""
+        done = step.number + 1
+        parts = [f"Step {done}/{self._max_steps}" if self._max_steps is not None else f"Step {done}"]
+        for name, form in _SHOWN.items():
+            value = step.value(name)
+            if value is not None:
+                parts.append(form.format(value))
+        if self._max_steps is not None and len(self._step_times) > 1:
+            per_step = (self._step_times[-1] - self._step_times[0]) / (len(self._step_times) - 1)
+            parts.append(f"{human_duration(per_step * (self._max_steps - self.step))} left")
+        return " | ".join(parts)
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def human_duration(seconds: float) -> str:
+    """45 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

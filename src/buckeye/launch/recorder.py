@@ -1,0 +1,257 @@
+"""The launcher's own notes on its run: `status.json` as it is, `events.jsonl` as it comes to be."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+import psutil
+
+from buckeye.base.process import RunIdentity
+from buckeye.base.storage import step_directories
+from buckeye.config.rl import RLConfig
+from buckeye.launch.processes import Child, Processes
+from buckeye.launch.restarts import Ended
+from buckeye.launch.resume_checks import record_config
+from buckeye.run_files.record import (
+    EventKind,
+    ProcessRecord,
+    Recorded,
+    RunRecord,
+    birth_of,
+    place_of,
+    this_process,
+    write_event,
+    write_record,
+)
+
+log = logging.getLogger(__name__)
+
+_SAVE_SECONDS = 2.0  # at most so often because of what processes do
+_ALIVE_SECONDS = 10.0  # at least so often, as a sign of life for those who see only the file
+
+
+class Recorder:
+    """Watches the processes and the directory of a run. It never ends a run: what cannot be written is a
+    warning, once.
+
+    The command and the configuration of a run that goes on are written down when all of its processes are
+    ready, which says that they are accepted: what a trainer refuses must not be what the run is resumed with.
+    `before` is the record of an earlier start.
+    """
+
+    def __init__(
+        self,
+        config: RLConfig,
+        identity: RunIdentity,
+        arguments: Sequence[str],
+        resume_step: int | None,
+        *,
+        before: RunRecord | None,
+    ) -> None:
+        self._output_dir = config.output_dir
+        self._config: RLConfig | None = config
+        self._command = {"arguments": tuple(arguments), "working_directory": os.getcwd()}
+        self._record = RunRecord(
+            run_id=identity.run_id,
+            attempt=identity.attempt,
+            state="starting",
+            host=socket.gethostname(),
+            launcher=this_process("rl"),
+            arguments=tuple(arguments) if before is None else before.arguments,
+            working_directory=os.getcwd() if before is None else before.working_directory,
+            max_steps=config.trainer.max_steps,
+            max_async_level=config.orchestrator.max_async_level,
+            start_step=resume_step or 0,
+            stop_seconds=config.trainer.dist_timeout_seconds,
+            started=time.time(),
+            place=place_of(config.output_dir),
+        )
+        self._processes: dict[tuple[int, int], ProcessRecord] = {}
+        self._seen = {"weights": self._versions("weights"), "checkpoints": self._versions("checkpoints")}
+        self._restarts: Counter[str] = Counter()
+        self._ended: Ended | None = None
+        self._ended_attempt: int | None = None
+        self._trained = 0
+        self._next_save = self._alive_until = 0.0
+        self._broken = False
+        self._save()
+        self._event("start", directory=str(config.output_dir.absolute()), resumed_step=resume_step)
+
+    def observe(self, processes: Processes, *, trained: int) -> None:
+        """Note what has changed since the last call; to be called again and again. The attempts of this start
+        have `trained` so many steps."""
+        changed = self._observe_children(processes.children)
+        self._observe_files()
+        self._observe_recovery(trained)
+        ready = bool(self._processes) and all(known.ready for known in self._processes.values())
+        if ready and self._record.state == "starting":
+            self._event("ready", process="all")
+            self._accept()
+            self._update(state="running")
+        elif changed or time.monotonic() >= self._next_save:
+            self._update()
+
+    def began(self, identity: RunIdentity, resumed_step: int | None) -> None:
+        """A new attempt has begun, without a new start of the run."""
+        self._record = msgspec.structs.replace(self._record, attempt=identity.attempt)
+        self._event("attempt", resumed_step=resumed_step)
+        self._update(state="starting", start_step=resumed_step or 0, started=time.time())
+
+    def restarting(self, ended: Ended) -> None:
+        """A process has ended and will be started again."""
+        self._event("restart", process=ended.title, cause=ended.cause)
+        self._restarts[ended.title] += 1
+        self._ended = self._ended or ended
+        if ended.ends_attempt:
+            self._ended_attempt = self._record.attempt
+        self._update(restarts=self._record.restarts + 1)
+
+    def note(self, event: EventKind, **details: object) -> None:
+        """Something has happened."""
+        self._event(event, **details)
+
+    def stalled(self, seconds: float, waits: Sequence[str]) -> None:
+        """Nothing has ended, and no step was finished for so long."""
+        self._event("stall", seconds=round(seconds, 1), waits=list(waits))
+
+    def stopping(self) -> None:
+        """Somebody has asked the run to stop."""
+        self._event("stopping")
+        self._update(state="stopping")
+
+    def ended(self, state: Recorded, reason: str | None = None) -> None:
+        """The run is over, and this is how."""
+        self._observe_files()
+        kinds: dict[Recorded, EventKind] = {"finished": "finish", "failed": "failure", "stopped": "stop"}
+        self._event(kinds[state], **({"cause": reason} if reason else {}))
+        self._update(state=state, reason=reason, ended=time.time(), processes=())
+
+    def _accept(self) -> None:
+        """Write down how this start of the run is resumed."""
+        if self._config is None:
+            return
+        try:
+            record_config(self._config)
+        except OSError as error:
+            self._cannot_write(error)
+            return
+        self._config = None
+        self._update(**self._command)
+
+    def _observe_children(self, children: Sequence[Child]) -> bool:
+        """Whether there are other processes than before, or some are ready that were not."""
+        before, self._processes = self._processes, {}
+        for child in children:
+            known = before.get(child.key) or self._first_record(child)
+            if known is not None:
+                self._processes[child.key] = self._record_of(child, known)
+        same = {key: known.ready for key, known in before.items()}
+        return same != {key: known.ready for key, known in self._processes.items()}
+
+    def _first_record(self, child: Child) -> ProcessRecord | None:
+        """None for a child that has ended already."""
+        try:
+            started, birth = _beginning(child)
+        except psutil.NoSuchProcess:
+            return None
+        role = child.role
+        self._event("process", process=role.title, pid=child.process.pid, port=role.port)
+        return ProcessRecord(
+            title=role.title,
+            pid=child.process.pid,
+            node=role.node,
+            started=started,
+            birth=birth,
+            port=role.port,
+            log=child.stdout.name,
+        )
+
+    def _record_of(self, child: Child, known: ProcessRecord) -> ProcessRecord:
+        beat = child.beats.beat
+        if beat is None:
+            return known
+        if beat.ready and not known.ready:
+            self._event("ready", process=known.title)
+        since = known.since
+        if since is None or (beat.doing, beat.on) != (known.doing, known.on):
+            since = round(time.time() - (time.monotonic() - beat.since), 3)
+        return msgspec.structs.replace(
+            known,
+            ready=beat.ready,
+            doing=beat.doing,
+            on=beat.on,
+            since=since,
+            restarts=self._restarts[known.title],
+        )
+
+    def _observe_recovery(self, trained: int) -> None:
+        """The first step that is trained after an end says how long that has cost. What the trainer finishes
+        of an attempt that has ended does not count."""
+        ended_with_it = self._ended is not None and self._ended_attempt == self._record.attempt
+        if self._ended is not None and trained > self._trained and not ended_with_it:
+            seconds = round(time.monotonic() - self._ended.at, 1)
+            self._event("recovered", process=self._ended.title, seconds=seconds)
+            self._ended = None
+        self._trained = trained
+
+    def _observe_files(self) -> None:
+        """A directory with a new inode is a new version, also under a step that there was before."""
+        for folder, seen in self._seen.items():
+            now = self._versions(folder)
+            for step, inode in now.items():
+                if seen.get(step) != inode:
+                    self._event("weights" if folder == "weights" else "checkpoint", step=step)
+            self._seen[folder] = now
+
+    def _versions(self, folder: str) -> dict[int, int]:
+        """Step -> inode of every `step_N` in a folder of the run."""
+        found = {}
+        for step, path in step_directories(self._output_dir / folder).items():
+            try:
+                found[step] = path.stat().st_ino
+            except FileNotFoundError:  # removed in the meantime
+                continue
+        return found
+
+    def _update(self, **changes: object) -> None:
+        changes = {"processes": tuple(self._processes.values()), **changes}
+        record = msgspec.structs.replace(self._record, **changes)
+        if record != self._record or time.monotonic() >= self._alive_until:
+            self._record = record
+            self._save()
+
+    def _save(self) -> None:
+        self._next_save = time.monotonic() + _SAVE_SECONDS
+        self._alive_until = time.monotonic() + _ALIVE_SECONDS
+        try:
+            write_record(self._output_dir, self._record)
+        except OSError as error:
+            self._cannot_write(error)
+
+    def _event(self, event: EventKind, **details: object) -> None:
+        try:
+            write_event(self._output_dir, event, attempt=self._record.attempt, **details)
+        except OSError as error:
+            self._cannot_write(error)
+
+    def _cannot_write(self, error: OSError) -> None:
+        if not self._broken:
+            log.warning(
+                "The state of the run cannot be recorded, so `buckeye rl status` may be wrong: %s", error
+            )
+        self._broken = True
+
+
+def _beginning(child: Child) -> tuple[float, float]:
+    """When a child was started, and its birth; that of another node's is not known here. Raises
+    psutil.NoSuchProcess if it has ended already."""
+    pid = child.process.pid
+    if not child.is_here:
+        return time.time(), 0.0
+    return psutil.Process(pid).create_time(), birth_of(pid)

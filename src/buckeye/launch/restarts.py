@@ -1,0 +1,209 @@
+"""Inference servers and gateways that die are started again, within limits; everything else goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from buckeye.base.disk import disk_is_full
+from buckeye.config.rl import SupervisionConfig
+from buckeye.errors import RunError, UsageError
+from buckeye.launch.processes import Child, Processes
+from buckeye.launch.why_it_ended import Memory, diagnosis, how_it_ended, named_cause
+from buckeye.sizing.plan import Role
+from buckeye.transport.restarts import take_restart_requests
+
+# How often, and after how long, what has died is started again. Pure: the times are given.
+
+FIRST_DELAY = 1.0
+_LONGEST_DELAY = 60.0
+_SAME_AT_EVERY_STEP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Start it again after `delay` seconds, for the `count`th time of at most `most`."""
+
+    delay: float
+    count: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Do not start it again, and why not."""
+
+    why: str
+
+
+@dataclass(slots=True)
+class Budget:
+    """The restarts of one process, or of those that live and die together: at most `most` within `window`
+    seconds, after delays of `first_delay`, twice that, and so on; progress gives all of them back."""
+
+    most: int
+    window: float
+    first_delay: float = FIRST_DELAY
+    _ends: list[float] = field(default_factory=list)
+    _last: tuple[str, int] | None = None
+    _same: int = 0  # ends in a row with the same cause, each a step after the one before at most
+
+    def after(self, now: float, *, cause: str | None, step: int) -> Again | GiveUp:
+        """What follows on an end at the time `now`. `cause` is the error that the process named itself, None
+        if it was ended by others; `step` is how far the run had come."""
+        before, self._last = self._last, None if cause is None else (cause, step)
+        if cause is not None and before == (cause, step):
+            return GiveUp(
+                f"It failed in the same way before, also at step {step}: starting it again is no use."
+            )
+        self._same = self._same + 1 if before in ((cause, step - 1), (cause, step)) else 1
+        if self._same >= _SAME_AT_EVERY_STEP:
+            return GiveUp(
+                f"It failed in the same way at each of the last {self._same} steps: "
+                "starting it again is no use."
+            )
+        self._ends = [end for end in self._ends if now - end < self.window]
+        if len(self._ends) >= self.most:
+            return GiveUp(f"{self._said()}.")
+        self._ends.append(now)
+        count = len(self._ends)
+        return Again(min(_LONGEST_DELAY, self.first_delay * 2 ** (count - 1)), count, self.most)
+
+    def refill(self) -> None:
+        """The run has made progress since."""
+        self._ends.clear()
+
+    def _said(self) -> str:
+        if not self.most:
+            return "No restart is allowed (supervision.max_restarts = 0)"
+        return (
+            f"It had been started again {self.most} times within {self.window / 60:.0f} minutes "
+            "(supervision.max_restarts)"
+        )
+
+
+log = logging.getLogger(__name__)
+
+
+# Inference servers and gateways that die are started again, within limits; everything else goes on.
+
+FULL_DISK_SECONDS = 10.0
+"""Until a start is tried again for which there was no disk space."""
+
+NODE_SECONDS = 1.0
+"""Until a start is tried again for which a node was not there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """A process that has ended and will be started again: what it is called, why it ended in one line, when
+    on the monotonic clock, and whether the attempt ends with it."""
+
+    title: str
+    cause: str
+    at: float
+    ends_attempt: bool = False
+
+
+class Restarts:
+    """Starts the servers of a run anew: inference and gateways that have ended, and inference that the
+    orchestrator asks for. `note` is told of each end. A server that refuses its settings ends the run."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        output_dir: Path,
+        limits: SupervisionConfig,
+        *,
+        first_delay: float = FIRST_DELAY,
+        note: Callable[[Ended], None] = lambda ended: None,
+    ) -> None:
+        self._processes = processes
+        self._output_dir = output_dir
+        self._limits = limits
+        self._first_delay = first_delay
+        self._note = note
+        self._memory = Memory.now()
+        self._budgets: dict[str, Budget] = {}
+        self._due: list[tuple[float, Role]] = []
+        take_restart_requests(output_dir)  # those of an earlier start are not for these servers
+
+    def tend(self, step: int) -> list[Child]:
+        """Look after the servers of a run that has done `step` steps; to be called again and again. Returns
+        those that cannot have their port: they are not started again. Raises RunError with the last lines of
+        a server that ended too often."""
+        for request in take_restart_requests(self._output_dir):
+            for child in self._processes.of_kind("inference"):
+                if request.url == child.role.url and child.running:
+                    log.warning("%s is ended to be started anew: %s", child.role.title, request.reason)
+                    self._processes.kill(child, f"was not right ({request.reason})")
+        homeless = []
+        for child in self._processes.of_kind("gateway", "inference"):
+            code = child.returncode
+            if code is None:
+                continue
+            child.beats.read(time.monotonic())
+            failure = child.beats.failure
+            if child.role.kind == "inference" and failure and failure.error == "PortTakenError":
+                homeless.append(child)
+            self._schedule(child, code, step)
+        now = time.monotonic()
+        for due in [due for due in self._due if due[0] <= now]:
+            self._due.remove(due)
+            self._start(due[1], now)
+        return homeless
+
+    def refill(self) -> None:
+        """The run has made progress."""
+        for budget in self._budgets.values():
+            budget.refill()
+
+    def move(self, roles: list[Role]) -> None:
+        """Use these roles, which have other ports, for servers that are to be started again."""
+        moved = {role.index: role for role in roles}
+        self._due = [(at, moved[role.index] if role.kind == "inference" else role) for at, role in self._due]
+
+    def _start(self, role: Role, now: float) -> None:
+        if self._processes.absent([role]):  # the run goes on without it, as long as it can
+            self._due.append((now + NODE_SECONDS, role))
+            return
+        try:
+            self._processes.start(role)
+        except OSError as error:  # its log is a new file if an attempt has begun meanwhile
+            if not disk_is_full(error):
+                raise
+            log.warning("The disk is full: %s is started when there is space (%s)", role.title, error)
+            self._due.append((now + FULL_DISK_SECONDS, role))
+
+    def _schedule(self, child: Child, code: int, step: int) -> None:
+        now = time.monotonic()
+        how = how_it_ended(child, code)
+        if not self._limits.restart or code == UsageError.exit_code:
+            raise RunError(diagnosis(child, code, self._memory, self._output_dir))
+        budget = self._budgets.setdefault(
+            child.role.title,
+            Budget(self._limits.max_restarts, self._limits.restart_window, self._first_delay),
+        )
+        verdict = budget.after(now, cause=named_cause(child, code), step=step)
+        if isinstance(verdict, GiveUp):
+            raise RunError(f"{diagnosis(child, code, self._memory, self._output_dir)}\n{verdict.why}")
+        log.warning(
+            "%s\nStarting it again in %s",
+            diagnosis(child, code, self._memory, self._output_dir),
+            described(verdict, self._limits),
+        )
+        self._memory = Memory.now()
+        self._note(Ended(title=child.role.title, cause=how, at=now))
+        self._due.append((now + verdict.delay, child.role))
+        self._processes.forget(child)
+
+
+def described(again: Again, limits: SupervisionConfig) -> str:
+    """`1 s (restart 1 of at most 5 within 10 minutes)`."""
+    return (
+        f"{again.delay:g} s (restart {again.count} of at most {again.most} within "
+        f"{limits.restart_window / 60:g} minutes)"
+    )

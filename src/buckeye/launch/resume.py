@@ -1,0 +1,154 @@
+"""Going on with a run: from which step, after what is left of it has ended, and with which command."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from buckeye.base.storage import read_json
+from buckeye.config.rl import RLConfig
+from buckeye.errors import RunError, UsageError
+from buckeye.launch.resume_checks import refuse_misfit
+from buckeye.run_files.directory import RUN_FILE
+from buckeye.run_files.record import STATUS_FILE, processes_left, read_record
+from buckeye.transport.checkpoint import (
+    CheckpointInfo,
+    checkpoints_by_age,
+    first_whole,
+    list_checkpoints,
+    usable_checkpoint,
+    verify_checkpoint,
+)
+
+log = logging.getLogger(__name__)
+
+_LEFT_SECONDS = 60.0
+_POLL_SECONDS = 0.2
+_TELL_SECONDS = 10.0
+_OF_A_START = ("--clean", "--resume", "--dry-run", "--no-clean", "--no-resume", "--no-dry-run")
+"""Flags that say how a run is started; they may have a value, as in `--clean true`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a start of a run begins: at the checkpoint of `step`, None for the model. `again` says that it
+    goes on with a run that was started before."""
+
+    step: int | None
+    again: bool
+
+
+def beginning(config: RLConfig) -> Beginning:
+    """What a configuration asks for. A run that is to go on and has committed no checkpoint begins at the
+    model again.
+
+    Raises CheckpointError if there is nothing to go on with, or if it is damaged, and UsageError if it does
+    not fit the configuration.
+    """
+    ckpt = config.trainer.ckpt
+    if ckpt is None or ckpt.resume_step is None:
+        return Beginning(None, again=False)
+    root = config.output_dir / "checkpoints"
+    started = (config.output_dir / RUN_FILE).exists()
+    if ckpt.resume_step == -1 and started and not list_checkpoints(root):
+        return Beginning(None, again=True)
+    preferred = where_it_left_off(config.output_dir)
+    info = usable_checkpoint(root, ckpt.resume_step, verify_checkpoint, preferred=preferred)
+    refuse_misfit(config.trainer, info)
+    return Beginning(info.step, again=True)
+
+
+def where_it_left_off(output_dir: Path) -> CheckpointInfo | None:
+    """The checkpoint that a run goes on from: its newest; but that with which its newest attempt began, if
+    that has committed none. Who went back to an earlier step does not land on what was left. None without
+    one."""
+    by_age = checkpoints_by_age(output_dir / "checkpoints")
+    if not by_age:
+        return None
+    newest = by_age[-1]
+    try:
+        attempt = read_json(output_dir / RUN_FILE)["attempts"][-1]
+        began = [info for info in by_age if info.step == attempt["resumed_step"]]
+        return began[0] if began and attempt["attempt"] > newest.attempt else newest
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return newest
+
+
+def newest_commit(output_dir: Path, *, first_attempt: int, verify: bool = False) -> CheckpointInfo | None:
+    """The newest checkpoint that an attempt from `first_attempt` on has committed, None without one. With
+    `verify`, damaged ones are passed over, and named in a warning."""
+    by_age = reversed(checkpoints_by_age(output_dir / "checkpoints"))
+    own = takewhile(lambda info: info.attempt >= first_attempt, by_age)
+    return first_whole(own, verify_checkpoint) if verify else next(own, None)
+
+
+def wait_for_leftovers(output_dir: Path) -> None:
+    """Until no process of an earlier start of this run is there. They end with their launcher, which may have
+    been killed a moment ago; one that cannot, because it is suspended or hangs, is killed. Raises RunError if
+    that is no use."""
+    if not (output_dir / STATUS_FILE).exists():
+        return
+    try:
+        record = read_record(output_dir)
+    except UsageError as error:
+        log.warning("Not looking for what is left of the run: %s", error)
+        return
+    if record.elsewhere:
+        return
+    started = told = time.monotonic()
+    while left := processes_left(record):
+        titles = ", ".join(f"{each.title} ({each.process.pid})" for each in left)
+        now = time.monotonic()
+        if now - started > 2 * _LEFT_SECONDS:
+            raise RunError(f"Processes of an earlier start of this run cannot be killed: {titles}.")
+        for each in left:
+            if now - started > _LEFT_SECONDS or _is_suspended(each.process):
+                log.warning("Killing %s (%d), which is left of the run", each.title, each.process.pid)
+                with suppress(psutil.NoSuchProcess):
+                    each.process.kill()
+        if told == started or now - told > _TELL_SECONDS:
+            log.info("Waiting at most %.0f s for what is left of the run: %s", _LEFT_SECONDS, titles)
+            told = now
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_suspended(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    return False
+
+
+def resume_command(command: Sequence[str]) -> str:
+    """The command that continues the run which `command` started, from its newest checkpoint."""
+    return shlex.join(to_resume(command))
+
+
+def to_resume(words: Sequence[str]) -> list[str]:
+    """The words of a command, or of its flags, changed so that they continue the run."""
+    return [*without_flags(words, (*_OF_A_START, "ckpt.resume-step")), "--resume"]
+
+
+def without_flags(words: Sequence[str], endings: tuple[str, ...]) -> list[str]:
+    """The words without the flags that end so, however they are spelled, and without their values."""
+    kept: list[str] = []
+    before = False  # whether the word before may have this one as its value
+    for word in words:
+        value = before and not word.startswith(("--", "@"))
+        unwanted = word.startswith("--") and word.replace("_", "-").partition("=")[0].endswith(endings)
+        before = unwanted and "=" not in word
+        if not (value or unwanted):
+            kept.append(word)
+    return kept
+
+
+def arguments_of(command: Sequence[str]) -> list[str]:
+    """The words after `rl`, or after `buckeye rl`."""
+    return list(command[2:] if command[0] == "buckeye" else command[1:])

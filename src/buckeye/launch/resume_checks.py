@@ -1,0 +1,216 @@
+"""What a checkpoint cannot take over, said before anything is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from buckeye.base.storage import read_json, write_file
+from buckeye.config.load import to_json
+from buckeye.config.rl import RLConfig
+from buckeye.config.sft import SFTConfig
+from buckeye.config.trainer import LoRAConfig, TrainerConfig
+from buckeye.errors import UsageError
+from buckeye.monitor.redact import redacted
+from buckeye.run_files.record import RunRecord, read_record
+from buckeye.sizing.model_files import find_model
+from buckeye.trainer.model.base_digest import base_digest
+from buckeye.transport.checkpoint import CheckpointInfo, trainer_state
+from buckeye.transport.checkpoint.shards import SHARDS_DIRECTORY, has_shards
+
+# What has changed in the configuration of a run since its newest attempt was started.
+
+RECORDED_CONFIG = Path("configs", "rl.json")
+"""The resolved configuration of the newest attempt whose processes could begin, in the run directory."""
+
+_OF_A_START = {"clean", "dry_run", "output_dir", "resume", "resume_step"}
+"""Settings that say how or where a run is started, and not what it is."""
+
+
+def record_config(config: RLConfig) -> None:
+    """Write the configuration down as that of the run."""
+    write_file(config.output_dir / RECORDED_CONFIG, to_json(as_recorded(config)), mode=0o600)
+
+
+def earlier_start(output_dir: Path) -> RunRecord | None:
+    """The record of a run that has its configuration beside it; None where either cannot be gone on with."""
+    if not (output_dir / RECORDED_CONFIG).exists():
+        return None
+    try:
+        return read_record(output_dir)
+    except UsageError:
+        return None
+
+
+def as_recorded(config: RLConfig) -> RLConfig:
+    """The configuration as it is kept: a model's directory by its absolute path, and without `clean`, so that
+    a start from the record deletes nothing."""
+    changes: dict[str, Any] = {"clean": False}
+    for name in ("trainer", "orchestrator", "inference"):
+        section = getattr(config, name)
+        if section is not None:
+            changes[name] = section.model_copy(update={"model": _absolute(section.model)})
+    if config.model is not None:
+        changes["model"] = _absolute(config.model)
+    return config.model_copy(update=changes)
+
+
+def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
+    """One line for every setting of `config` that the newest attempt of the run in `output_dir` had
+    otherwise; secrets are not compared. Raises UsageError if what it had cannot be read."""
+    path = output_dir / RECORDED_CONFIG
+    try:
+        recorded = read_json(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    now = as_recorded(config).model_dump(mode="json")
+    return [
+        f"{'.'.join(key)}: {json.dumps(old)} in the run, {json.dumps(new)} now"
+        for key, old, new in _differences(redacted(_completed(recorded)), redacted(now), ())
+    ]
+
+
+def _completed(recorded: Any) -> Any:
+    """With the defaults of settings that an earlier version of Buckeye did not have yet."""
+    try:
+        return RLConfig.model_validate(recorded).model_dump(mode="json")
+    except ValidationError:  # of a version whose settings are no longer known
+        return recorded
+
+
+def _absolute(model: Any) -> Any:
+    here = Path(model.name).exists()  # else it is a name on the hub
+    return model.model_copy(update={"name": str(Path(model.name).resolve())}) if here else model
+
+
+def _differences(old: Any, new: Any, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    old, new = _by_key(old), _by_key(new)
+    name = key[-1] if key else ""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for inner in dict.fromkeys([*old, *new]):
+            yield from _differences(old.get(inner), new.get(inner), (*key, inner))
+    elif name in _OF_A_START or (name == "ckpt" and None in (old, new)):  # to resume turns checkpoints on
+        return
+    elif old != new:
+        yield key, old, new
+
+
+def _by_key(value: Any) -> Any:
+    """A list as a mapping, so that one changed entry is not shown as a change of all."""
+    return {str(index): item for index, item in enumerate(value)} if isinstance(value, list) else value
+
+
+# What a checkpoint cannot take over, said before anything is started.
+
+_LORA = "model.experimental.lora"
+_SHAPE = (
+    "architectures",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "tie_word_embeddings",
+)
+"""What of a model's config.json its weights depend on."""
+_MOST_TARGETS = 20  # peft writes longer lists in its own way
+
+
+def refuse_misfit(
+    trainer: TrainerConfig | SFTConfig, info: CheckpointInfo, *, section: str = "trainer."
+) -> None:
+    """Raise UsageError, with every reason, if the trainer could not go on from a checkpoint under these
+    settings: another kind or shape of weights, another adapter, another optimizer.
+
+    What cannot be read is left to the trainer. `section` is where its settings are, for messages.
+    """
+    from safetensors import SafetensorError
+
+    state = trainer_state(info)
+    misfits: list[str] = []
+    for look in (_step_misfits, _weight_misfits, _optimizer_misfits):
+        with suppress(OSError, ValueError, KeyError, TypeError, SafetensorError):  # damaged: others say how
+            misfits += look(trainer, info.step, state)
+    if misfits:
+        listed = "\n".join(f"  {section}{line}" for line in misfits)
+        raise UsageError(
+            f"The checkpoint of step {info.step} cannot be gone on with under these settings:\n{listed}\n"
+            "Nothing was started or written. Leave out what was changed, or start a new run in another "
+            "--output-dir."
+        )
+
+
+def _step_misfits(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:
+    if trainer.max_steps is not None and trainer.max_steps < step:
+        yield f"max_steps = {trainer.max_steps}, and it has done {step}. To go back: --ckpt.resume-step N"
+
+
+def _weight_misfits(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:
+    model, lora = find_model(trainer.model.name), trainer.model.experimental.lora
+    adapter = state / "adapter"
+    if lora is not None and adapter.is_dir():
+        yield from _adapter_misfits(lora, adapter, model)
+    elif lora is not None:
+        yield f"{_LORA}: it holds a complete model and no adapter"
+    elif adapter.is_dir():
+        yield f"{_LORA}: it holds an adapter and no complete model, and none is set now"
+    elif model is not None:
+        there, now = read_json(state / "model" / "config.json"), read_json(model / "config.json")
+        for key in _SHAPE:
+            if key in there and key in now and there[key] != now[key]:
+                yield _differ(f"model.name: {key}", there[key], now[key])
+
+
+def _adapter_misfits(lora: LoRAConfig, adapter: Path, base: Path | None) -> Iterator[str]:
+    from safetensors import safe_open
+
+    there = read_json(adapter / "adapter_config.json")
+    for name, key, now in (("rank", "r", lora.rank), ("alpha", "lora_alpha", lora.alpha)):
+        if there[key] != now:
+            yield _differ(f"{_LORA}.{name}", there[key], now)
+    targets, wanted = set(there["target_modules"]), set(lora.target_modules)
+    if targets != wanted and max(len(targets), len(wanted)) < _MOST_TARGETS:
+        yield _differ(f"{_LORA}.target_modules", sorted(targets), sorted(wanted))
+    saved = there["modules_to_save"] or []  # full names, of which the setting has the ends
+    whole = all(any(_ends_in(name, end) for end in lora.modules_to_save) for name in saved)
+    if not whole or not all(any(_ends_in(name, end) for name in saved) for end in lora.modules_to_save):
+        yield _differ(f"{_LORA}.modules_to_save", saved, lora.modules_to_save)
+    with safe_open(adapter / "adapter_model.safetensors", "numpy") as file:
+        trained_on = (file.metadata() or {}).get("buckeye_base")
+    here = base_digest(str(base)) if base is not None else None
+    if None not in (trained_on, here) and trained_on != here:
+        yield f"model.name: its adapter was trained on other weights than those of {base}"
+
+
+def _ends_in(name: str, end: str) -> bool:
+    return name == end or name.endswith(f".{end}")
+
+
+def _optimizer_misfits(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:
+    written = {name.rpartition("/")[2].rpartition(".")[0] for name in _optimizer_names(state)} - {""}
+    if written - {trainer.optim.type}:
+        yield _differ("optim.type", ", ".join(sorted(written)), trainer.optim.type)
+
+
+def _optimizer_names(state: Path) -> list[str]:
+    """The names of what an optimizer keeps, as `<parameter>/<type>.<name>`; none before its first step."""
+    from safetensors import safe_open
+
+    if has_shards(state):
+        parts = (state / SHARDS_DIRECTORY).glob("rank_*.json")
+        return [
+            name for part in parts for name in read_json(part)["tensors"] if name.startswith("optimizer/")
+        ]
+    with safe_open(state / "optimizer.safetensors", "numpy") as file:
+        return list(file.keys())
+
+
+def _differ(name: str, there: object, now: object) -> str:
+    return f"{name}: {there} in the checkpoint, {now} now"

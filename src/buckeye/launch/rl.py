@@ -1,0 +1,350 @@
+"""`rl`: start inference, orchestrator and trainer, watch them, show progress, end them all in good order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from buckeye import __version__
+from buckeye.base.process import INTERRUPTED, StopFlag
+from buckeye.base.secret_variables import forbid_looking
+from buckeye.cluster.address import own_addresses
+from buckeye.cluster.head import Nodes
+from buckeye.cluster.key import KEY_FILE, key_for_run
+from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
+from buckeye.launch.attempts import Launch
+from buckeye.launch.hosts import forget_other_keys, played_environments, run_hosts
+from buckeye.launch.processes import TERM_GRACE_SECONDS, Child, Processes
+from buckeye.launch.progress import ChildWarnings, Progress, human_duration
+from buckeye.launch.recorder import Recorder
+from buckeye.launch.resume import (
+    Beginning,
+    arguments_of,
+    beginning,
+    resume_command,
+    wait_for_leftovers,
+)
+from buckeye.launch.resume_checks import changed_settings, earlier_start, record_config
+from buckeye.launch.role_configs import Origin, write_role_configs
+from buckeye.launch.stop_requests import Stopping
+from buckeye.launch.supervisor import Supervisor
+from buckeye.monitor.log import run_log, setup_logging
+from buckeye.monitor.metrics import Step, read_run
+from buckeye.monitor.signals import nothing_learnt
+from buckeye.monitor.tracker import check_wandb, tracked
+from buckeye.monitor.verdict import training_level
+from buckeye.run_files.directory import REMOTE_FILE, begin_attempt, clean, locked, put_aside, refuse_used
+from buckeye.run_files.known import register
+from buckeye.run_files.logs import LAUNCHER, prune_logs
+from buckeye.run_files.record import RunRecord
+from buckeye.sizing.devices import Machine, this_machine
+from buckeye.sizing.disk import check_disk, disk_environment
+from buckeye.sizing.model_files import fetch_model
+from buckeye.sizing.plan import RolePlan, Site, make_plan
+from buckeye.sizing.ports import Ports, held_ports
+from buckeye.transport.checkpoint import list_checkpoints
+
+# The other hosts of a run: awaited before it begins, told when it is over.
+
+
+@contextmanager
+def other_nodes(config: RLConfig) -> Iterator[Nodes | None]:
+    """The other nodes of a run, when all have joined; None for a run of one. Raises RunError if they do not,
+    and UsageError if one does not see the output directory."""
+    if config.cluster.nodes == 1:
+        yield None
+        return
+    if config.cluster.address is None:
+        there = ", ".join(own_addresses()) or "none but the loopback"
+        raise UsageError(
+            f"cluster.nodes = {config.cluster.nodes}, and cluster.address does not say under which address "
+            f"of this host the other nodes reach it. Add --cluster.address; there are: {there}"
+        )
+    setup_logging(config.log.level, "rl", None)
+    path = key_path(config)
+    nodes = Nodes(config.cluster, key_for_run(path), config.output_dir, version=__version__)
+    try:
+        nodes.wait(join_command(config, path))
+        yield nodes
+    finally:
+        nodes.close()
+
+
+def key_path(config: RLConfig) -> Path:
+    """Where the nodes' key is."""
+    return (config.cluster.key_file or config.output_dir / KEY_FILE).absolute()
+
+
+def join_command(config: RLConfig, path: Path) -> str:
+    """What makes a host a node of the run."""
+    head = f"{config.cluster.address}:{config.cluster.port}"
+    return shlex.join(["buckeye", "node", "--head", head, "--key-file", str(path)])
+
+
+def sites_of(nodes: Nodes | None, config: RLConfig) -> list[Site]:
+    """What the other nodes have, in the order of their numbers."""
+    return [_site(nodes, number) for number in range(1, config.cluster.nodes)] if nodes is not None else []
+
+
+def _site(nodes: Nodes, number: int) -> Site:
+    facts = nodes.facts(number)
+    return Site(
+        name=f"node {number} ({facts.name})",
+        machine=Machine(cores=facts.cores, gpus=facts.gpus),
+        choose_ports=partial(nodes.choose_ports, number),
+        address=facts.address,
+        variables=facts.variables,
+    )
+
+
+log = logging.getLogger(__name__)
+
+
+# `rl`: start inference, orchestrator and trainer, watch them, show progress, end them all in good order.
+
+_POLL_SECONDS = 0.1
+_AT_ONCE_SECONDS = 1.0
+_PORT_SECONDS = 30.0  # of a server that was ended a moment ago
+
+
+def run_rl(config: RLConfig, command: Sequence[str]) -> int:
+    """Run to the end and return the exit code. `command` is what the user typed, for messages that repeat it.
+
+    Raises UsageError before anything was started, RunError if a process failed.
+    """
+    output_dir = config.output_dir
+    check_wandb(config.trainer.wandb)
+    with locked(output_dir), held_ports() as ports:
+        begin = beginning(config)
+        afresh = not begin.again and not config.clean
+        if afresh:
+            refuse_used(output_dir, resume_command=resume_command(command))
+        wait_for_leftovers(output_dir)
+        if afresh:  # what was left may have come to the end of a step
+            refuse_used(output_dir, resume_command=resume_command(command))
+        model_path = fetch_model(config.trainer.model.name)
+        with other_nodes(config) as nodes:
+            return _run_planned(config, command, begin, model_path, ports, nodes)
+
+
+def _run_planned(
+    config: RLConfig,
+    command: Sequence[str],
+    begin: Beginning,
+    model_path: Path,
+    ports: Ports,
+    nodes: Nodes | None,
+) -> int:
+    output_dir = config.output_dir
+    others = sites_of(nodes, config)
+    plan = make_plan(config, this_machine(), model_path=model_path, ports=ports, others=others)
+    disk_warning = check_disk(config, plan.disk)
+    ports.take(plan.fixed_ports, patience=_PORT_SECONDS)
+    aside = None
+    if not begin.again and config.clean:
+        clean(output_dir, needed=[model_path])
+    elif not begin.again:
+        aside = put_aside(output_dir, needed=[model_path])
+    before = earlier_start(output_dir) if begin.again else None
+    identity = begin_attempt(output_dir, resumed_step=begin.step)
+    (output_dir / REMOTE_FILE).unlink(missing_ok=True)  # where it was before
+    prune_logs(output_dir, config.disk.keep_logs)
+    setup_logging(config.log.level, LAUNCHER, run_log(output_dir) if config.log.file else None)
+    if disk_warning is not None:
+        log.warning("%s", disk_warning)
+    if begin.again:
+        _tell_beginning(begin, config, before)
+    if aside is not None:
+        log.info("What a start left here that never reached its first step is kept in %s", aside)
+    if before is None:
+        record_config(config)
+    write_role_configs(config, plan, model_path=model_path, origin=Origin(begin.step))
+    register(output_dir, identity.run_id)
+    launch = Launch(config=config, model_path=model_path, first=identity, step=begin.step, nodes=nodes)
+    hosts = run_hosts(played_environments(config), rollouts=config.orchestrator.rollouts_at_once)
+    plan = replace(plan, roles=(*hosts.roles, *plan.roles))
+    forbid_looking()
+    forget_other_keys(config)
+    with tracked(config.trainer.wandb, output_dir=output_dir, run_id=identity.run_id, config=config):
+        return _run_recorded(launch, plan, command, ports, hosts.env, before)
+
+
+def _tell_beginning(begin: Beginning, config: RLConfig, before: RunRecord | None) -> None:
+    if begin.step is None:
+        log.warning("The run has committed no checkpoint yet: it begins at its start again")
+    else:
+        log.info("Going on from the checkpoint of step %d", begin.step)
+        there = list_checkpoints(config.output_dir / "checkpoints")
+        later = ", ".join(str(info.step) for info in there if info.step > begin.step)
+        if later:
+            log.warning("There are checkpoints of later steps, too, and this starts before them: %s", later)
+    for line in changed_settings(config.output_dir, config) if before is not None else ():
+        log.warning("Changed since the run was last started: %s", line)
+
+
+def _run_recorded(
+    launch: Launch,
+    plan: RolePlan,
+    command: Sequence[str],
+    ports: Ports,
+    env: Mapping[str, str],
+    before: RunRecord | None,
+) -> int:
+    started = time.monotonic()
+    recorder = Recorder(launch.config, launch.first, arguments_of(command), launch.step, before=before)
+    try:
+        code = _run(launch, plan, command, recorder, ports, env)
+        why = None if code == INTERRUPTED else _last_words(launch.config, time.monotonic() - started)
+    except BaseException as error:
+        recorder.ended("failed", str(error) or type(error).__name__)
+        raise
+    recorder.ended("stopped" if code == INTERRUPTED else "finished", why)
+    return 1 if why is not None and launch.config.strict else code
+
+
+def _last_words(config: RLConfig, seconds: float) -> str | None:
+    """Say how a run has ended that has done all its steps; why nothing was learnt in it, if so."""
+    steps = read_run(config.output_dir / "metrics.jsonl").steps()
+    why = nothing_learnt(steps, config.output_dir)
+    if why is None:
+        log.log(_success(steps), "RL training finished!")
+    else:
+        log.warning("RL training finished! But %s", why)
+    log.info("%s | %s", human_duration(seconds), _what_is_there(config))
+    return why
+
+
+def _run(
+    launch: Launch,
+    plan: RolePlan,
+    command: Sequence[str],
+    recorder: Recorder,
+    ports: Ports,
+    env: Mapping[str, str],
+) -> int:
+    stop = StopFlag().install()
+    stopping = Stopping(launch.config.output_dir, stop, launch.nodes)
+    config, identity = launch.config, launch.first
+    log.info("Starting RL run %s (attempt %d) in %s", identity.run_id, identity.attempt, config.output_dir)
+    shared = _run_environment(config)
+    processes = Processes(
+        config.output_dir,
+        {**shared, "BUCKEYE_INFERENCE_KEY": _inference_key(launch.nodes), **env},
+        nodes=launch.nodes,
+        shared_env=shared,
+    )
+    processes.begin(identity)
+    progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
+    warnings = ChildWarnings(run_log(config.output_dir), own=LAUNCHER)
+    supervisor = Supervisor(launch, plan, processes, recorder, ports)
+    try:
+        supervisor.start()
+        while not stopping.requested():
+            progress.tell(warnings.new())
+            progress.update("starting: waiting for the first step (logs/ has the details)")
+            if supervisor.tick(step=progress.step, trained=progress.trained):
+                progress.update("", ended=True)
+                progress.tell(warnings.new())
+                break
+            time.sleep(_POLL_SECONDS)
+        progress.clear()
+        _tell_unshown(warnings, config)
+        if stopping.requested():
+            recorder.stopping()
+            return _stop_early(config, processes, stop, command)
+    except Exception:
+        progress.tell(warnings.new())
+        progress.clear()
+        _tell_unshown(warnings, config)
+        log.warning(
+            "Terminating all processes: the trainer finishes its step and checkpoints (Ctrl-C to end at once)"
+        )
+        _end_trainers(processes, stop, config.trainer.dist_timeout_seconds)
+        raise
+    finally:
+        processes.stop_all()
+    return 0
+
+
+def _success(steps: Sequence[Step]) -> int:
+    """The level of the last line."""
+    trained = [step for step in steps if step.trained is not None]
+    left_out = sum(bool(step.value("trainer/skipped")) for step in trained)
+    return training_level(len(trained), left_out=left_out)
+
+
+def _tell_unshown(warnings: ChildWarnings, config: RLConfig) -> None:
+    if warnings.unshown:
+        log.info("%d more such warnings: buckeye rl logs %s", warnings.unshown, config.output_dir)
+
+
+def _what_is_there(config: RLConfig) -> str:
+    weights = final_weights(config)
+    adapter = config.trainer.model.experimental.lora is not None
+    text = f"{'adapter' if adapter else 'model'}: {weights} | talk to it: buckeye chat {weights}"
+    if adapter:
+        text += f" | a model of it: buckeye export {config.output_dir} --step last --merge-lora"
+    return text
+
+
+def _run_environment(config: RLConfig) -> dict[str, str]:
+    """What all processes are told. It holds no key: it goes to other hosts."""
+    return {"TOKENIZERS_PARALLELISM": "false", **disk_environment(config.disk)}
+
+
+def _inference_key(nodes: Nodes | None) -> str:
+    """That of the servers of the run."""
+    given = os.environ.get("BUCKEYE_INFERENCE_KEY")
+    return given or (nodes.inference_key if nodes is not None else secrets.token_urlsafe(24))
+
+
+def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command: Sequence[str]) -> int:
+    """Let the trainer finish its step and checkpoint; a second Ctrl-C ends it at once."""
+    grace = config.trainer.dist_timeout_seconds
+    log.info("Stopping: the trainer finishes its step and checkpoints (Ctrl-C again to end at once)")
+    _end_trainers(processes, stop, grace)
+    processes.stop(processes.children, grace=_AT_ONCE_SECONDS if stop.requested else TERM_GRACE_SECONDS)
+    failed = [child for child in processes.of_kind("trainer") if _failed(child)]
+    if failed:
+        log.warning("%s did not checkpoint on the way out", failed[0].role.title)
+    checkpoints = list_checkpoints(config.output_dir / "checkpoints")
+    if checkpoints:
+        newest = max(checkpoints, key=lambda info: (info.attempt, info.step))
+        log.info("Stopped; the newest checkpoint is of step %d. Continue with:", newest.step)
+        log.info("  %s", resume_command(command))
+    else:
+        log.info("Stopped before there was a checkpoint. Begin at the start again with:")
+        log.info("  %s", resume_command(command))
+    return INTERRUPTED
+
+
+def _end_trainers(processes: Processes, stop: StopFlag, grace: float) -> None:
+    """Ask the trainers to end, and wait until they have: at most `grace` seconds, until the next Ctrl-C, or
+    until one has failed, without whom the others cannot finish a step."""
+    trainers = processes.of_kind("trainer")
+    stop.requested = False
+    processes.request_stop(trainers)
+    deadline = time.monotonic() + grace
+    while any(child.running for child in trainers) and not any(_failed(child) for child in trainers):
+        if stop.requested or time.monotonic() >= deadline:
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _failed(trainer: Child) -> bool:
+    return trainer.returncode not in (None, 0, INTERRUPTED)
+
+
+def final_weights(config: RLConfig) -> Path:
+    """The directory of the newest published weights."""
+    steps = [p for p in (config.output_dir / "weights").glob("step_*") if p.name[5:].isdigit()]
+    return max(steps, key=lambda p: int(p.name[5:]), default=config.output_dir / "weights")

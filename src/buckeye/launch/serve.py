@@ -1,0 +1,150 @@
+"""An inference server of one's own for the length of a block: for `chat` and `evals`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from buckeye.config.inference import InferenceConfig
+from buckeye.config.load import to_json
+from buckeye.errors import InferenceError, RunError
+from buckeye.inference.client import InferenceClient
+from buckeye.launch.processes import Processes
+from buckeye.launch.why_it_ended import Memory, diagnosis
+from buckeye.sizing.devices import this_machine
+from buckeye.sizing.plan import Role
+from buckeye.sizing.ports import held_ports
+
+_START_SECONDS = 300.0
+_WATCH_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """A running server for one model. `base_url` ends in /v1."""
+
+    base_url: str
+    api_key: str
+    model: str
+
+    async def chat(
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        temperature: float,
+        max_tokens: int,
+        timeout: float = 600.0,
+    ) -> str:
+        """One chat completion. Raises InferenceError if the server refuses."""
+        body = {
+            "model": self.model,
+            "messages": list(messages),
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+        }
+        headers = {"Authorization": f"Bearer {self.api_key}"}
+        try:
+            async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
+                answer = await client.post(f"{self.base_url}/chat/completions", json=body, headers=headers)
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise InferenceError(f"{self.base_url} did not answer: {reason}") from error
+        if answer.status_code != 200:
+            raise InferenceError(f"{self.base_url} answered {answer.status_code}: {answer.text}")
+        content: Any = answer.json()["choices"][0]["message"]["content"]
+        return str(content)
+
+
+@asynccontextmanager
+async def served_model(path: Path, *, config: InferenceConfig | None = None) -> AsyncIterator[ServedModel]:
+    """Start an engine for the model at `path` on a free loopback port; end it afterwards. If it ends by
+    itself, the block is cancelled and RunError says how."""
+    key = secrets.token_urlsafe(24)
+    with held_ports() as ports, tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
+        (port,), directory, memory = ports.choose(1), Path(scratch), Memory.now()
+
+        def check() -> None:
+            for child in processes.children:
+                child.beats.read(time.monotonic())  # else its pipe would fill
+                if child.returncode is not None:
+                    raise RunError(diagnosis(child, child.returncode, memory, directory))
+
+        base = config or InferenceConfig()
+        settings = base.model_copy(
+            update={
+                "model": base.model.model_copy(update={"name": str(path)}),
+                "server": base.server.model_copy(update={"port": port}),
+                "output_dir": directory,
+            }
+        )
+        (directory / "inference.json").write_text(to_json(settings), encoding="utf-8")
+        processes = Processes(
+            directory,
+            {
+                "BUCKEYE_INFERENCE_KEY": key,
+                "BUCKEYE_THREADS": os.environ.get("BUCKEYE_THREADS", _all_cores()),
+            },
+        )
+        role = Role(
+            kind="inference",
+            index=0,
+            argv=(sys.executable, "-m", "buckeye", "inference", "@", str(directory / "inference.json")),
+            port=port,
+            config_name="inference.json",
+            log_name="inference",
+        )
+        try:
+            processes.start(role)
+            base_url = f"http://127.0.0.1:{port}/v1"
+            await _ready(check, base_url, key, str(path))
+            async with _as_long_as_it_runs(check):
+                yield ServedModel(base_url=base_url, api_key=key, model=str(path))
+        finally:
+            processes.stop_all()
+
+
+def _all_cores() -> str:
+    return str(this_machine().cores)
+
+
+@asynccontextmanager
+async def _as_long_as_it_runs(check: Callable[[], None]) -> AsyncIterator[None]:
+    try:
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(_watch(check))
+            yield
+            watching.cancel()
+    except BaseExceptionGroup as group:
+        await asyncio.sleep(_WATCH_SECONDS)  # a process that is killed closes its connections before it ends
+        check()  # that the server has ended explains what went wrong in the block
+        raise group.exceptions[0] from None
+
+
+async def _watch(check: Callable[[], None]) -> None:
+    while True:
+        check()
+        await asyncio.sleep(_WATCH_SECONDS)
+
+
+async def _ready(check: Callable[[], None], base_url: str, key: str, model: str) -> None:
+    """Until the server answers; at once with its last lines if it ends instead."""
+    async with InferenceClient([base_url], api_key=key, timeout=_START_SECONDS, model=model) as client:
+        waiting = asyncio.create_task(client.wait_ready(_START_SECONDS))
+        try:
+            while not waiting.done():
+                check()
+                await asyncio.sleep(0.05)
+            await waiting
+        finally:
+            waiting.cancel()

@@ -1,0 +1,246 @@
+"""Looking after the processes of a run: what hangs is killed, what dies is started again, waits are shown."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from buckeye.base.disk import advice, waits_for_disk, what_is_free
+from buckeye.errors import RunError
+from buckeye.launch.attempts import Attempts, Launch
+from buckeye.launch.hangs import described, illness
+from buckeye.launch.processes import Child, Processes
+from buckeye.launch.progress import human_duration
+from buckeye.launch.recorder import Recorder
+from buckeye.launch.restarts import Restarts
+from buckeye.launch.role_configs import Origin, write_role_configs
+from buckeye.launch.waits import circle, sentence, waits_of
+from buckeye.sizing.plan import RolePlan
+from buckeye.sizing.ports import Ports
+from buckeye.transport.checkpoint import checkpoints_by_age
+
+# Tells the user that a run waits for disk space: its own log may be on the disk that is full.
+
+_TELL_SECONDS = 60.0
+
+
+class DiskWatch:
+    """Looks whether a process of the run in `output_dir` waits for disk space; tells its beginning, its end,
+    and once a minute what could be freed. `note` records the events of both."""
+
+    def __init__(self, output_dir: Path, *, note: Callable[..., None]) -> None:
+        self._output_dir = output_dir
+        self._note = note
+        self._since: float | None = None
+        self._told = 0.0
+
+    def look(self, now: float) -> bool:
+        """Whether one waits at `now`, in seconds on the monotonic clock."""
+        if not waits_for_disk(self._output_dir):
+            self._end(now)
+            return False
+        if self._since is None:
+            self._since = now
+            self._told = now - _TELL_SECONDS
+            self._note("disk_full")
+        if now >= self._told + _TELL_SECONDS:
+            self._told = now
+            free = what_is_free(self._output_dir)
+            log.warning(
+                "The run waits for disk space and goes on by itself when there is some: %s of the file "
+                "system of %s are free. %s",
+                free,
+                self._output_dir,
+                advice(self._output_dir),
+            )
+        return True
+
+    def _end(self, now: float) -> None:
+        if self._since is None:
+            return
+        waited, self._since = now - self._since, None
+        log.info("There is disk space again; the run has waited for %s", human_duration(waited))
+        self._note("disk_freed", seconds=round(waited))
+
+
+log = logging.getLogger(__name__)
+
+
+# Looking after the processes of a run: what hangs is killed, what dies is started again, waits are shown.
+
+_GAP_SECONDS = 5.0
+_LOOK_SECONDS = 2.0
+_STACK_SECONDS = 2.0  # between the signal that asks for stacks and the end
+_PROGRESS_STEPS = 3
+
+
+class Supervisor:
+    """Starts the processes of a run and looks after them until they are done."""
+
+    def __init__(
+        self, launch: Launch, plan: RolePlan, processes: Processes, recorder: Recorder, ports: Ports
+    ) -> None:
+        self._launch = launch
+        self._processes = processes
+        self._recorder = recorder
+        self._ports = ports
+        self._limits = launch.config.supervision
+        self._attempts = Attempts(launch, plan, processes, began=recorder.began, note=recorder.restarting)
+        self._restarts = Restarts(processes, launch.config.output_dir, self._limits, note=recorder.restarting)
+        now = time.monotonic()
+        self._ticked = self._stepped = now
+        self._look_at = now
+        self._told = False
+        self._disk = DiskWatch(launch.config.output_dir, note=recorder.note)
+        self._doomed: dict[tuple[int, int], float] = {}
+        self._trained = 0
+        self._furthest = self._committed = launch.step or 0
+        self._refilled_at = self._furthest
+
+    def start(self) -> None:
+        """Start every process, and log it."""
+        plan = self._attempts.plan
+        where = "GPU(s)" if plan.on_gpu else "CPU slot(s)"
+        for kind in ("gateway", "inference", "orchestrator", "trainer"):
+            roles = plan.of_kind(kind)
+            devices = " ".join(str(device) for role in roles for device in role.devices)
+            if roles:
+                log.info("Starting %s process%s", kind, f" on {where} {devices}" if devices.strip() else "")
+            for role in roles:
+                self._processes.start(role)
+
+    def tick(self, *, step: int, trained: int) -> bool:
+        """Look at everything once; to be called again and again. The run has done `step` steps; `trained`
+        counts also those that were done again. True when it is finished. Raises RunError when it cannot go
+        on."""
+        now = time.monotonic()
+        for child in self._processes.children:
+            child.beats.read(now)
+        self._forgive_a_gap(now)
+        self._notice_progress(now, step, trained)
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_SECONDS
+            self._look(now)
+        self._end_the_ill(now)
+        homeless = self._restarts.tend(step)
+        if homeless:
+            self._move(homeless, now)
+        self._attempts.tend(now, step)
+        self._recorder.observe(self._processes, trained=trained)
+        working = self._attempts.members
+        finished = self._attempts.running and all(child.returncode == 0 for child in working)
+        if finished:
+            self._disk.look(now)  # a wait for space may have ended after the last look
+        return finished
+
+    def _forgive_a_gap(self, now: float) -> None:
+        """If this process was suspended, nobody has listened: all deadlines begin anew."""
+        gap, self._ticked = now - self._ticked, now
+        if gap > _GAP_SECONDS:
+            log.info("The launcher did nothing for %s: all deadlines begin anew", human_duration(gap))
+            for child in self._processes.children:
+                child.beats.forgive(now)
+            self._stepped = now
+
+    def _notice_progress(self, now: float, step: int, trained: int) -> None:
+        if trained > self._trained:
+            self._trained, self._stepped, self._told = trained, now, False
+        self._furthest = max(self._furthest, step)
+        if self._furthest >= self._refilled_at + _PROGRESS_STEPS:
+            self._refill()
+
+    def _refill(self) -> None:
+        self._refilled_at = self._furthest
+        self._restarts.refill()
+        self._attempts.refill()
+
+    def _look(self, now: float) -> None:
+        """What need not be known ten times a second."""
+        for child in self._processes.children:
+            child.memory = _memory_of(child) or child.memory
+        commits = checkpoints_by_age(self._launch.config.output_dir / "checkpoints")
+        newest = max((info.step for info in commits if info.attempt >= self._launch.first.attempt), default=0)
+        if newest > self._committed:
+            self._committed = newest
+            self._refill()
+        if self._disk.look(now):
+            self._stepped = now
+        patience = self._limits.stall_timeout / 2
+        if now - self._stepped > patience and not self._told:
+            self._told = True
+            self._tell_the_stall(now)
+
+    def _end_the_ill(self, now: float) -> None:
+        """What hangs is killed; what still can writes its Python stacks first."""
+        before, self._doomed = self._doomed, {}
+        for child in self._processes.children:
+            vitals = child.beats.vitals
+            ill = illness(vitals, self._limits, now)
+            if ill is None or not child.running or child.killed is not None:
+                continue
+            at = self._doomed[child.key] = before.get(child.key, now + _STACK_SECONDS)
+            if child.key not in before:
+                self._processes.ask_for_stacks(child)
+            elif now >= at:
+                beat = child.beats.beat
+                doing = beat.doing if beat is not None else "nothing"
+                self._processes.kill(child, described(ill, vitals, doing, now))
+
+    def _tell_the_stall(self, now: float) -> None:
+        waits = waits_of(self._processes.children)
+        lines = [f"  {sentence(wait, now)}" for wait in waits]
+        for child in self._processes.children:
+            self._processes.ask_for_stacks(child)
+            lines.append(f"  {child.role.title}: its Python stacks are in {child.stdout}")
+        if (names := circle(waits)) is not None:
+            lines.insert(len(waits), f"  they wait for each other: {' -> '.join(names)}")
+        log.warning(
+            "No step was finished for %s. Who waits for whom:\n%s",
+            human_duration(now - self._stepped),
+            "\n".join(lines),
+        )
+        self._recorder.stalled(now - self._stepped, [sentence(wait, now) for wait in waits])
+
+    def _another_port(self, child: Child) -> int:
+        node = child.role.node
+        if node and self._launch.nodes is not None:
+            return self._launch.nodes.choose_ports(node, 1)[0]
+        return self._ports.choose(1)[0]
+
+    def _move(self, homeless: list[Child], now: float) -> None:
+        """Give servers that cannot have their port another, and tell the orchestrator by a new attempt."""
+        if self._attempts.plan.fixed_ports:
+            taken = homeless[0]
+            raise RunError(
+                f"{taken.role.title.capitalize()} cannot have port {taken.role.port}, which another process "
+                "has taken. Stop that one, choose another inference.server.port, or leave it out."
+            )
+        ports = {child.role.index: self._another_port(child) for child in homeless}
+        plan = self._attempts.plan
+        roles = tuple(
+            replace(role, port=ports[role.index])
+            if role.kind == "inference" and role.index in ports
+            else role
+            for role in plan.roles
+        )
+        moved = replace(plan, roles=roles)
+        log.warning("Other ports are taken for %d servers: a new attempt begins", len(homeless))
+        write_role_configs(
+            self._launch.config, moved, model_path=self._launch.model_path, origin=Origin(self._launch.step)
+        )
+        self._restarts.move(moved.of_kind("inference"))
+        self._attempts.move(moved, now)
+
+
+def _memory_of(child: Child) -> int | None:
+    if not child.is_here:
+        return None
+    try:
+        return int(psutil.Process(child.process.pid).memory_info().rss)
+    except psutil.Error:
+        return None

@@ -1,0 +1,86 @@
+"""Who waits for whom in a run, from what its processes say themselves."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from buckeye.launch.processes import Child
+from buckeye.launch.progress import human_duration
+from buckeye.run_files.record import RunRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """`who` waits for `what` of `whom`, since a time in seconds. A process that works waits for nobody:
+    `whom` is None, and `what` is its work."""
+
+    who: str
+    whom: str | None
+    what: str
+    since: float
+
+
+def waits(record: RunRecord) -> list[Wait]:
+    """Of the processes of a run, as they were recorded; times since the epoch. The processes of a kind that
+    all do the same are one."""
+    return _merged(
+        Wait(who=known.title, whom=known.on, what=known.doing, since=known.since or known.started)
+        for known in record.processes
+    )
+
+
+def waits_of(children: Sequence[Child]) -> list[Wait]:
+    """The same of processes that beat, now; times on the monotonic clock."""
+    found = []
+    for child in children:
+        beat = child.beats.beat
+        if beat is None:
+            wait = Wait(who=child.role.title, whom=None, what="starts", since=child.beats.started)
+        else:
+            wait = Wait(who=child.role.title, whom=beat.on, what=beat.doing, since=beat.since)
+        found.append(wait)
+    return _merged(found)
+
+
+def sentence(wait: Wait, now: float) -> str:
+    """Such as: trainer waits for batch 12 from orchestrator (for 35 s)."""
+    since = human_duration(max(0.0, now - wait.since))
+    if wait.whom is None:
+        return f"{wait.who}: {wait.what} (for {since})"
+    return f"{wait.who} waits for {wait.what} from {wait.whom} (for {since})"
+
+
+def circle(found: Sequence[Wait]) -> list[str] | None:
+    """The kinds of processes that wait for each other in a circle, the first again at the end; None if there
+    is no circle. A kind waits if all its processes do."""
+    whom: dict[str, set[str | None]] = defaultdict(set)
+    for wait in found:
+        whom[_kind(wait.who)].add(wait.whom)
+    for first in whom:
+        path = [first]
+        while len(nexts := whom.get(path[-1], {None})) == 1 and (following := next(iter(nexts))) is not None:
+            if following in path:
+                return [*path[path.index(following) :], following]
+            path.append(following)
+    return None
+
+
+def _merged(found: Iterable[Wait]) -> list[Wait]:
+    by_kind: dict[str, list[Wait]] = defaultdict(list)
+    for wait in found:
+        by_kind[_kind(wait.who)].append(wait)
+    merged = []
+    for kind, members in by_kind.items():
+        if len({(wait.what, wait.whom) for wait in members}) == 1:
+            first = members[0]
+            since = min(wait.since for wait in members)
+            merged.append(Wait(who=kind, whom=first.whom, what=first.what, since=since))
+        else:
+            merged += members
+    return merged
+
+
+def _kind(title: str) -> str:
+    return title.partition(" ")[0]

@@ -1,0 +1,151 @@
+"""Why a process of a run has ended, as far as this machine can tell."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from buckeye.base.disk import free_bytes, human_bytes
+from buckeye.base.process import INTERRUPTED
+from buckeye.launch.processes import Child, last_lines
+
+_SHOWN_LINES = 20
+_FULL_DISK_BYTES = 16_000_000
+_LITTLE_MEMORY = 0.1
+_CLOCK = re.compile(r"^\d\d:\d\d:\d\d +")
+_ERROR_LINE = re.compile(r"error|exception|cannot|failed", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How often the kernel has killed a process because memory ran out: in this process's cgroup, and on the
+    whole machine. None where that cannot be read."""
+
+    in_cgroup: int | None
+    on_machine: int | None
+
+    @classmethod
+    def now(cls) -> Memory:
+        """The counts of this moment."""
+        return cls(_count(_cgroup_file(), "oom_kill"), _count(Path("/proc/vmstat"), "oom_kill"))
+
+
+def how_it_ended(child: Child, code: int) -> str:
+    """`Inference 0 was ended by SIGKILL`."""
+    if child.killed is not None:
+        how = f"{child.killed} and was killed"
+    elif code < 0:
+        how = f"was ended by {_signal_name(-code)}"
+    elif code == INTERRUPTED:
+        how = "was stopped from outside"
+    elif code == 0:
+        how = "ended although the run had not"
+    else:
+        how = f"failed with exit code {code}"
+    return f"{child.role.title.capitalize()} {how}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal between the first and the last has no name
+        return f"signal {number}"
+
+
+def diagnosis(child: Child, code: int, memory: Memory, output_dir: Path) -> str:
+    """How a child ended, what may have been the reason, and its last lines. `memory` is the count when it was
+    started, or looked at last."""
+    found = [how_it_ended(child, code)]
+    if code == -signal.SIGKILL and child.killed is None and child.is_here:
+        found.append(_who_killed(child, memory))
+    if free_bytes(output_dir) < _FULL_DISK_BYTES:
+        found.append(f"the disk of {output_dir} is full")
+    lines = last_lines(child.stdout, _SHOWN_LINES)
+    shown = "\n".join(f"  | {line}" for line in lines) or "  | (it printed nothing)"
+    return f"{'; '.join(found)}. Its last lines ({child.stdout}):\n{shown}"
+
+
+def named_cause(child: Child, code: int) -> str | None:
+    """The error that the process itself named, as a text that is the same for the same error; None if others
+    have ended it."""
+    if code < 0 or code == INTERRUPTED or child.killed is not None:
+        return None
+    if child.beats.failure is not None:
+        return f"{child.role.kind}: {child.beats.failure.message}"
+    lines = [line for line in last_lines(child.stdout, _SHOWN_LINES) if line.strip()]
+    last = _CLOCK.sub("", lines[-1]) if lines else ""
+    return f"{child.role.kind}: {last}" if _ERROR_LINE.search(last) else None
+
+
+def _who_killed(child: Child, before: Memory) -> str:
+    now = Memory.now()
+    used = f"it last used {human_bytes(child.memory)} of memory" if child.memory else ""
+    if _more(before.in_cgroup, now.in_cgroup):
+        return _joined(
+            "the kernel killed it because memory ran out (the limit of this container or job)", used
+        )
+    if _kernel_log_names(child.process.pid):
+        return _joined("the kernel killed it because memory ran out, as its log says", used)
+    if _more(before.on_machine, now.on_machine):
+        return _joined(
+            "probably by the kernel because memory ran out: it has just killed a process for that", used
+        )
+    left = psutil.virtual_memory()
+    if left.available < _LITTLE_MEMORY * left.total:
+        what = f"probably by the kernel because memory ran out: only {human_bytes(left.available)} are left"
+        return _joined(what, used)
+    return _joined("by someone, or by the kernel because memory ran out", used)
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def _more(before: int | None, now: int | None) -> bool:
+    return before is not None and now is not None and now > before
+
+
+def _count(path: Path | None, name: str) -> int | None:
+    """The number after a name in a file of lines `name number`."""
+    if path is None:
+        return None
+    try:
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _cgroup_file() -> Path | None:
+    """`memory.events` of this process's cgroup (version 2)."""
+    try:
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                return Path("/sys/fs/cgroup", line[3:].lstrip("/"), "memory.events")
+    except OSError:
+        return None
+    return None
+
+
+def _kernel_log_names(pid: int) -> bool:
+    """Whether the kernel's log, where it may be read, says that it killed this process."""
+    try:
+        handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        while True:
+            if re.search(rf"Killed process {pid}\b", os.read(handle, 8192).decode(errors="replace")):
+                return True
+    except OSError:  # the end, or no right to read
+        return False
+    finally:
+        os.close(handle)

@@ -1,0 +1,252 @@
+"""The run directory: who owns it, which attempt this is, and what a run leaves in it."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from buckeye.base.process import RunIdentity
+from buckeye.base.storage import is_locked, read_json, remove_directory, step_directories, write_file
+from buckeye.errors import CheckpointError, UsageError
+from buckeye.monitor.metrics import TRAINERS, read_metrics
+from buckeye.monitor.tracker import WANDB_FOLDER
+from buckeye.run_files.record import EVENTS_FILE, GOING_ON, STATUS_FILE, read_record
+from buckeye.transport.restarts import RESTART_FOLDER
+
+log = logging.getLogger(__name__)
+
+RUN_FILE = "run.json"
+METRICS_FILE = "metrics.jsonl"
+EARLIER_FOLDER = "earlier_starts"
+REMOTE_FILE = "remote.json"
+"""In the run directory, as long as the run was last started elsewhere."""
+LOG_FOLDER = "logs"
+_OURS = (
+    "batches",
+    "checkpoints",
+    "configs",
+    EVENTS_FILE,
+    "exports",
+    LOG_FOLDER,
+    METRICS_FILE,
+    "micro_batch.json",
+    RESTART_FOLDER,
+    "rollouts",
+    RUN_FILE,
+    "skipped",
+    STATUS_FILE,
+    "stop",
+    WANDB_FOLDER,
+    "weights",
+)
+
+
+def files_of_a_run(output_dir: Path) -> list[Path]:
+    """What an earlier run left in `output_dir`; files of others are not listed, nor are those of `evals`,
+    which writes next to the evaluations of a run."""
+    evaluations = step_directories(output_dir / "evals").values()
+    return [*(output_dir / name for name in _OURS if (output_dir / name).exists()), *evaluations]
+
+
+def refuse_used(output_dir: Path, *, resume_command: str, cleans: bool = True) -> None:
+    """Raise UsageError if another run has trained here, or may be doing so, saying how to go on with it.
+    `cleans` says whether the command has a --clean. What `put_aside` takes is no obstacle."""
+    if not files_of_a_run(output_dir) or is_unstarted(output_dir):
+        return
+    afresh = "add --clean to delete that run" if cleans else "delete this one"
+    raise UsageError(
+        f"{output_dir} already holds a run. Nothing was touched. Either\n"
+        f"  resume it:        {resume_command}\n"
+        f"  or start afresh:  choose another --output-dir, or {afresh}"
+    )
+
+
+def is_unstarted(output_dir: Path) -> bool:
+    """Whether all that is here was left by a start that never reached the end of its first step. False where
+    that cannot be told, as for a run on another machine."""
+    try:
+        attempts = read_json(output_dir / RUN_FILE)["attempts"]
+        resumed = any(attempt["resumed_step"] is not None for attempt in attempts)
+        trained = any(one["process"] in TRAINERS for one in read_metrics(output_dir / METRICS_FILE))
+        kept = list((output_dir / "checkpoints").glob("*"))
+        elsewhere = _goes_on_elsewhere(output_dir)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    published = set(step_directories(output_dir / "weights")) - {0}
+    return not (resumed or trained or kept or published or elsewhere)
+
+
+def _goes_on_elsewhere(output_dir: Path) -> bool:
+    away = output_dir / REMOTE_FILE
+    if away.exists() and read_json(away)["state"] != "over":
+        return True
+    try:
+        record = read_record(output_dir)
+    except UsageError:  # there is none: nothing was started yet
+        return (output_dir / STATUS_FILE).exists()
+    return record.elsewhere and record.state in GOING_ON
+
+
+def put_aside(output_dir: Path, *, needed: Sequence[Path] = (), also: Sequence[Path] = ()) -> Path | None:
+    """Keep what an unstarted run left, and `also` other files, in a folder of its own, and return that; None
+    if there is none. The copies of the model that it began with go. The caller holds the directory.
+
+    Raises UsageError, before anything is moved, if one of the paths `needed` by the new run is among it.
+    """
+    if not is_unstarted(output_dir):
+        return None
+    _refuse_needed(files_of_a_run(output_dir), needed, "This start would put aside")
+    run_id = read_json(output_dir / RUN_FILE)["run_id"]
+    names = itertools.chain([run_id], (f"{run_id}-{number}" for number in itertools.count(2)))
+    aside = next(folder for name in names if not (folder := output_dir / EARLIER_FOLDER / name).exists())
+    aside.mkdir(parents=True)
+    for copy in step_directories(output_dir / "weights").values():
+        remove_directory(copy)
+    left = [path for path in (*also, *files_of_a_run(output_dir)) if path.exists()]
+    for path in sorted(left, key=lambda path: path.name == RUN_FILE):  # last: without it, nobody goes on here
+        kept = aside / path.relative_to(output_dir)
+        kept.parent.mkdir(exist_ok=True)
+        path.rename(kept)
+    return aside
+
+
+def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
+    """Delete what an earlier run left (only that), because the user asked for it with --clean.
+
+    Raises UsageError, before anything is deleted, if no run was recorded there, or if one of the paths
+    `needed` by the new run is among what would go.
+    """
+    removed = files_of_a_run(output_dir)
+    if removed and not (output_dir / RUN_FILE).exists():
+        raise UsageError(
+            f"--clean: {output_dir} has {', '.join(p.name for p in removed)} but no {RUN_FILE}, so it is not "
+            "certain that a run made them. Delete them yourself, or choose another --output-dir."
+        )
+    _refuse_needed(removed, needed, "--clean would delete")
+    removed += [path for path in [output_dir / EARLIER_FOLDER] if path.exists()]
+    removed.sort(key=lambda path: path.name == RUN_FILE)  # last: without it, this would not be done again
+    for path in removed:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return removed
+
+
+def _refuse_needed(going: Sequence[Path], needed: Sequence[Path], what: str) -> None:
+    for path in needed:
+        if any(path.resolve().is_relative_to(one.resolve()) for one in going):
+            raise UsageError(f"{what} {path}, which this run starts from. Choose another --output-dir.")
+
+
+def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
+    """Record that the run is started (again) and return its identity."""
+    path = output_dir / RUN_FILE
+    try:
+        record = read_json(path)
+        identity = RunIdentity(run_id=record["run_id"], attempt=int(record["attempt"]) + 1)
+        attempts = list(record["attempts"])
+    except FileNotFoundError:
+        # whoever has it carried out elsewhere knows it by an id before it begins
+        run_id = os.environ.get("BUCKEYE_NEW_RUN_ID") or secrets.token_hex(4)
+        identity, attempts = RunIdentity(run_id=run_id, attempt=1), []
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error}). Restore it, or start in a new directory."
+        ) from None
+    attempts.append({"attempt": identity.attempt, "started": time.time(), "resumed_step": resumed_step})
+    record = {"run_id": identity.run_id, "attempt": identity.attempt, "attempts": attempts}
+    write_file(path, json.dumps(record, indent=1))
+    return identity
+
+
+def attempt_logs(output_dir: Path, attempt: int) -> Path:
+    """Where what the processes of an attempt print is."""
+    return output_dir / LOG_FOLDER / f"attempt_{attempt}"
+
+
+def log_path(output_dir: Path, name: str) -> Path:
+    """The usual place of a log, which leads to the newest of its name."""
+    return output_dir / LOG_FOLDER / name
+
+
+def link_log(output_dir: Path, attempt: int, name: str) -> None:
+    """Let the usual place lead to the log of an attempt, in one step. Where the file system has no links, the
+    logs of the attempts are all there is."""
+    link = log_path(output_dir, name)
+    temporary = link.with_name(f".{name}.tmp-{os.getpid()}")
+    try:
+        if link.is_file() and not link.is_symlink():  # an earlier version of Buckeye has written it
+            before = attempt_logs(output_dir, attempt - 1)
+            before.mkdir(exist_ok=True)
+            link.replace(before / name)
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(Path(attempt_logs(output_dir, attempt).name, name))
+        temporary.replace(link)
+    except OSError as error:
+        log.warning("%s does not lead to the newest log: %s", link, error)
+
+
+def earlier_logs(output_dir: Path) -> list[Path]:
+    """The folders of logs that no usual place leads to: of attempts that are over."""
+    links = (output_dir / LOG_FOLDER).glob("*.stdout")
+    in_use = {path.readlink().parts[0] for path in links if path.is_symlink()}
+    return [p for p in sorted((output_dir / LOG_FOLDER).glob("attempt_*")) if p.name not in in_use]
+
+
+@contextmanager
+def claimed(output_dir: Path, *, resumed: bool, resume_command: str) -> Iterator[None]:
+    """Hold the directory for a process that is a run by itself, and give it an identity of its own. Ranks
+    other than the first leave that to the first."""
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    with locked(output_dir):
+        if not resumed:
+            refuse_used(output_dir, resume_command=resume_command, cleans=False)
+            put_aside(output_dir)
+        identity = begin_attempt(output_dir, resumed_step=None)
+        os.environ["BUCKEYE_RUN_ID"], os.environ["BUCKEYE_ATTEMPT"] = identity.run_id, str(identity.attempt)
+        yield
+
+
+def is_in_use(output_dir: Path) -> bool:
+    """Whether a run holds the directory now. Writes nothing."""
+    return is_locked(output_dir / ".lock")
+
+
+@contextmanager
+def locked(output_dir: Path) -> Iterator[None]:
+    """Hold the directory: a second `rl` on it ends with a message instead of mixing two runs."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    handle = os.open(output_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
+            raise UsageError(
+                f"{output_dir} is in use by a run that is going on (process {holder or 'unknown'}). "
+                "Stop that one first, or choose another --output-dir."
+            ) from None
+        except OSError as error:
+            log.warning(
+                "The file system of %s has no locks (%s): see to it yourself that no other run writes there",
+                output_dir,
+                error.strerror,
+            )
+        with suppress(OSError):  # a full disk must not keep anybody from cleaning up
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(handle)

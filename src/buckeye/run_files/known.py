@@ -1,0 +1,123 @@
+"""The runs that this user has started: one small file each, which names the directory. All else is there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.base.storage import read_json, write_file
+from buckeye.errors import UsageError
+from buckeye.run_files.directory import REMOTE_FILE, RUN_FILE
+
+log = logging.getLogger(__name__)
+
+_SHORTEST_ID = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownRun:
+    """A run and where it is. `registered` is when it was started, or forked, first."""
+
+    run_id: str
+    directory: Path
+    registered: float
+
+    @property
+    def name(self) -> str:
+        """What it is called: the last part of its directory."""
+        return self.directory.name
+
+
+def register(output_dir: Path, run_id: str) -> None:
+    """Remember a run. That it cannot be remembered is a warning: the run does not depend on it."""
+    path = _folder() / f"{run_id}.json"
+    directory = str(output_dir.absolute())
+    entry = {"run_id": run_id, "directory": directory, "registered": time.time()}
+    try:
+        known = read_json(path).get("directory") if path.exists() else None
+        if known is not None and known != directory and _run_id(Path(known)) == run_id:
+            path = path.with_stem(f"{run_id}-{zlib.crc32(os.fsencode(directory)):08x}")  # this is a copy
+            known = directory if path.exists() else None
+        if known == directory:
+            return
+        write_file(path, json.dumps(entry))
+    except (OSError, ValueError, AttributeError) as error:
+        log.warning("`buckeye rl list` will not show this run: %s cannot be written (%s)", path, error)
+
+
+def known_runs() -> tuple[list[KnownRun], int]:
+    """The runs whose directories are there, newest first, and the number of those that are gone."""
+    found, gone = [], 0
+    for path in _folder().glob("*.json"):
+        try:
+            run = _entry(path)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s cannot be read (%s) and is passed over", path, error)
+            continue
+        if _run_id(run.directory) == run.run_id:
+            found.append(run)
+        else:
+            gone += 1
+    return sorted(found, key=lambda run: run.registered, reverse=True), gone
+
+
+def find_run(word: str | None) -> Path:
+    """The directory of the run that `word` means: a directory, a run's name, or (the beginning of) its id.
+    Without one it is the run in ./outputs, or the newest known. Raises UsageError."""
+    if word is None:
+        return _default_run()
+    directory = Path(word)
+    if _run_id(directory) is not None:
+        return directory
+    runs, _ = known_runs()
+    matches = [r for r in runs if r.name == word or (len(word) >= _SHORTEST_ID and r.run_id.startswith(word))]
+    if len(matches) == 1:
+        return matches[0].directory
+    if matches:
+        choices = "\n".join(f"  {run.run_id}  {run.directory}" for run in matches)
+        raise UsageError(
+            f"{word} is the name of {len(matches)} runs. Give the id or the directory:\n{choices}"
+        )
+    what = (
+        "is a directory without a run" if directory.is_dir() else "is no directory, name or id of a known run"
+    )
+    raise UsageError(f"{word} {what}. `buckeye rl list` shows those that are known.")
+
+
+def _default_run() -> Path:
+    here = Path("outputs")
+    if _run_id(here) is not None:
+        return here
+    runs, _ = known_runs()
+    if not runs:
+        raise UsageError("No run is known. Name the output directory of one.")
+    return runs[0].directory
+
+
+def _folder() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "buckeye" / "runs"
+
+
+def _entry(path: Path) -> KnownRun:
+    entry = read_json(path)
+    return KnownRun(
+        run_id=str(entry["run_id"]),
+        directory=Path(entry["directory"]),
+        registered=float(entry["registered"]),
+    )
+
+
+def _run_id(directory: Path) -> str | None:
+    """The id of the run that is in a directory now, or that is being started elsewhere; None if there is
+    none."""
+    for name in (RUN_FILE, REMOTE_FILE):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return str(read_json(directory / name)["run_id"])
+    return None

@@ -1,0 +1,197 @@
+"""What the processes of a run have printed, in the order of time, and what they go on to print."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.storage import read_json, remove_directory
+from buckeye.errors import UsageError
+from buckeye.monitor.log import run_log
+from buckeye.run_files.directory import LOG_FOLDER, RUN_FILE, attempt_logs, earlier_logs
+
+LAUNCHER = "rl"
+
+_CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d) ")
+_DATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \[([^\]]+)\] (.*)")
+_HALF_A_DAY = timedelta(hours=12)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line and the process that printed it. `time` is that of the line, or of the last line before it that
+    has one, in seconds since the epoch."""
+
+    time: float
+    process: str
+    text: str
+
+
+def read_logs(output_dir: Path, *, attempt: int | None = None, process: str | None = None) -> list[LogLine]:
+    """The lines of one attempt, by default of the newest, in the order of time.
+
+    `process` chooses one (`trainer_1`), or those of a kind (`trainer`). Raises UsageError for a process or an
+    attempt that is not there.
+    """
+    starts = attempt_starts(output_dir)
+    newest = max(starts)
+    chosen = newest if attempt is None else attempt
+    if chosen not in starts:
+        raise UsageError(f"--attempt {chosen}: {output_dir} has the attempts {min(starts)} to {newest}")
+    after = min((start for number, start in starts.items() if number > chosen), default=float("inf"))
+    begun = int(starts[chosen])  # most lines carry whole seconds
+    sources = _sources(output_dir, starts, chosen)
+    _check_process(process, [source.process for source in sources])
+    lines = [line for source in sources for line in source.new(whole=False) if begun <= line.time < after]
+    return _in_order(lines, process)
+
+
+def follow_logs(output_dir: Path, *, process: str | None = None) -> Iterator[list[LogLine]]:
+    """What is new since the last time, beginning with all of the newest attempt; without an end. A run that
+    is resumed goes on under new files, which are found."""
+    starts = attempt_starts(output_dir)
+    begun = int(starts[max(starts)])
+    launcher = _launcher_log(output_dir, starts[max(starts)])
+    open_files: dict[Path, _Source] = {}
+    while True:
+        here = {path.resolve() for path in sorted((output_dir / LOG_FOLDER).glob("*.stdout"))}
+        new = sorted(here - set(open_files))
+        if new:
+            starts = attempt_starts(output_dir)
+        for path in new:
+            with suppress(FileNotFoundError):  # its process has not printed yet, or it was deleted
+                open_files[path] = _ProcessLog(path, _start_of(path, starts))
+        sources = [launcher, *open_files.values()] if launcher is not None else list(open_files.values())
+        lines = [line for source in sources for line in source.new(whole=True) if line.time >= begun]
+        yield _in_order(lines, process)
+        open_files = {path: source for path, source in open_files.items() if path in here}
+        launcher = launcher or _launcher_log(output_dir, starts[max(starts)])
+
+
+def attempt_starts(output_dir: Path) -> dict[int, float]:
+    """Attempt -> when it was started, in seconds since the epoch. Raises UsageError where there is no run."""
+    path = output_dir / RUN_FILE
+    try:
+        attempts: list[dict[str, Any]] = read_json(path)["attempts"]
+        return {int(entry["attempt"]): float(entry["started"]) for entry in attempts}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read ({error})") from None
+
+
+def _start_of(path: Path, starts: Mapping[int, float]) -> float:
+    """When the attempt began in whose folder a log is; of the newest for a log elsewhere."""
+    _, _, number = path.parent.name.partition("attempt_")
+    return starts.get(int(number) if number.isdigit() else -1, starts[max(starts)])
+
+
+def _sources(output_dir: Path, starts: Mapping[int, float], chosen: int) -> list[_Source]:
+    """The logs of an attempt. A server that outlives attempts goes on in the folder of the one that has
+    started it."""
+    newest: dict[str, tuple[Path, float]] = {}
+    for attempt in sorted(number for number in starts if number <= chosen):
+        for path in attempt_logs(output_dir, attempt).glob("*.stdout"):
+            newest[path.name] = (path, starts[attempt])
+    launcher = _launcher_log(output_dir, starts[chosen])
+    processes = [_ProcessLog(path, started) for _, (path, started) in sorted(newest.items())]
+    return [launcher, *processes] if launcher is not None else [*processes]
+
+
+def _launcher_log(output_dir: Path, started: float) -> _LauncherLog | None:
+    path = run_log(output_dir)
+    return _LauncherLog(path, started) if path.exists() else None
+
+
+def _check_process(word: str | None, names: Sequence[str]) -> None:
+    if word is not None and not any(_is_meant(word, name) for name in names):
+        there = ", ".join(names) or "none"
+        raise UsageError(f"--process {word}: there is no log of it. There are: {there}")
+
+
+def _is_meant(word: str, name: str) -> bool:
+    return word.replace(" ", "_") in (name, name.partition("_")[0], f"{name}_0")
+
+
+def _in_order(lines: list[LogLine], process: str | None) -> list[LogLine]:
+    """By whole seconds, since that is what most lines carry; lines of a process stay in their order."""
+    chosen = [line for line in lines if process is None or _is_meant(process, line.process)]
+    return sorted(chosen, key=lambda line: int(line.time))
+
+
+class _Source(ABC):
+    """A growing file. `process` is whose it is; `now` is the time that its last line had."""
+
+    def __init__(self, path: Path, process: str, started: float) -> None:
+        self.process = process
+        self.now = datetime.fromtimestamp(started)
+        self._file = path.open("rb")
+        self._rest = b""
+
+    def new(self, *, whole: bool) -> list[LogLine]:
+        """The lines since the last call; with `whole` an unfinished last one is left for later."""
+        data = self._rest + self._file.read()
+        end = data.rfind(b"\n") + 1 if whole else len(data)
+        self._rest = data[end:]
+        return self._lines(data[:end].decode(errors="replace").splitlines())
+
+    @abstractmethod
+    def _lines(self, texts: list[str]) -> list[LogLine]:
+        """The texts that count, with their times."""
+
+
+class _ProcessLog(_Source):
+    """`<process>.stdout`. Its lines carry the time of day; the day follows from the start of the attempt."""
+
+    def __init__(self, path: Path, started: float) -> None:
+        super().__init__(path, path.stem, started)
+
+    def _lines(self, texts: list[str]) -> list[LogLine]:
+        found = []
+        for text in texts:
+            if match := _CLOCK.match(text):
+                hour, minute, second = map(int, match.groups())
+                self._set_clock(hour, minute, second)
+            found.append(LogLine(self.now.timestamp(), self.process, text))
+        return found
+
+    def _set_clock(self, hour: int, minute: int, second: int) -> None:
+        if hour > 23 or minute > 59 or second > 59:
+            return
+        at = self.now.replace(hour=hour, minute=minute, second=second, microsecond=0)
+        self.now = max(self.now, at + timedelta(days=1) if self.now - at > _HALF_A_DAY else at)
+
+
+class _LauncherLog(_Source):
+    """The launcher's lines in `run.log`, which all processes share and whose lines carry a date."""
+
+    def __init__(self, path: Path, started: float) -> None:
+        super().__init__(path, LAUNCHER, started)
+        self._started = datetime.fromtimestamp(started).replace(microsecond=0)
+        self._ours = False
+
+    def _lines(self, texts: list[str]) -> list[LogLine]:
+        found = []
+        for text in texts:
+            if match := _DATED.match(text):
+                stamp, process, text = match.groups()
+                at = datetime.fromisoformat(stamp)
+                self._ours = process == LAUNCHER and at >= self._started
+                self.now = max(self.now, at)
+                text = f"{stamp.partition(' ')[2]} {text}"
+            if self._ours:
+                found.append(LogLine(self.now.timestamp(), self.process, text))
+        return found
+
+
+def prune_logs(output_dir: Path, keep: int | None) -> None:
+    """Delete the logs of attempts that are over, but for the newest `keep` of them (None: all)."""
+    if keep is None:
+        return
+    by_number = sorted(earlier_logs(output_dir), key=lambda path: int(path.name.removeprefix("attempt_")))
+    for path in by_number[:-keep]:
+        remove_directory(path)

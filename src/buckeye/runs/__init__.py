@@ -1,0 +1,1 @@
+"""Runs that were started before: their state, stopping, cleaning, forking, exporting."""

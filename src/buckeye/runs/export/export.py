@@ -1,0 +1,267 @@
+"""Exporting one checkpoint: choose, write, verify, describe, push."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from buckeye.base.keys import key
+from buckeye.base.storage import write_directory
+from buckeye.errors import RunError, UsageError
+from buckeye.monitor.redact import redacted
+from buckeye.runs.export.facts import (
+    Choice,
+    RunFacts,
+    choose_checkpoint,
+    gather_facts,
+    model_card,
+    passages_of,
+    read_config,
+)
+from buckeye.sizing.model_files import fetch_model, find_model, revision_of
+from buckeye.transport.checkpoint import CheckpointInfo, read_scores, trainer_state, verify_checkpoint
+
+if TYPE_CHECKING:
+    from buckeye.trainer.output.release import Passages
+
+
+# An exported model on the Hugging Face hub.
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
+_MADE_BY_THE_HUB = {".gitattributes"}
+
+
+class Hub:
+    """A model repository `org/name` that is to be filled, and made, `private` or public, if it is not there.
+    Raises UsageError, before anything is exported, for
+    a name that is none, without a token in HF_TOKEN, and for a repository that already has files."""
+
+    def __init__(self, name: str, *, private: bool) -> None:
+        from huggingface_hub import HfApi
+
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"--push {name}: write the name of a model repository as ORG/NAME")
+        token = key("HF_TOKEN")
+        if not token:
+            raise UsageError("--push needs a token that may write: `buckeye auth set HF_TOKEN`")
+        self.name = name
+        self._private = private
+        self._api = HfApi(token=token)
+        self._there = self._refuse_used()
+
+    @property
+    def visibility(self) -> str:
+        """Who will see what is uploaded."""
+        if self._there:
+            return "which exists, and stays as private or public as it is"
+        return "a new private repository" if self._private else "a new public one; --private changes that"
+
+    def upload(self, directory: Path) -> str:
+        """Create the repository, upload every file of a directory in one commit, and return the address."""
+        try:
+            url = self._api.create_repo(self.name, exist_ok=True, private=self._private)
+            self._api.upload_folder(
+                repo_id=self.name, folder_path=directory, commit_message="Model exported by Buckeye"
+            )
+        except Exception as error:  # network, rights, quota: one message whatever the library raises
+            raise RunError(
+                f"The model is complete in {directory}; uploading it to {self.name} failed: "
+                f"{_reason(error)}\n"
+                "The same command tries the upload again."
+            ) from error
+        return str(url)
+
+    def _refuse_used(self) -> bool:
+        """Whether the repository exists; one that does is empty."""
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        try:
+            files: list[Any] = self._api.list_repo_files(self.name)
+        except RepositoryNotFoundError:
+            return False
+        except Exception as error:
+            raise RunError(f"The hub could not be asked for {self.name}: {_reason(error)}") from error
+        if set(files) - _MADE_BY_THE_HUB:
+            raise UsageError(
+                f"--push {self.name}: this repository has files already, and nothing is overwritten. "
+                "Choose another name."
+            )
+        return True
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+# Exporting one checkpoint: choose, write, verify, describe, push.
+
+_ADAPTER_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportRequest:
+    """`step` is best, last, a number, or None (see `choose_checkpoint`); `output` is None for
+    `<run>/exports/step_<N>`, of a merged adapter `step_<N>-merged`; `push` is a model repository of the hub
+    or None, which is made `private` or not."""
+
+    run: Path
+    step: str | None
+    merge_lora: bool
+    output: Path | None
+    push: str | None
+    private: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """Where the model is now; `url` on the hub, if it was pushed. An `adapter` needs its base."""
+
+    directory: Path
+    step: int
+    adapter: bool
+    url: str | None
+
+
+def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exported:
+    """Export a checkpoint of a run. What is in `directory` afterwards has been loaded with transformers and
+    compared with the checkpoint; nothing that exists is overwritten. An export under the default name that
+    is newer than its checkpoint is pushed as it is, such as one whose upload has failed.
+
+    Raises UsageError, before anything is written, for what cannot be exported; RunError if what was written
+    is not the checkpoint's model, or if the upload fails.
+    """
+    kind, config = read_config(request.run)
+    if request.private and request.push is None:
+        raise UsageError("--private says how to --push; add --push ORG/NAME, or leave it out")
+    hub = Hub(request.push, private=request.private) if request.push is not None else None
+    scores = read_scores(request.run)
+    choice = choose_checkpoint(request.run, request.step, scores)
+    facts = gather_facts(request.run, choice, scores)
+    _check_pushed(request, choice.info, facts)
+    name = f"step_{choice.info.step}{'-merged' if request.merge_lora else ''}"
+    directory = request.output or request.run / "exports" / name
+    tell(f"step {choice.info.step}: {choice.reason}")
+    if hub is not None and request.output is None and _exported_before(directory, choice.info, request):
+        tell(f"{directory}: exported and verified before")
+    elif directory.exists():
+        raise UsageError(f"{directory} exists, and nothing is overwritten. Name another directory with -o.")
+    else:
+        title = hub.name.partition("/")[2] if hub is not None else directory.name
+        passages = passages_of(request.run, kind, config, choice.info.step)
+        _export(request, choice, facts, passages, directory, title=title, tell=tell)
+    url = None
+    if hub is not None:
+        tell(f"uploading to {hub.name} ({hub.visibility})")
+        url = hub.upload(directory)
+    adapter = (directory / _ADAPTER_CONFIG).exists()
+    return Exported(directory=directory, step=choice.info.step, adapter=adapter, url=url)
+
+
+def _exported_before(directory: Path, info: CheckpointInfo, request: ExportRequest) -> bool:
+    """Whether a directory, which is only ever written whole, is what the request asks for."""
+    if not (directory / "README.md").exists():
+        return False
+    adapter = (directory / _ADAPTER_CONFIG).exists()
+    trained_adapter = (trainer_state(info) / "adapter").is_dir()
+    newer = directory.stat().st_mtime >= info.path.stat().st_mtime
+    return newer and adapter == (trained_adapter and not request.merge_lora)
+
+
+def _check_pushed(request: ExportRequest, info: CheckpointInfo, facts: RunFacts) -> None:
+    """Refuse to upload an adapter on a model that nobody else has."""
+    adapter = (trainer_state(info) / "adapter").is_dir() and not request.merge_lora
+    if request.push is not None and adapter and facts.base_id is None:
+        raise UsageError(
+            f"--push {request.push}: the adapter belongs to the local model {facts.base}, which others do "
+            "not have. Add --merge-lora to push a complete one."
+        )
+
+
+def _export(
+    request: ExportRequest,
+    choice: Choice,
+    facts: RunFacts,
+    passages: Passages,
+    directory: Path,
+    *,
+    title: str,
+    tell: Callable[[str], None],
+) -> None:
+    """Write and verify a model and its card."""
+    verify_checkpoint(choice.info)
+    state = trainer_state(choice.info)
+    verified: list[str] = []
+
+    def fill(temporary: Path) -> None:
+        verified.append(_write(state, temporary, facts, passages, merge_lora=request.merge_lora, tell=tell))
+        card = model_card(
+            facts,
+            title=title,
+            reason=f"step {choice.info.step}, {choice.reason}",
+            verified=verified[0],
+            adapter=(temporary / _ADAPTER_CONFIG).exists(),
+        )
+        (temporary / "README.md").write_text(redacted(card), encoding="utf-8")
+
+    write_directory(directory, fill)
+    tell(f"{directory}: {verified[0]}")
+
+
+def _write(
+    state: Path,
+    out: Path,
+    facts: RunFacts,
+    passages: Passages,
+    *,
+    merge_lora: bool,
+    tell: Callable[[str], None],
+) -> str:
+    """Write the model, or the adapter, and return what its verification says."""
+    from buckeye.trainer.output.release import MUCH, has_adapter, write_adapter, write_merged, write_model
+
+    if not has_adapter(state):
+        if merge_lora:
+            raise UsageError("--merge-lora: the run has trained all weights; there is no adapter to merge.")
+        dtype = _base_dtype(facts.base)
+        if dtype is None:
+            tell(f"{facts.base} is not here any more: the weights are written in float32")
+        verified = write_model(state, out, dtype=dtype, passages=passages)
+    elif merge_lora:
+        verified = write_merged(state, out, base=fetch_model(facts.base), passages=passages)
+    else:
+        base = fetch_model(facts.base)
+        if facts.base_id is None:
+            tell(
+                f"the adapter belongs to {base}, which only this machine has: "
+                "--merge-lora exports a complete model"
+            )
+        verified = write_adapter(
+            state,
+            out,
+            base=base,
+            base_name=facts.base_id or str(base),
+            revision=revision_of(base) if facts.base_id else None,
+            passages=passages,
+        )
+    if verified.divergence > MUCH:
+        exact = "; the adapter alone is exact (without --merge-lora)" if merge_lora else ""
+        tell(
+            f"warning: rounding the weights to {verified.dtype} moved the policy as far as a step of "
+            f"training may{exact}"
+        )
+    return str(verified)
+
+
+def _base_dtype(base: str) -> str | None:
+    """What the weights of the model that training started from are stored as; None if it is not here any
+    more."""
+    found = find_model(base)
+    if found is None:
+        return None
+    config = json.loads((found / "config.json").read_text(encoding="utf-8"))
+    return config.get("dtype") or config.get("torch_dtype")

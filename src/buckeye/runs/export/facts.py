@@ -1,0 +1,363 @@
+"""What is known of a run and of one of its checkpoints, without paths and secrets of this machine."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import platform
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from buckeye.base.distribution import DISTRIBUTION
+from buckeye.base.storage import read_json
+from buckeye.errors import UsageError
+from buckeye.monitor.metrics import read_run
+from buckeye.monitor.redact import redacted
+from buckeye.transport.checkpoint import (
+    CheckpointInfo,
+    Score,
+    best_by_reward,
+    list_checkpoints,
+    resolve_checkpoint,
+    scores_of,
+    trainer_state,
+)
+
+if TYPE_CHECKING:
+    from buckeye.trainer.output.release import Passages
+
+
+# Which checkpoint of a run is exported, and what is known of its evaluations.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A checkpoint, and why it is this one."""
+
+    info: CheckpointInfo
+    reason: str
+
+
+def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score]) -> Choice:
+    """The checkpoint of `run` that `step` means: `best`, `last`, a number, or None for the best one
+    where that is known, else the newest.
+
+    The best one has the highest mean reward over all evaluated environments (see `scores_of`); in a run of
+    supervised fine-tuning, the lowest validation loss. Of equals it is the later one. Raises UsageError where
+    `best` is asked for and nothing was measured, and CheckpointError where there is no such checkpoint.
+    """
+    root = run / "checkpoints"
+    if step == "last":
+        return Choice(info=resolve_checkpoint(root, -1), reason="the newest checkpoint")
+    if step is not None and step.isdigit():
+        return Choice(info=resolve_checkpoint(root, int(step)), reason="as asked for")
+    if step not in (None, "best"):
+        raise UsageError(f"--step {step}: write best, last, or the number of a checkpoint's step")
+    newest = resolve_checkpoint(root, -1)  # says so if there is none at all
+    checkpoints = {info.step: info for info in list_checkpoints(root)}
+    best = _best_by_reward(checkpoints, scores) or _best_by_loss(checkpoints, run)
+    if best is None and step == "best":
+        raise UsageError(
+            f"Which checkpoint of {run} is the best is not known: none was evaluated. Choose --step last or "
+            "a number; the next run knows it with an [eval] table (or, in sft, data.val_path)."
+        )
+    return best or Choice(info=newest, reason="the newest checkpoint; none was evaluated")
+
+
+def _best_by_reward(checkpoints: Mapping[int, CheckpointInfo], scores: Sequence[Score]) -> Choice | None:
+    best = best_by_reward(checkpoints.values(), scores)
+    if best is None:
+        return None
+    environments = ", ".join(score.environment for score in best.scores)
+    reason = (
+        f"the best of {best.of} evaluated checkpoints by mean reward "
+        f"({best.mean_reward:.4f} over {environments})"
+    )
+    return Choice(info=best.info, reason=reason)
+
+
+def _best_by_loss(checkpoints: Mapping[int, CheckpointInfo], run: Path) -> Choice | None:
+    measured = read_run(run / "metrics.jsonl").values("validation/val_loss")
+    losses = {step: loss for step, loss in measured.items() if step in checkpoints}
+    if not losses:
+        return None
+    best = min(losses, key=lambda step: (losses[step], -step))
+    reason = f"the best of {len(losses)} measured checkpoints by validation loss ({losses[best]:.4f})"
+    return Choice(info=checkpoints[best], reason=reason)
+
+
+# What a run was trained on, as far as it has kept it: an exported model is compared with its checkpoint
+# on that.
+
+_LINES = 64
+"""Of a file, where rollouts may be long."""
+_MOST = 4
+
+
+def passages_of(run: Path, kind: str, config: Mapping[str, Any], step: int) -> Passages:
+    """The newest rollouts before `step` of a run of `rl`, conversations of the data of a run of `sft`; none
+    where they are gone or cannot be read."""
+    from buckeye.trainer.output.release import Passages  # needs torch
+
+    if kind == "sft":
+        data = Path(str(config["data"]["path"]))
+        return Passages(chats=_some(_read(data)), source=f"{data.name}, which it was trained on")
+    for at, path in sorted(_rollout_files(run).items(), reverse=True):
+        rows = [row for row in _read(path) if row.get("text")] if at < step else []
+        if rows:
+            texts = [str(row["text"][-1]) for row in _some(rows)]
+            return Passages(texts=texts, source=f"the run's own rollouts of step {at}")
+    return Passages()
+
+
+def _rollout_files(run: Path) -> dict[int, Path]:
+    found = (run / "rollouts").glob("step_*.jsonl")
+    return {int(path.stem[5:]): path for path in found if path.stem[5:].isdigit()}
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            rows = [json.loads(line) for line in itertools.islice(file, _LINES) if line.strip()]
+    except (OSError, ValueError, RecursionError):
+        return []
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def _some(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A few, evenly: rollouts of one task are beside each other."""
+    return rows[:: max(1, len(rows) // _MOST)][:_MOST]
+
+
+# What is known of a run and of one of its checkpoints, without paths and secrets of this machine.
+
+_LIBRARIES = (DISTRIBUTION, "torch", "transformers", "peft", "vllm")
+_MOST_STEPS = 10
+"""Over how many steps training rewards are averaged, where there are as many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingRewards:
+    """Mean rewards of the first and of the last `steps` steps before a checkpoint."""
+
+    steps: int
+    first: float
+    last: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFacts:
+    """`base` is the model that training started from, a directory or a name on the hub; `base_id` the same
+    if it is such a name. `settings` are the important ones of the run, by the names that a card shows.
+    `before` and `after` are evaluations at the start and of the exported checkpoint; `losses` are validation
+    losses of the same, None where there was none that is a number."""
+
+    kind: str
+    base: str
+    base_id: str | None
+    settings: Mapping[str, str]
+    progress: Mapping[str, int]
+    before: Sequence[Score]
+    after: Sequence[Score]
+    rewards: TrainingRewards | None
+    losses: tuple[float | None, float | None] | None
+    versions: Mapping[str, str]
+
+
+def read_config(run: Path) -> tuple[str, dict[str, Any]]:
+    """Which kind of run it was, `rl` or `sft`, and its resolved configuration. Raises UsageError."""
+    for kind, part in (("rl", "trainer"), ("sft", "model")):
+        path = run / "configs" / f"{kind}.json"
+        if path.exists():
+            try:
+                config = read_json(path)
+                if not isinstance(config[part], dict):
+                    raise TypeError(f"`{part}` is no table")
+                return kind, config
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                raise UsageError(f"{path} cannot be read: {error!r}") from error
+    raise UsageError(f"{run} holds no run of `rl` or `sft`: it has no configs/rl.json or configs/sft.json.")
+
+
+def gather_facts(run: Path, choice: Choice, scores: Sequence[Score]) -> RunFacts:
+    """Read all that a model card says from the run directory."""
+    kind, config = read_config(run)
+    trainer = config["trainer"] if kind == "rl" else config
+    base = str(trainer["model"]["name"])
+    progress = read_json(trainer_state(choice.info) / "progress.json")
+    first = min((s.step for s in scores), default=None)
+    step = choice.info.step
+    return RunFacts(
+        kind=kind,
+        base=base,
+        base_id=None if _is_local(base) else base,
+        settings=redacted(_rl_settings(config) if kind == "rl" else _sft_settings(config)),
+        progress={name: int(progress[name]) for name in ("step", "samples", "tokens")},
+        before=[s for s in scores if s.step == first and s.step < step],
+        after=scores_of(choice.info, scores),
+        rewards=_training_rewards(run, step),
+        losses=_validation_losses(run, step),
+        versions=_versions(),
+    )
+
+
+def public_name(name: str) -> str:
+    """A name that says nothing of this machine: that of a local file or directory is its last part."""
+    return Path(name).name if _is_local(name) else name
+
+
+def _is_local(name: str) -> bool:
+    """Whether a name is a path. What is in the current directory says nothing: a run records the models and
+    data that it found there by their absolute paths."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def _rl_settings(config: Mapping[str, Any]) -> dict[str, str]:
+    trainer, orchestrator = config["trainer"], config["orchestrator"]
+    environments = [_environment(str(env["id"])) for env in orchestrator["env"]]
+    return {
+        "Environments": ", ".join(environments),
+        "Loss": _flat(trainer["loss"]),
+        "Advantages": _flat(orchestrator["advantage"]) or "none: plain rewards",
+        **_optimization(trainer),
+        "Rollouts of a step": str(orchestrator["batch_size"]),
+        "Rollouts of a task": str(orchestrator["rollouts_per_example"]),
+        "Sampling may run ahead by": f"{orchestrator['max_async_level']} steps",
+        "Longest rollout": f"{orchestrator['seq_len']} tokens",
+        "Seeds": f"trainer {trainer['seed']}, orchestrator {orchestrator['seed']}",
+    }
+
+
+def _environment(name: str) -> str:
+    return Path(name).stem if name.endswith(".py") else public_name(name)
+
+
+def _sft_settings(config: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "Data": Path(config["data"]["path"]).name,
+        **_optimization(config),
+        "Conversations of a step": str(config["batch_size"]),
+        "Longest conversation": f"{config['seq_len']} tokens",
+        "Seeds": f"trainer {config['seed']}, data {config['data']['seed']}",
+    }
+
+
+def _optimization(trainer: Mapping[str, Any]) -> dict[str, str]:
+    lora = trainer["model"]["experimental"]["lora"]
+    return {
+        "Optimizer": _flat(trainer["optim"]),
+        "Learning rate over the run": _flat(trainer["scheduler"]),
+        **({"LoRA": _flat(lora)} if lora is not None else {}),
+    }
+
+
+def _flat(section: Mapping[str, Any] | None) -> str:
+    """`type, key = value, ...`, without what is not set."""
+    if section is None:
+        return ""
+    parts = [f"{k} = {v}" for k, v in section.items() if k != "type" and v not in (None, False, [], {})]
+    return ", ".join([*([str(section["type"])] if "type" in section else []), *parts])
+
+
+def _training_rewards(run: Path, step: int) -> TrainingRewards | None:
+    known = read_run(run / "metrics.jsonl").values("orchestrator/reward/mean")
+    rewards = [reward for number, reward in known.items() if number < step]
+    steps = min(_MOST_STEPS, len(rewards) // 2)
+    if steps == 0:
+        return None
+    first, last = (statistics.fmean(part) for part in (rewards[:steps], rewards[-steps:]))
+    return TrainingRewards(steps=steps, first=first, last=last)
+
+
+def _validation_losses(run: Path, step: int) -> tuple[float | None, float | None] | None:
+    metrics = read_run(run / "metrics.jsonl")
+    if not {0, step} <= metrics.of("validation").keys():
+        return None
+    losses = metrics.values("validation/val_loss")
+    return losses.get(0), losses.get(step)
+
+
+def _versions() -> dict[str, str]:
+    installed = {
+        d.metadata["Name"].lower(): d.version for d in metadata.distributions() if d.metadata["Name"]
+    }
+    return {"Python": platform.python_version(), **{n: installed[n] for n in _LIBRARIES if n in installed}}
+
+
+# The model card of an exported model.
+
+_KINDS = {"rl": "reinforcement learning", "sft": "supervised fine-tuning"}
+
+
+def model_card(facts: RunFacts, *, title: str, reason: str, verified: str, adapter: bool) -> str:
+    """The text of `README.md`: the hub's header, then what was trained, how, and to what effect."""
+    local = facts.base if adapter else public_name(facts.base)  # without its base an adapter is nothing
+    base = facts.base_id or f"a local model, `{local}`"
+    what = "An adapter (LoRA) for" if adapter else "Made from"
+    parts = [
+        _header(facts, adapter=adapter),
+        f"# {title}\n",
+        f"{what} {_linked(facts.base_id) if facts.base_id else base} by {_KINDS[facts.kind]} with Buckeye.\n",
+        _results(facts),
+        "## Training\n",
+        _table(("", ""), {**_progress(facts), **facts.settings, "Checkpoint": reason}.items()),
+        "## Versions\n",
+        _table(("", ""), facts.versions.items()),
+        f"After the export: {verified}.\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _header(facts: RunFacts, *, adapter: bool) -> str:
+    lines = [
+        "---",
+        f"library_name: {'peft' if adapter else 'transformers'}",
+        "pipeline_tag: text-generation",
+        *([f"base_model: {facts.base_id}"] if facts.base_id else []),
+        "tags:",
+        *(
+            f"- {tag}"
+            for tag in ("buckeye", _KINDS[facts.kind].replace(" ", "-"), *(["lora"] if adapter else []))
+        ),
+        "---",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _linked(name: str) -> str:
+    return f"[{name}](https://huggingface.co/{name})"
+
+
+def _progress(facts: RunFacts) -> Mapping[str, str]:
+    names = {"step": "Optimizer steps", "samples": "Samples", "tokens": "Tokens"}
+    return {names[key]: f"{value:,}" for key, value in facts.progress.items()}
+
+
+def _results(facts: RunFacts) -> str:
+    before = {s.environment: s for s in facts.before}
+    rows: list[Sequence[str]] = [
+        (
+            f"{score.environment}, split `{score.split}`, mean reward of {score.rollouts} rollouts",
+            f"{before[score.environment].mean_reward:.4f}" if score.environment in before else "not measured",
+            f"{score.mean_reward:.4f}",
+        )
+        for score in facts.after
+    ]
+    if facts.rewards is not None:
+        rewards = facts.rewards
+        title = f"Reward while training, mean of {rewards.steps} steps"
+        rows.append((title, f"{rewards.first:.4f}", f"{rewards.last:.4f}"))
+    if facts.losses is not None:
+        shown = ("not measured" if loss is None else f"{loss:.4f}" for loss in facts.losses)
+        rows.append(("Validation loss", *shown))
+    return "## Results\n\n" + _table(("", "before", "after"), rows) if rows else ""
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

@@ -1,0 +1,92 @@
+"""A new run that goes on from a checkpoint of another one, which stays as it is."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+import msgspec
+
+from buckeye.base.storage import read_json, step_directory, write_directory, write_file
+from buckeye.errors import CheckpointError, UsageError
+from buckeye.run_files.directory import RUN_FILE
+from buckeye.run_files.known import register
+from buckeye.run_files.record import RunRecord, read_record, write_event, write_record
+from buckeye.runs.status import find_checkpoint
+from buckeye.runs.stop import with_output_dir
+from buckeye.transport.checkpoint import CheckpointInfo, verify_checkpoint
+from buckeye.transport.checkpoint.shards import link_or_copy
+
+
+def fork_run(output_dir: Path, *, step: str, target: Path | None) -> Path:
+    """Make the directory of a new run from the checkpoint `step` (best, last or a number) of another, and
+    return it. Without a `target` it is made beside the old one.
+
+    Checkpoint files are hard links where the file system can, since nobody writes to them again. Raises
+    UsageError if the target exists, CheckpointError if there is no such checkpoint or it is damaged.
+    """
+    record = read_record(output_dir)
+    info = find_checkpoint(output_dir, step)
+    absolute = output_dir.absolute()
+    final = (target or absolute.with_name(f"{absolute.name}-from-step-{info.step}")).absolute()
+    if final.exists():
+        raise UsageError(f"{final} exists already. Name a new directory: -o DIR")
+    verify_checkpoint(info)
+    forked = _record_of(record, info, absolute, final)
+
+    def fill(directory: Path) -> None:
+        write_record(directory, forked)
+        _write_identity(directory, forked)
+        _copy_config(absolute, directory, final)
+        checkpoint = step_directory(directory / "checkpoints", info.step)
+        shutil.copytree(info.path, checkpoint, copy_function=link_or_copy)
+        write_event(directory, "fork", attempt=forked.attempt, source=str(absolute), step=info.step)
+
+    try:
+        write_directory(final, fill)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{error.filename} went away while it was copied: the run deletes old checkpoints. "
+            "Choose a newer one."
+        ) from None
+    register(final, forked.run_id)
+    return final
+
+
+def _record_of(record: RunRecord, info: CheckpointInfo, source: Path, final: Path) -> RunRecord:
+    """As of a run that was stopped at the step. Its next attempt is later than the checkpoint's, so that its
+    own checkpoints count as newer."""
+    now = time.time()
+    return msgspec.structs.replace(
+        record,
+        run_id=secrets.token_hex(4),
+        attempt=info.attempt,
+        state="stopped",
+        launcher=None,
+        processes=(),
+        arguments=tuple(with_output_dir(record.arguments, final)),
+        start_step=info.step,
+        restarts=0,
+        started=now,
+        ended=now,
+        reason=f"forked from {source} at step {info.step}",
+        place=None,
+    )
+
+
+def _write_identity(directory: Path, forked: RunRecord) -> None:
+    attempt = {"attempt": forked.attempt, "started": forked.started, "resumed_step": None}
+    identity = {"run_id": forked.run_id, "attempt": forked.attempt, "attempts": [attempt]}
+    write_file(directory / RUN_FILE, json.dumps(identity, indent=1))
+
+
+def _copy_config(source: Path, directory: Path, final: Path) -> None:
+    """`configs/rl.json` with the new directory; those of the processes are written at the start."""
+    config = read_json(source / "configs" / "rl.json")
+    config["output_dir"] = str(final)
+    write_file(
+        directory / "configs" / "rl.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n", mode=0o600
+    )

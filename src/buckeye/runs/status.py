@@ -1,0 +1,202 @@
+"""What is known of a run, put together from its directory and the processes there are."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from buckeye.base.disk import free_bytes, size_of, waits_for_disk
+from buckeye.launch.processes import last_lines
+from buckeye.launch.resume import where_it_left_off
+from buckeye.launch.waits import Wait, waits
+from buckeye.monitor.log import run_log
+from buckeye.monitor.metrics import Record, Step, read_run
+from buckeye.monitor.signals import Finding, findings
+from buckeye.run_files.elsewhere import read_elsewhere, record_now
+from buckeye.run_files.record import GOING_ON, STATUS_FILE, ProcessRecord, RunRecord, State
+from buckeye.runs.export.facts import choose_checkpoint
+from buckeye.transport.checkpoint import CheckpointInfo, read_scores
+
+TREND_STEPS = 10
+"""Over how many steps the reward is averaged."""
+
+STALE_SECONDS = 60.0
+"""How long a run that goes on may say nothing, before that is called stale."""
+
+_PACE_STEPS = 20
+_ERROR_LINE = re.compile(r"\] +ERROR (.*)")
+_LAST_WORDS = re.compile(r"^ *\| (?:error: |.*\] +ERROR |(?=[\w.]+(?:Error|Exception): ))(.*)")
+"""In the reason of a failure, a line of the failed process: its message, or the end of a traceback."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessStatus:
+    """A process of a run that goes on."""
+
+    title: str
+    pid: int
+    port: int | None
+    restarts: int
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """A run as it is now. `step` counts the trained steps; `reward` is that of the last of them,
+    `reward_mean` the mean of the last `TREND_STEPS`, and `reward_change` that less the mean of as many
+    before; sizes are in bytes, times in seconds since the epoch. What is not known is None. `findings` say
+    why nothing is learnt now. `state` is as it was `seen` last, and `stale` if a run that goes on has said
+    nothing for longer than it ever does."""
+
+    name: str
+    run_id: str
+    directory: str
+    host: str
+    state: State
+    seen: float
+    stale: bool
+    reason: str | None
+    attempt: int
+    step: int
+    max_steps: int | None
+    reward: float | None
+    reward_mean: float | None
+    reward_change: float | None
+    tokens_per_second: float | None
+    seconds_left: float | None
+    last_step_time: float | None
+    started: float
+    ended: float | None
+    restarts: int
+    processes: list[ProcessStatus]
+    waits: list[Wait]
+    checkpoint_step: int | None
+    last_error: str | None
+    findings: list[Finding]
+    disk_used: int | None
+    disk_free: int
+    waits_for_disk: bool
+
+
+def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
+    """Look at a run. Raises UsageError if nothing is recorded there."""
+    record = record_now(output_dir)
+    state = record.actual_state()
+    seen = last_seen(output_dir)
+    trained = _trained(output_dir, record)
+    newest = trained[-1] if trained else Step(-1, {})
+    rewards = [step.reward for step in trained if step.reward is not None]
+    going_on = state in GOING_ON
+    checkpoint = newest_checkpoint(output_dir)
+    return RunStatus(
+        name=output_dir.absolute().name,
+        run_id=record.run_id,
+        directory=str(output_dir.absolute()),
+        host=record.host,
+        state=state,
+        seen=seen,
+        stale=state in GOING_ON and state != "paused" and time.time() - seen > STALE_SECONDS,
+        reason=record.reason,
+        attempt=record.attempt,
+        step=max(newest.number + 1, record.start_step),
+        max_steps=record.max_steps,
+        reward=newest.reward,
+        reward_mean=statistics.fmean(rewards[-TREND_STEPS:]) if rewards else None,
+        reward_change=_reward_change(rewards),
+        tokens_per_second=newest.value("orchestrator/perf/throughput") if going_on else None,
+        seconds_left=_seconds_left(record, trained) if going_on else None,
+        last_step_time=newest.value("trainer/time"),
+        started=record.started,
+        ended=record.ended,
+        restarts=record.restarts,
+        processes=[_process_status(known, record) for known in record.processes],
+        waits=waits(record) if state in ("starting", "running") else [],
+        checkpoint_step=checkpoint.step if checkpoint is not None else None,
+        last_error=_last_error(output_dir, record),
+        findings=findings(trained, output_dir),
+        disk_used=size_of(output_dir) if measure_disk else None,
+        disk_free=free_bytes(output_dir),
+        waits_for_disk=waits_for_disk(output_dir),
+    )
+
+
+def last_seen(output_dir: Path) -> float:
+    """When somebody said last how the run is: the launcher of one that goes on does so every few seconds."""
+    away = read_elsewhere(output_dir)
+    status = output_dir / STATUS_FILE
+    if away is not None and (away.job is None or not status.exists()):
+        return away.said
+    return status.stat().st_mtime
+
+
+def newest_checkpoint(output_dir: Path) -> CheckpointInfo | None:
+    """The checkpoint that a resume would start from."""
+    return where_it_left_off(output_dir)
+
+
+def find_checkpoint(output_dir: Path, step: str) -> CheckpointInfo:
+    """The checkpoint that best, last or a number means. Raises UsageError for a best one where nothing was
+    evaluated, and CheckpointError where there is no such checkpoint."""
+    return choose_checkpoint(output_dir, step, read_scores(output_dir)).info
+
+
+def _trained(output_dir: Path, record: RunRecord) -> list[Step]:
+    """The steps that are trained, in order; without those that an earlier attempt did beyond the checkpoint
+    from which the newest one goes on, also while that has done none."""
+    return [
+        step
+        for step in read_run(output_dir / "metrics.jsonl").steps()
+        if step.trained is not None and (step.number < record.start_step or _is_new(step.trained, record))
+    ]
+
+
+def _is_new(trained: Record, record: RunRecord) -> bool:
+    """Whether it is of the newest attempt. Its time says nothing: clocks are set."""
+    return bool(trained.get("attempt", record.attempt) == record.attempt)
+
+
+def _reward_change(rewards: Sequence[float]) -> float | None:
+    if len(rewards) < 2 * TREND_STEPS:
+        return None
+    before, last = rewards[-2 * TREND_STEPS : -TREND_STEPS], rewards[-TREND_STEPS:]
+    return statistics.fmean(last) - statistics.fmean(before)
+
+
+def _seconds_left(record: RunRecord, trained: Sequence[Step]) -> float | None:
+    """At the pace of the last steps of this attempt."""
+    new = [step for step in trained if step.trained is not None and _is_new(step.trained, record)]
+    times = [at for step in new[-_PACE_STEPS:] if (at := step.value("trainer/time")) is not None]
+    if record.max_steps is None or len(times) < 2:
+        return None
+    per_step = statistics.median(later - earlier for earlier, later in pairwise(times))  # one may be a jump
+    steps = record.max_steps - trained[-1].number - 1
+    return max(0.0, per_step * steps - max(0.0, time.time() - times[-1]))
+
+
+def _process_status(known: ProcessRecord, record: RunRecord) -> ProcessStatus:
+    if record.elsewhere:
+        state = "not seen from here"
+    elif known.node == 0 and known.process() is None:
+        state = "gone"
+    else:
+        state = "ready" if known.ready else "starting"
+    return ProcessStatus(
+        title=known.title, pid=known.pid, port=known.port, restarts=known.restarts, state=state
+    )
+
+
+def _last_error(output_dir: Path, record: RunRecord) -> str | None:
+    """What the process said that ended the run; where that is not known, the newest error in the log."""
+    reason = record.reason if record.state == "failed" and record.reason is not None else ""
+    for line in reversed(reason.splitlines()):
+        if match := _LAST_WORDS.search(line):
+            return match[1]
+    for line in reversed(last_lines(run_log(output_dir), 500)):
+        if match := _ERROR_LINE.search(line):
+            return match[1]
+    return None

@@ -1,0 +1,270 @@
+"""Stopping a run from outside, and the words that continue it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from buckeye.base.disk import disk_is_full
+from buckeye.config.load import load_with_warnings
+from buckeye.config.rl import RLConfig
+from buckeye.errors import ConfigError, RunError, UsageError
+from buckeye.launch.progress import human_duration
+from buckeye.launch.resume import to_resume
+from buckeye.launch.resume_checks import RECORDED_CONFIG, changed_settings
+from buckeye.launch.stop_requests import request_stop, withdraw_stop
+from buckeye.run_files.directory import locked
+from buckeye.run_files.elsewhere import read_elsewhere
+from buckeye.run_files.record import (
+    GOING_ON,
+    LeftProcess,
+    RunRecord,
+    State,
+    processes_left,
+    read_record,
+    write_event,
+    write_record,
+)
+from buckeye.runs.status import STALE_SECONDS, last_seen, newest_checkpoint
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.2
+_TELL_SECONDS = 15.0
+_AFTER_TRAINER_SECONDS = 180.0  # for the other processes, and for uploads to Weights & Biases
+_KILL_SECONDS = 15.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stopped:
+    """How a run is after it was stopped. `was_running` is False if there was nothing to stop."""
+
+    state: State
+    was_running: bool
+    checkpoint_step: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Continuation:
+    """The words after `rl` that continue a run, and where to type them."""
+
+    arguments: list[str]
+    working_directory: Path
+
+
+def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callable[[str], None]) -> Stopped:
+    """End a run and return when nothing is left of it. The trainer finishes its step and checkpoints, unless
+    it is to be `now`. `tell` hears what is waited for.
+
+    `timeout` is in seconds; by default it is as long as the trainer may take, and three minutes. Raises
+    RunError when it is over, and UsageError for a run of another machine that is to end `now`.
+    """
+    record = read_record(output_dir)
+    if record.elsewhere and record.state in GOING_ON:
+        return _stop_elsewhere(output_dir, record, now, timeout, tell)
+    left = [] if record.elsewhere else processes_left(record)
+    if left:
+        if now:
+            _kill(record, left)
+            _kill(record, processes_left(record))  # what they had started meanwhile
+        else:
+            _ask(record, left)
+        patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
+        _wait_until_gone(output_dir, record, _KILL_SECONDS if now else patience, tell)
+    state = _settle(output_dir, "killed by `stop --now`" if now and left else None)
+    checkpoint = newest_checkpoint(output_dir)
+    return Stopped(
+        state=state,
+        was_running=bool(left),
+        checkpoint_step=checkpoint.step if checkpoint is not None else None,
+    )
+
+
+def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
+    """How to continue a run from its newest checkpoint, or from its start if it has none, as it was started,
+    with `extra` flags.
+
+    Raises UsageError if it goes on, or is finished and `extra` does not change that, or if its files say
+    something else now.
+    """
+    record = read_record(output_dir)
+    state = record.actual_state()
+    if state in GOING_ON and record.elsewhere:
+        raise UsageError(
+            f"{output_dir} is {state} on {record.host}, as was last said. {_if_it_ended(record)}"
+        )
+    if state in GOING_ON:
+        raise UsageError(f"{output_dir} is {state} already. `buckeye rl status {output_dir}` shows it.")
+    if state == "finished" and not extra:
+        raise UsageError(
+            f"{output_dir} has finished all of its {record.max_steps} steps. To train on, say how far: "
+            f"buckeye rl resume {output_dir} --max-steps N"
+        )
+    away = read_elsewhere(output_dir)
+    if away is not None:  # what was sent from here counts, and not what that machine says of itself
+        record = msgspec.structs.replace(
+            record, arguments=away.arguments, working_directory=away.working_directory
+        )
+    directory = Path(record.working_directory)
+    arguments = with_output_dir(to_resume(record.arguments), output_dir)
+    if not os.path.isdir(record.working_directory):  # whatever is written there
+        raise UsageError(
+            f"The run was started in {directory}, which is gone. Type its command where its files are: "
+            f"{shlex.join(['rl', *arguments, *extra])}"
+        )
+    _refuse_changed(output_dir.absolute(), record, [*arguments, *extra], extra)
+    return Continuation(arguments=[*arguments, *extra], working_directory=directory)
+
+
+def _stop_elsewhere(
+    output_dir: Path, record: RunRecord, now: bool, timeout: float | None, tell: Callable[[str], None]
+) -> Stopped:
+    """Ask by way of the directory, which the machine of the run must share with this one."""
+    if now:
+        raise UsageError(f"{output_dir} is a run on {record.host}. Kill it there. {_if_it_ended(record)}")
+    request_stop(output_dir)
+    patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
+    started, told = time.monotonic(), float("-inf")
+    while (found := read_record(output_dir)).state in GOING_ON:
+        waited, silent = time.monotonic() - started, time.time() - last_seen(output_dir)
+        if waited > patience or (timeout is None and silent > STALE_SECONDS):
+            withdraw_stop(output_dir)
+            raise RunError(
+                f"{output_dir} did not end within {human_duration(waited)}, and {record.host} has said "
+                f"nothing for {human_duration(silent)}: it does not see what is written there, or is gone. "
+                f"{_if_it_ended(record)}"
+            )
+        if time.monotonic() - told > _TELL_SECONDS:
+            tell(
+                f"waiting for {record.host} to stop it ({human_duration(waited)} of at most "
+                f"{human_duration(patience)}); it is {found.state}, seen {human_duration(silent)} ago"
+            )
+            told = time.monotonic()
+        time.sleep(_POLL_SECONDS)
+    checkpoint = newest_checkpoint(output_dir)
+    return Stopped(
+        state=found.actual_state(),
+        was_running=True,
+        checkpoint_step=checkpoint.step if checkpoint is not None else None,
+    )
+
+
+def _if_it_ended(record: RunRecord) -> str:
+    words = shlex.join(["rl", *to_resume(record.arguments)])
+    return (
+        "If it ended without a word, or that machine is gone, go on here, in "
+        f"{record.working_directory}: {words}"
+    )
+
+
+def _refuse_changed(
+    output_dir: Path, record: RunRecord, arguments: Sequence[str], extra: Sequence[str]
+) -> None:
+    """Raise UsageError if the files and variables that the run was started with, or the defaults of settings,
+    say something else now."""
+    try:
+        with contextlib.chdir(record.working_directory):
+            config, _ = load_with_warnings(RLConfig, record.arguments)
+            changed = changed_settings(output_dir, config)
+        if not changed:
+            return
+        what = "The run would have other settings now (its files, PRIME_* variables or defaults changed):"
+    except ConfigError as error:
+        changed, what = str(error).splitlines(), "The files that the run was started with cannot be used:"
+    recorded = ["rl", "@", str(output_dir / RECORDED_CONFIG), "--resume", "--output-dir", str(output_dir)]
+    listed = "\n".join(f"  {line}" for line in changed)
+    raise UsageError(
+        f"{what}\n{listed}\nIn {record.working_directory}, either\n"
+        f"  go on as it was:        {shlex.join([*recorded, *extra])}\n"
+        f"  or with what is there:  {shlex.join(['rl', *arguments])}"
+    )
+
+
+def with_output_dir(arguments: Sequence[str], output_dir: Path) -> list[str]:
+    """The words with `--output-dir` set to this directory, wherever they are typed."""
+    kept: list[str] = []
+    skip_value = False
+    for word in arguments:
+        named = word.replace("_", "-").partition("=")[0] == "--output-dir"
+        if not (skip_value or named):
+            kept.append(word)
+        skip_value = named and "=" not in word
+    return [*kept, "--output-dir", str(output_dir.absolute())]
+
+
+def _ask(record: RunRecord, left: Sequence[LeftProcess]) -> None:
+    """SIGTERM for the launcher, which ends the others in good order; without one, for all that is left."""
+    launcher = record.launcher_process()
+    for process in [launcher] if launcher is not None else [each.process for each in left]:
+        _signal(process, signal.SIGTERM)
+        _signal(process, signal.SIGCONT)  # a suspended one would hear of it only later
+
+
+def _kill(record: RunRecord, left: Sequence[LeftProcess]) -> None:
+    """The launcher first: it would start its servers again."""
+    launcher = record.launcher_process()
+    if launcher is not None:
+        _signal(launcher, signal.SIGKILL)
+    for each in left:
+        _signal(each.process, signal.SIGKILL)
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.AccessDenied:
+        raise UsageError(
+            f"Process {process.pid} belongs to another user. Stop the run as that user."
+        ) from None
+
+
+def _wait_until_gone(
+    output_dir: Path, record: RunRecord, patience: float, tell: Callable[[str], None]
+) -> None:
+    started = time.monotonic()
+    told = ""
+    told_at = started
+    while left := processes_left(record):
+        waited = time.monotonic() - started
+        titles = ", ".join(each.title for each in left)
+        if waited > patience:
+            raise RunError(
+                f"{output_dir} did not end within {human_duration(patience)}; left are: {titles}. "
+                f"To kill them: buckeye rl stop {output_dir} --now"
+            )
+        if titles != told or time.monotonic() - told_at > _TELL_SECONDS:
+            tell(f"waiting for {titles} ({human_duration(waited)} of at most {human_duration(patience)})")
+            told, told_at = titles, time.monotonic()
+        time.sleep(_POLL_SECONDS)
+
+
+def _settle(output_dir: Path, reason: str | None) -> State:
+    """A launcher that was killed could not say how the run ended: say it in its place."""
+    record = read_record(output_dir)
+    if record.state in GOING_ON and not record.elsewhere:
+        with locked(output_dir):
+            why = reason or "its launcher was killed"
+            ended = msgspec.structs.replace(
+                record, state="stopped", reason=why, ended=time.time(), processes=()
+            )
+            try:
+                write_record(output_dir, ended)
+            except OSError as error:
+                if not disk_is_full(error):
+                    raise
+                log.warning("The disk is full, so %s does not say that the run has stopped", output_dir)
+            write_event(output_dir, "stop", attempt=record.attempt, cause=why)
+        return ended.state
+    return record.actual_state()

@@ -1,0 +1,168 @@
+"""What there is to compute with: GPUs with their memory and whoever is on them, and main memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from buckeye.base.process import usable_cores
+from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
+
+# What this machine has: processors, GPUs. Facts only, read without torch.
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """The parts of a machine that a plan depends on. `gpus` are the CUDA device ids that can be used."""
+
+    cores: int
+    gpus: tuple[int, ...]
+
+
+def this_machine() -> Machine:
+    """Look at the machine we are on. A container's share of the processors counts, not the host's number."""
+    return Machine(cores=usable_cores(), gpus=_visible_gpus())
+
+
+def _visible_gpus() -> tuple[int, ...]:
+    if shutil.which("nvidia-smi") is None:
+        if list(Path("/dev").glob("nvidia[0-9]*")):
+            log.warning("There is a GPU, but no nvidia-smi in PATH to ask about it: going on without a GPU")
+        return ()
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],  # noqa: S607  a program of the system, found as the user finds it
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("nvidia-smi is installed but failed (%s): going on without a GPU", error)
+        return ()
+    found = tuple(int(line) for line in listing.split() if line.isdigit())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return found
+    parts = [part.strip() for part in visible.split(",") if part.strip()]
+    if not all(part.lstrip("-").isdigit() for part in parts):
+        raise UsageError(
+            f"CUDA_VISIBLE_DEVICES={visible} names GPUs by their UUIDs; name them by number, as in 0,1"
+        )
+    allowed = {int(part) for part in parts}
+    return tuple(gpu for gpu in found if gpu in allowed)
+
+
+# What there is to compute with: GPUs with their memory and whoever is on them, and main memory.
+
+_QUERY_SECONDS = 20.0
+_MIB = 2**20
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_FILES = (  # (limit, in use): version 2, then version 1
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """A GPU as nvidia-smi numbers it; memory in bytes. `users`: the (pid, name, bytes) of processes on it."""
+
+    index: int
+    name: str
+    total: int
+    free: int
+    users: tuple[tuple[int, str, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MainMemory:
+    """Bytes that this machine, or this container, has, and how many of them are to be had now."""
+
+    total: int
+    free: int
+
+
+def main_memory(cgroup: Path = _CGROUP) -> MainMemory:
+    """The machine's memory, or a container's share of it where that is less."""
+    machine = psutil.virtual_memory()
+    total, free = machine.total, machine.available
+    for limit_file, used_file in _CGROUP_FILES:
+        limit, used = _number(cgroup / limit_file), _number(cgroup / used_file)
+        if limit is not None and limit < total:
+            total = limit
+            free = min(free, limit - (used or 0))
+    return MainMemory(total=total, free=max(0, free))
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no such cgroup, or "max"
+        return None
+
+
+def slots_instead(config: RLConfig, present: Collection[object]) -> str | None:
+    """What to say if GPUs were chosen and there are none: then the ids are slots of the processor."""
+    names = ("inference_gpu_ids", "trainer_gpu_ids")
+    # those of inference may follow from its replicas, so that they count only if they are unusual
+    usual = getattr(config, names[0]) == RLConfig.model_fields[names[0]].default
+    chosen = [name for name in names if name in config.model_fields_set and (name == names[1] or not usual)]
+    if present or not chosen or config.trainer.model.device == "cpu":
+        return None
+    ids = "; ".join(f"{name} = {getattr(config, name)}" for name in chosen)
+    return f"there is no GPU here, so that the ids mean CPU slots, which share its cores ({ids})"
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs of this machine; none where nvidia-smi is not there or fails."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listing = _ask("--query-gpu=index,uuid,name,memory.total,memory.free")
+    if not listing:
+        return []
+    return read_gpus(listing, _ask("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"))
+
+
+def read_gpus(listing: str, apps: str) -> list[Gpu]:
+    """GPUs from nvidia-smi's two tables, in its format `csv,noheader,nounits`."""
+    users: dict[str, list[tuple[int, str, int]]] = {}
+    for uuid, pid, name, used in _rows(apps, 4):
+        users.setdefault(uuid, []).append((int(pid), name, _mib(used)))
+    return [
+        Gpu(index=int(index), name=name, total=_mib(total), free=_mib(free), users=tuple(users.get(uuid, ())))
+        for index, uuid, name, total, free in _rows(listing, 5)
+    ]
+
+
+def _mib(text: str) -> int:
+    """Bytes; 0 where the driver does not tell ("[N/A]")."""
+    return int(text) * _MIB if text.isdigit() else 0
+
+
+def _rows(table: str, columns: int) -> list[Sequence[str]]:
+    rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines()]
+    return [row for row in rows if len(row) == columns]
+
+
+def _ask(query: str) -> str:
+    try:
+        return subprocess.run(  # noqa: S603  a list of words, without a shell
+            ["nvidia-smi", query, "--format=csv,noheader,nounits"],  # noqa: S607  a program of the system, found as the user finds it
+            capture_output=True,
+            text=True,
+            timeout=_QUERY_SECONDS,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

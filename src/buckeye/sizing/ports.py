@@ -1,0 +1,118 @@
+"""Loopback ports for the servers of a run.
+
+Two runs of one user never choose the same one: a port is held by a locked file for as long as the run goes
+on, also while nobody listens on it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from buckeye.base.storage import private_folder
+from buckeye.errors import RunError, UsageError
+
+log = logging.getLogger(__name__)
+
+# Below what systems give to outgoing connections, which could take the port of a server that is down.
+_CHOICE = range(20000, 32000)
+_POLL_SECONDS = 0.2
+
+
+class Ports:
+    """Ports that are held until `close`."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, int] = {}
+
+    def choose(self, count: int) -> list[int]:
+        """Hold `count` more ports that nobody listens on. Raises RunError if there are not so many."""
+        chosen: list[int] = []
+        for port in random.sample(_CHOICE, len(_CHOICE)):
+            if len(chosen) == count:
+                return chosen
+            if port not in self._held and self._hold(port):
+                if is_free(port):
+                    chosen.append(port)
+                else:
+                    self._release(port)
+        raise RunError(f"No {count} free ports were found from {_CHOICE.start} to {_CHOICE.stop - 1}.")
+
+    def take(self, ports: Sequence[int], *, patience: float) -> None:
+        """Hold the ports that the user wants, waiting at most `patience` seconds for them to become free.
+        Raises UsageError for one that is not."""
+        deadline = time.monotonic() + patience
+        told = False
+        for port in ports:
+            while not self._hold(port) or not is_free(port):
+                if time.monotonic() > deadline:
+                    raise UsageError(
+                        f"Port {port} (inference.server.port) is in use by another process. Stop that one, "
+                        "choose another port, or leave it out: then a free one is taken."
+                    )
+                if not told:
+                    log.info("Waiting at most %.0f s for port %d to become free", patience, port)
+                told = True
+                time.sleep(_POLL_SECONDS)
+
+    def close(self) -> None:
+        """Hold nothing any more."""
+        for port in list(self._held):
+            self._release(port)
+
+    def _hold(self, port: int) -> bool:
+        if port in self._held:
+            return True
+        path = private_folder("ports") / str(port)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            there = os.stat(path).st_ino == os.fstat(handle).st_ino  # else it was released, and removed
+        except OSError:
+            there = False
+        if not there:
+            os.close(handle)
+            return False
+        self._held[port] = handle
+        return True
+
+    def _release(self, port: int) -> None:
+        (private_folder("ports") / str(port)).unlink(
+            missing_ok=True
+        )  # still locked: nobody else holds this file
+        os.close(self._held.pop(port))
+
+
+class AnyPorts:
+    """Stands in for the ports of a run that is only looked at: they are chosen when it starts."""
+
+    def choose(self, count: int) -> list[int]:
+        """Zeros."""
+        return [0] * count
+
+
+@contextmanager
+def held_ports() -> Iterator[Ports]:
+    """Ports for the length of a block."""
+    ports = Ports()
+    try:
+        yield ports
+    finally:
+        ports.close()
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on a loopback port now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

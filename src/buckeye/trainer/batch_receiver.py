@@ -1,0 +1,164 @@
+"""Waiting for the next batch, on all ranks at once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+from buckeye.base import heartbeat
+from buckeye.base.disk import Patience
+from buckeye.base.process import RunIdentity, StopFlag
+from buckeye.errors import TransportError
+from buckeye.trainer.parallel.ranks import Ranks
+from buckeye.trainer.quarantine import set_aside
+from buckeye.transport.batches import Batch, batch_directory, batches_end, foreign_batches, read_batch
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.02
+_AGREE_SECONDS = 1.0
+_REPORT_SECONDS = 60.0
+_AGAIN_SECONDS = 60.0
+_SEEN_SECONDS = 30.0
+_MOST_DAMAGED = 3
+
+
+class _Verdict(IntEnum):
+    """What the ranks agree on; the largest that any of them says counts."""
+
+    WAIT = 0
+    READY = 1
+    STOP = 2
+    FAILED = 3
+    ENDED = 4
+
+
+@dataclass(slots=True)
+class _Wait:
+    """For one batch: how long it may take, and when it was found damaged (monotonic clock)."""
+
+    step: int
+    patience: Patience
+    damaged: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inbox:
+    """Where batches arrive. The first rank looks for them; all ranks leave a wait together, with the same
+    answer. A damaged batch is moved to `skipped`; the orchestrator sees that it is gone and writes it again.
+    """
+
+    root: Path
+    skipped: Path
+    identity: RunIdentity
+    ranks: Ranks
+    stop: StopFlag
+    timeout_seconds: float
+
+    def next_batch(self, step: int) -> Batch | None:
+        """The batch of `step`, or None if any rank has been asked to stop, or if there is none any more:
+        `ended` tells which.
+
+        Raises `TransportError` if none arrives within `timeout_seconds`, in which nobody waited for disk
+        space, or if it stays damaged.
+        """
+        logger.info("Waiting for training batch to arrive")
+        heartbeat.report(f"batch {step}", on="orchestrator")
+        started = reported = time.monotonic()
+        wait = _Wait(step, Patience(self.timeout_seconds, self.root.parent))
+        while True:
+            verdict, batch, error = self._look(wait)
+            verdict = _Verdict(self.ranks.max(verdict))
+            if verdict == _Verdict.FAILED:
+                raise error or TransportError(f"Another rank could not get batch {step}; see its log.")
+            if verdict in (_Verdict.STOP, _Verdict.ENDED):
+                return None
+            if verdict == _Verdict.READY:
+                return batch or self._must_read(step)
+            if time.monotonic() - reported >= _REPORT_SECONDS:
+                reported = time.monotonic()
+                logger.info(
+                    "Still waiting for batch %d in %s, for %.0f s (limit %.0f s)",
+                    step,
+                    self.root,
+                    reported - started,
+                    self.timeout_seconds,
+                )
+
+    def ended(self, step: int) -> bool:
+        """Whether the orchestrator has said that there is no batch of `step`."""
+        end = batches_end(self.root, identity=self.identity)
+        return end is not None and end <= step
+
+    def tell_foreign(self) -> None:
+        """Say once that batches of other runs or attempts lie here; they are not read."""
+        foreign = foreign_batches(self.root, identity=self.identity) if self.ranks.first else []
+        if foreign:
+            logger.warning(
+                "%d batches in %s are of another run or attempt and ignored: steps %s",
+                len(foreign),
+                self.root,
+                ", ".join(map(str, foreign)),
+            )
+
+    def _look(self, wait: _Wait) -> tuple[_Verdict, Batch | None, TransportError | None]:
+        """Look for the batch, for a second at most. Ranks other than the first only say whether to stop."""
+        until = time.monotonic() + _AGREE_SECONDS
+        while True:
+            if self.stop.requested:
+                return _Verdict.STOP, None, None
+            if not self.ranks.first:
+                return _Verdict.WAIT, None, None
+            try:
+                batch = self._read(wait)
+                if batch is None and self.ended(wait.step):
+                    return _Verdict.ENDED, None, None
+            except TransportError as error:
+                return _Verdict.FAILED, None, error
+            if batch is not None:
+                return _Verdict.READY, batch, None
+            if wait.patience.is_over():
+                return _Verdict.FAILED, None, self._too_late(wait.step)
+            if time.monotonic() >= until:
+                return _Verdict.WAIT, None, None
+            time.sleep(_POLL_SECONDS)
+
+    def _read(self, wait: _Wait) -> Batch | None:
+        """The batch, None if it is not there. A damaged one is set aside, and expected again soon."""
+        try:
+            batch = read_batch(self.root, wait.step, identity=self.identity)
+        except TransportError as error:
+            wait.damaged.append(time.monotonic())
+            if len(wait.damaged) == _MOST_DAMAGED:
+                raise
+            logger.warning("%s It is set aside; the orchestrator should write it again.", error)
+            set_aside(self.skipped, batch_directory(self.root, wait.step))
+            return None
+        if batch is None and wait.damaged and time.monotonic() - wait.damaged[-1] >= _AGAIN_SECONDS:
+            raise TransportError(
+                f"Batch {wait.step} in {self.root} was damaged, and the orchestrator did not write it again "
+                f"within {_AGAIN_SECONDS:g} s."
+            )
+        return batch
+
+    def _too_late(self, step: int) -> TransportError:
+        return TransportError(
+            f"No batch {step} arrived in {self.root} within {self.timeout_seconds:g} s. "
+            "See the orchestrator's log for what it waits for, or raise trainer.batch_timeout."
+        )
+
+    def _must_read(self, step: int) -> Batch:
+        """What the first rank has seen; on another host, it may take a while to be seen, too."""
+        deadline = time.monotonic() + _SEEN_SECONDS
+        while (batch := read_batch(self.root, step, identity=self.identity)) is None:
+            if time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+                continue
+            raise TransportError(
+                f"Batch {step} in {self.root} is seen by the first rank but not by this one, for "
+                f"{_SEEN_SECONDS:g} s."
+            )
+        return batch

@@ -1,0 +1,329 @@
+"""Chat conversations as token sequences in which only the assistant's words are trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from buckeye.chat.messages import ChatMessage
+from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.render import ChatRenderer
+
+# Messages of chat data, checked and written as the chat templates of serving get them.
+
+_KNOWN = frozenset(ChatMessage.__struct_fields__)
+
+
+def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Message `index` of a conversation, as a chat template gets it: parts of text joined, calls with an id
+    and their arguments as JSON text, no empty fields. What OpenAI's format does not have is left as it is.
+
+    Raises `UsageError` for what is no message, and for a trained one that says nothing.
+    """
+    known = {key: value for key, value in message.items() if key in _KNOWN}
+    if isinstance(known.get("tool_calls"), list):
+        known["tool_calls"] = [_full_call(call, place) for place, call in enumerate(known["tool_calls"])]
+    try:
+        plain = msgspec.convert(known, ChatMessage).plain()
+    except msgspec.ValidationError as error:
+        raise UsageError(f"message {index}: {error}") from error
+    says = any(plain.get(field) for field in ("content", "tool_calls", "reasoning_content"))
+    if index and plain["role"] == "assistant" and not says and is_trained(message):
+        raise UsageError(
+            f"message {index} is the assistant's and has no content, tool_calls or reasoning_content: the "
+            'model would be trained to say nothing; give it "weight": 0 to leave it out'
+        )
+    return {**{key: value for key, value in message.items() if key not in _KNOWN}, **plain}
+
+
+def is_trained(message: Mapping[str, Any]) -> bool:
+    """By `weight` (0 or 1, as OpenAI's fine-tuning format has it) or `train` (true or false). Raises
+    `UsageError` for other values."""
+    flags = [message[key] for key in ("weight", "train") if message.get(key) is not None]
+    wrong = [flag for flag in flags if flag not in (0, 1)]
+    if wrong:
+        raise UsageError(f"an assistant message has the weight {wrong[0]!r}; it can be 0 or 1 only")
+    return all(flags)
+
+
+def _full_call(call: Any, place: int) -> Any:
+    """A call with an id, and with its arguments as text, where data sets leave out the one and give the other
+    as an object."""
+    if not isinstance(call, dict):
+        return call
+    full = {"id": f"call{place}", **call}
+    function = full.get("function")
+    if isinstance(function, dict) and isinstance(function.get("arguments"), dict):
+        full["function"] = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+    return full
+
+
+logger = logging.getLogger(__name__)
+
+
+# Chat conversations as token sequences in which only the assistant's words are trained.
+
+_SECONDS_BETWEEN_REPORTS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ChatSample:
+    """`token_ids` i32[T]; `loss_mask` bool[T], True for what the assistant wrote with its end of turn."""
+
+    token_ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Turn:
+    """An assistant message: what comes between the turn before and it (or, unless it `continues`, all that
+    comes before it), and what the policy would have to sample."""
+
+    context: list[int]
+    reply: list[int]
+    continues: bool
+
+
+class ChatFormat:
+    """How a model's conversations are written: by the `renderers` library where it knows the model's family,
+    by the model's chat template otherwise. Prompts are the ones of reinforcement learning and serving."""
+
+    def __init__(self, model: str) -> None:
+        try:
+            self._renderer = ChatRenderer(model)
+        except InferenceError as error:
+            raise UsageError(str(error)) from error
+        if not self._renderer.tokenizer.chat_template:
+            raise UsageError(f"The tokenizer of the model {model!r} has no chat template.")
+        self.tokenizer = self._renderer.tokenizer
+        self._stops = self.tokenizer.convert_ids_to_tokens(list(self._renderer.stop_token_ids))
+
+    def samples(self, conversation: Mapping[str, Any]) -> list[ChatSample]:
+        """A conversation as one sample, or several if earlier turns are rewritten when later ones come (as
+        templates do that drop the reasoning of the turns before); none if no message is trained.
+
+        Every assistant message after the first message is trained unless it has `"weight": 0` or
+        `"train": false`. Raises `UsageError` if the template refuses the messages, or does not build a turn
+        upon its prompt.
+        """
+        messages, tools = conversation["messages"], conversation.get("tools") or ()
+        indices = [i for i, m in enumerate(messages) if i and m["role"] == "assistant"]
+        trained = [is_trained(messages[i]) for i in indices]
+        if not any(trained):
+            return []
+        turns = self._family_turns(messages, indices, tools)
+        if turns is None:
+            turns = list(self._template_turns(messages, indices, tools))
+        return _joined(turns, trained)
+
+    def _family_turns(
+        self, messages: Sequence[Any], indices: Sequence[int], tools: Sequence[Any]
+    ) -> list[_Turn] | None:
+        """The turns as `renderers` writes them; None if it does not know the family, or cannot write them."""
+        family = self._renderer.family
+        literal = self._renderer.template.literal
+        words = [(literal.marked(message), message) for message in messages]
+        words += [(literal.marked_tool(tool), tool) for tool in tools]
+        if family is None or any(marked != written for marked, written in words):
+            return None  # the library reads control tokens wherever they stand
+        turns: list[_Turn] = []
+        ids: list[int] = []
+        for index in indices:
+            written = family.training_turn(messages[: index + 1], tools)
+            if written is None:
+                return None
+            prompt, reply = written
+            continues = bool(ids) and prompt[: len(ids)] == ids
+            context = prompt[len(ids) :] if continues else prompt
+            turns.append(_Turn(context=context, reply=reply, continues=continues))
+            ids = [*prompt, *reply]
+        return turns
+
+    def _template_turns(
+        self, messages: Sequence[Any], indices: Sequence[int], tools: Sequence[Any]
+    ) -> Iterator[_Turn]:
+        """Each turn is what the template adds to the conversation before it (rendered with the generation
+        prompt), up to and including the last end-of-turn token; it is tokenized apart from its surroundings,
+        as when a policy samples it."""
+        write, encode = self._renderer.template.text, self._renderer.encode
+        text = ""
+        for index in indices:
+            prompt = write(messages[:index], tools, prompt=True)
+            done = write(messages[: index + 1], tools, prompt=False)
+            if not done.startswith(prompt):
+                raise UsageError(
+                    "the chat template does not continue its own generation prompt for message "
+                    f"{index}; such a template cannot be trained on"
+                )
+            continues = bool(text) and prompt.startswith(text)
+            end = _end_of_turn(done, len(prompt), self._stops)
+            context = prompt[len(text) :] if continues else prompt
+            yield _Turn(context=encode(context), reply=encode(done[len(prompt) : end]), continues=continues)
+            text = done[:end]
+
+
+@dataclass(slots=True)
+class ChatCounts:
+    """What a file of conversations holds, and what of it cannot be trained on."""
+
+    conversations: int = 0
+    samples: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    too_long: int = 0
+    """Samples longer than `seq_len`."""
+    untrained: int = 0
+    """Conversations of which every assistant message has weight 0."""
+
+    def __str__(self) -> str:
+        kept = (
+            f"{self.conversations} conversations, {self.samples} samples, {self.tokens} tokens, "
+            f"{self.trained_tokens} of them trained"
+        )
+        reasons = ((self.too_long, "longer than seq_len"), (self.untrained, "without a trained message"))
+        left_out = "; ".join(f"{count} {reason}" for count, reason in reasons if count)
+        return f"{kept}; left out: {left_out}" if left_out else kept
+
+
+class ChatFile:
+    """A file of conversations, one JSON object `{"messages": [{"role", "content"}, ...], "tools"?: [...]}`
+    per line, in a shuffled order that depends on nothing but `seed`, the epoch, and which of them can be
+    trained on. Every line is read and checked at once; `counts` says what was found.
+
+    Raises `UsageError`, naming file and line, for what cannot be read, and if nothing remains to train on.
+    """
+
+    def __init__(self, path: Path, chat: ChatFormat, *, seed: int, seq_len: int) -> None:
+        self.path = path
+        self.counts = ChatCounts()
+        self._chat = chat
+        self._seed = seed
+        self._seq_len = seq_len
+        content = _read(path)
+        self._digest = hashlib.sha256(content).hexdigest()
+        self._lines = self._usable(_parse_lines(content, path))
+
+    def identity(self) -> dict[str, Any]:
+        """What a position means the same conversations by: the file, which of it is used, and the seed."""
+        return {"sha256": self._digest, "conversations": len(self), "seed": self._seed}
+
+    def __len__(self) -> int:
+        """Conversations that can be trained on."""
+        return len(self._lines)
+
+    def take(self, position: int, count: int) -> list[ChatSample]:
+        """The samples of `count` conversations from `position` on in endless shuffled epochs."""
+        first, last = position // len(self), (position + count - 1) // len(self)
+        epochs = [
+            np.random.default_rng((self._seed, e)).permutation(len(self)) for e in range(first, last + 1)
+        ]
+        start = position - first * len(self)
+        order = np.concatenate(epochs)[start : start + count]
+        return [sample for index in order.tolist() for sample in self._fitting(*self._lines[index])]
+
+    def all(self) -> list[ChatSample]:
+        """The samples of every conversation, in the file's order."""
+        return [sample for line in self._lines for sample in self._fitting(*line)]
+
+    def _usable(self, lines: Sequence[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
+        """The conversations with a sample that can be trained on; counts them and the others."""
+        usable, counts, reported = [], self.counts, time.monotonic()
+        for done, line in enumerate(lines):
+            if time.monotonic() - reported > _SECONDS_BETWEEN_REPORTS:
+                logger.info("Checking %s: %d of %d conversations", self.path, done, len(lines))
+                reported = time.monotonic()
+            samples = self._samples(*line)
+            fitting = [s for s in samples if len(s.token_ids) <= self._seq_len]
+            counts.too_long += len(samples) - len(fitting)
+            counts.untrained += not samples
+            if fitting:
+                usable.append(line)
+                counts.samples += len(fitting)
+                counts.tokens += sum(len(s.token_ids) for s in fitting)
+                counts.trained_tokens += sum(int(s.loss_mask.sum()) for s in fitting)
+        counts.conversations = len(usable)
+        if not usable:
+            raise UsageError(
+                f"No conversation of {self.path} can be trained on: {counts.too_long} samples are longer "
+                f"than seq_len = {self._seq_len}, {counts.untrained} conversations have no trained message."
+            )
+        return usable
+
+    def _fitting(self, number: int, conversation: Mapping[str, Any]) -> list[ChatSample]:
+        samples = self._samples(number, conversation)
+        return [sample for sample in samples if len(sample.token_ids) <= self._seq_len]
+
+    def _samples(self, number: int, conversation: Mapping[str, Any]) -> list[ChatSample]:
+        try:
+            return self._chat.samples(conversation)
+        except UsageError as error:
+            raise UsageError(f"{self.path}:{number}: {error}") from error
+
+
+def _joined(turns: Sequence[_Turn], trained: Sequence[bool]) -> list[ChatSample]:
+    """Turns that continue each other as one sample, up to its last trained token."""
+    samples: list[tuple[list[int], list[bool]]] = []
+    for turn, train in zip(turns, trained, strict=True):
+        if not (turn.continues and samples):
+            samples.append(([], []))
+        ids, mask = samples[-1]
+        ids += [*turn.context, *turn.reply]
+        mask += [False] * len(turn.context) + [train] * len(turn.reply)
+    return [_cut(ids, mask) for ids, mask in samples if any(mask)]
+
+
+def _cut(ids: Sequence[int], mask: Sequence[bool]) -> ChatSample:
+    end = int(np.flatnonzero(mask)[-1]) + 1
+    return ChatSample(token_ids=np.array(ids[:end], np.int32), loss_mask=np.array(mask[:end], np.bool_))
+
+
+def _end_of_turn(text: str, start: int, stop_tokens: Sequence[str]) -> int:
+    ends = [at + len(token) for token in stop_tokens if (at := text.rfind(token, start)) >= 0]
+    return max(ends, default=len(text))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"The chat data {path} cannot be read: {error}") from error
+
+
+def _parse_lines(content: bytes, path: Path) -> list[tuple[int, dict[str, Any]]]:
+    try:
+        lines = content.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The chat data {path} cannot be read: {error}") from error
+    found = [(n, _parse(line, f"{path}:{n}")) for n, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise UsageError(f"The chat data {path} is empty.")
+    return found
+
+
+def _parse(line: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not JSON: {error}") from error
+    messages = value.get("messages") if isinstance(value, dict) else None
+    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise UsageError(f'{where}: expected {{"messages": [{{"role": ..., "content": ...}}, ...]}}')
+    if len(messages) < 2 or not any(m["role"] == "assistant" for m in messages[1:]):
+        raise UsageError(f"{where}: no assistant message after a first message: nothing to learn")
+    tools = value.get("tools")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(t, dict) for t in tools)):
+        raise UsageError(f'{where}: "tools" must be a list of objects')
+    try:
+        return {**value, "messages": [read_message(m, i) for i, m in enumerate(messages)]}
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error

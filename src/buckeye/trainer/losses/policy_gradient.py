@@ -1,0 +1,168 @@
+"""The losses but for the default one (`masked_ratio`): those that clip a ratio, those that weigh the
+gradient of a token, and a function of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from buckeye.base.own_function import load_own_function
+from buckeye.config.losses import CustomLossConfig
+from buckeye.errors import UsageError
+from buckeye.trainer.losses.base import (
+    LossInputs,
+    TokenLosses,
+    log_ratios,
+    sequence_log_ratios,
+    with_gradient_of,
+)
+
+# A loss that is a function of the user's.
+
+_SETTING = "trainer.loss"
+
+
+def custom_loss(inputs: LossInputs, config: CustomLossConfig) -> TokenLosses:
+    """What `function(inputs, **kwargs)` says: a differentiable tensor [N], the loss of each token.
+
+    Raises `UsageError` if it says something else.
+    """
+    values = load_custom_loss(config)(inputs, **config.kwargs)
+    if not isinstance(values, Tensor) or values.shape != inputs.logprobs.shape:
+        found = f"a tensor {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise UsageError(
+            f"{_SETTING}.import_path = {config.import_path!r} returned {found}; expected one loss per "
+            f"token, a tensor {list(inputs.logprobs.shape)}. The batch is averaged after it, as "
+            "`normalization` says."
+        )
+    return TokenLosses(policy=values)
+
+
+def load_custom_loss(config: CustomLossConfig) -> Callable[..., Any]:
+    """The function that the settings name. `UsageError` if it is not there or does not take the arguments."""
+    return load_own_function(config.import_path, config.kwargs, setting=_SETTING)
+
+
+# Losses that weigh the policy gradient of a token, or leave it out.
+
+CISPO_CLIP_MASKS = ("clipped_low", "clipped_high")
+DPPO_CLIP_MASKS = ("masked_low", "masked_high")
+
+
+def cispo_loss(inputs: LossInputs, *, clip_low: float = 1.0, clip_high: float = 4.0) -> TokenLosses:
+    """-sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t log pi_t.
+
+    MiniMax-M1, arXiv 2506.13585, eq. 4 and 5: the weight is clipped, and every token keeps its gradient. As
+    there, nothing is clipped below by default; the default bound above is 5.
+    """
+    ratios = log_ratios(inputs).detach().exp()
+    low, high = 1.0 - clip_low, 1.0 + clip_high
+    weights = ratios.clamp(low, high)
+    return TokenLosses(
+        policy=-weights * inputs.advantages * inputs.logprobs,
+        marks={"clipped_low": ratios < low, "clipped_high": ratios > high},
+    )
+
+
+def reinforce_loss(inputs: LossInputs) -> TokenLosses:
+    """-A_t log pi_t (Williams 1992, REINFORCE), as if the present policy had sampled every token."""
+    return TokenLosses(policy=-inputs.advantages * inputs.logprobs)
+
+
+def dppo_loss(
+    inputs: LossInputs, *, mask_low: float = 0.2, mask_high: float = 0.2, kl_tau: float = 1e-3
+) -> TokenLosses:
+    """-1{kept} r_t A_t + kl_tau l_t^2. Left out are tokens with A_t > 0 and pi_t - mu_t > mask_high, and
+    those with A_t <= 0 and pi_t - mu_t < -mask_low.
+
+    |pi_t - mu_t| is the total variation between the two policies if all other tokens are one: the binary
+    variant of divergence PPO (Qi et al. 2026, arXiv 2602.04879). The squared log-ratio, on all tokens, is the
+    regularizer of Kimi k1.5 (arXiv 2501.12599, section 2.3.2).
+    """
+    difference, advantages = log_ratios(inputs), inputs.advantages
+    moved = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
+    marks = {
+        "masked_low": (advantages <= 0) & (moved < -mask_low),
+        "masked_high": (advantages > 0) & (moved > mask_high),
+    }
+    kept = ~(marks["masked_low"] | marks["masked_high"])
+    return TokenLosses(
+        policy=-torch.where(kept, difference.exp(), 0.0) * advantages,
+        penalty=kl_tau * difference.square() if kl_tau else None,
+        marks=marks,
+    )
+
+
+# Losses that clip a ratio as PPO does.
+
+MARKS = ("clipped_low", "clipped_high")
+PPO_MARKS = (*MARKS, "clipped_dual")
+
+
+def ppo_loss(
+    inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None
+) -> TokenLosses:
+    """-min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t); where A_t < 0 and `dual_clip` is c, at most
+    -c A_t.
+
+    Schulman et al. 2017, arXiv 1707.06347, eq. 7; the sampler is the old policy. With group-relative
+    advantages it is GRPO's (Shao et al. 2024, arXiv 2402.03300, eq. 3), with a larger `clip_high` DAPO's (Yu
+    et al. 2025, arXiv 2503.14476, eq. 8, which takes 0.28). The dual clip is of Ye et al. 2020, arXiv
+    1912.09729.
+    """
+    ratios, advantages = log_ratios(inputs).exp(), inputs.advantages
+    objective, marks = _clipped_objective(ratios, advantages, clip_low, clip_high)
+    marks["clipped_dual"] = torch.zeros_like(marks["clipped_low"])
+    if dual_clip is not None:
+        marks["clipped_dual"] = (advantages < 0) & (ratios.detach() > dual_clip)
+        objective = torch.where(advantages < 0, objective.maximum(dual_clip * advantages), objective)
+    return TokenLosses(policy=-objective, marks=marks)
+
+
+def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLosses:
+    """-min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t), with the sequence's ratio
+    s_t = sg[exp(mean of l)] pi_t / sg[pi_t].
+
+    GSPO-token (Zheng et al. 2025, arXiv 2507.18071, eq. 7, 13 and 14): with one advantage per sequence and
+    the sequence normalization it has the value and gradient of GSPO, eq. 5. A correction limits the
+    sequence's ratio.
+    """
+    mean = sequence_log_ratios(inputs, mean=True)
+    ratios = with_gradient_of(mean, inputs.logprobs).exp()
+    objective, marks = _clipped_objective(ratios, inputs.advantages, clip_low, clip_high)
+    return TokenLosses(policy=-objective, log_weights=mean, marks=marks)
+
+
+def decoupled_ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2) -> TokenLosses:
+    """-w_t min(u_t A_t, clip(u_t, 1 - clip_low, 1 + clip_high) A_t) with w_t = sg[p_t / mu_t] and
+    u_t = pi_t / sg[p_t], p being a proximal policy.
+
+    The decoupled objective is of Hilton et al. 2022 (arXiv 2110.00641) and AReaL (Fu et al. 2025, arXiv
+    2505.24298). p is not computed but interpolated by the staleness d of a token (A-3PO, arXiv
+    2512.06547): log p = log mu / d + (1 - 1/d) log pi, and p = pi for d = 0. So a token of the version
+    before is clipped as in PPO, and older ones in a trust region around a policy d - 1 steps younger than
+    theirs. A correction limits w.
+    """
+    difference = log_ratios(inputs)
+    staleness = inputs.staleness.to(difference.dtype)
+    weight_of_sampler = torch.where(staleness > 0, 1.0 / staleness.clamp_min(1.0), 0.0)
+    log_weights = (1.0 - weight_of_sampler) * difference.detach()
+    ratios = with_gradient_of(weight_of_sampler * difference, inputs.logprobs).exp()
+    objective, marks = _clipped_objective(ratios, inputs.advantages, clip_low, clip_high)
+    return TokenLosses(policy=-log_weights.exp() * objective, log_weights=log_weights, marks=marks)
+
+
+def _clipped_objective(
+    ratios: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """min(rho A, clip(rho) A) and the tokens whose gradient the clipping took."""
+    low, high = 1.0 - clip_low, 1.0 + clip_high
+    objective = torch.minimum(ratios * advantages, ratios.clamp(low, high) * advantages)
+    marks = {
+        "clipped_low": (advantages < 0) & (ratios.detach() < low),
+        "clipped_high": (advantages > 0) & (ratios.detach() > high),
+    }
+    return objective, marks

@@ -1,0 +1,159 @@
+"""Adapters as files: peft's `adapter_model.safetensors` and `adapter_config.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from buckeye.errors import CheckpointError, UsageError
+from buckeye.trainer.model.base_digest import base_digest
+from buckeye.trainer.output.export import read_tokenizer_files, save_model
+
+ADAPTER = "default"
+"""The name that the adapter has in the model. In a file it has none."""
+ADAPTER_DIRECTORY = "adapter"
+"""Where it is in a trainer's part of a checkpoint, instead of a complete model."""
+WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+_PREFIX = "base_model.model."
+_BASE = "buckeye_base"
+"""Under which name the header of the weights file has the digest of the base."""
+_MUST_AGREE = ("r", "lora_alpha", "target_modules", "modules_to_save")
+
+
+def has_adapter(model: PreTrainedModel) -> bool:
+    """Whether an adapter is trained, and all else is frozen."""
+    return hasattr(model, "peft_config")
+
+
+def save_weights(
+    model: PreTrainedModel,
+    tokenizer: Mapping[str, bytes],
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Write what is trained: the adapter where there is one, otherwise the complete model as `dtype`."""
+    if has_adapter(model):
+        save_adapter(model, tokenizer, directory, tensors=tensors)
+    else:
+        save_model(model, tokenizer, directory, dtype=dtype, tensors=tensors)
+
+
+def save_adapter(
+    model: PreTrainedModel, tokenizer: Mapping[str, bytes], directory: Path, *, tensors: Mapping[str, Tensor]
+) -> None:
+    """Write the adapter of `model` and the tokenizer's files to `directory`, as float32.
+
+    `tensors` are the trained parameters by their names in the model, whole even where the model is sharded.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    stored = {
+        _stored_name(name): tensor.detach().to("cpu", torch.float32).contiguous()
+        for name, tensor in tensors.items()
+    }
+    config = _config(model)
+    digest = base_digest(config["base_model_name_or_path"])
+    metadata = {"format": "pt", **({_BASE: digest} if digest is not None else {})}
+    save_file(stored, directory / WEIGHTS_FILE, metadata=metadata)
+    content = json.dumps(config, indent=2, sort_keys=True)
+    (directory / CONFIG_FILE).write_text(content + "\n", encoding="utf-8")
+    for name, data in tokenizer.items():
+        (directory / name).write_bytes(data)
+
+
+@torch.no_grad()
+def load_adapter(model: PreTrainedModel, directory: Path) -> None:
+    """Give the adapter of `model` the values that `save_adapter` wrote.
+
+    Raises `CheckpointError` if they are not of this adapter: another rank, scale or choice of modules, or a
+    base with other weights.
+    """
+    try:
+        content = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+        stored = load_file(directory / WEIGHTS_FILE)
+        base = _recorded_base(directory)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"The adapter in {directory} cannot be read ({error}).") from error
+    own = _config(model)
+    differing = [key for key in _MUST_AGREE if content.get(key) != own[key]]
+    if differing:
+        pairs = ", ".join(f"{key} = {content.get(key)} there and {own[key]} here" for key in differing)
+        raise CheckpointError(
+            f"The adapter in {directory} is not the configured one: {pairs}. Set "
+            "trainer.model.experimental.lora as it was, or start a new run."
+        )
+    targets = {_stored_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    if targets.keys() != stored.keys() or any(stored[n].shape != p.shape for n, p in targets.items()):
+        raise CheckpointError(f"The adapter in {directory} is of another base model.")
+    if _other_base(base, own["base_model_name_or_path"]):
+        raise CheckpointError(
+            f"The adapter in {directory} was trained on other weights than those of "
+            f"{own['base_model_name_or_path']}. Set model.name to the model it was trained on, or start a "
+            "new run."
+        )
+    for name, parameter in targets.items():
+        parameter.copy_(stored[name])
+
+
+def merge_adapter(base: str, adapter: Path, out: Path) -> None:
+    """Write to `out` the complete model that `base` (a name or a directory) is with `adapter` added to it.
+
+    The sum is formed in float32 and stored in the type that the base is stored in. Raises `UsageError` if
+    either cannot be loaded.
+    """
+    from peft import PeftModel, get_peft_model_state_dict  # takes seconds
+
+    try:
+        stored_as = AutoConfig.from_pretrained(base).dtype or torch.float32
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        adapted = PeftModel.from_pretrained(model, str(adapter))
+        stored = load_file(adapter / WEIGHTS_FILE).keys()
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UsageError(f"The adapter {adapter} cannot be merged into {base!r}: {error}") from error
+    if stored != get_peft_model_state_dict(adapted, save_embedding_layers=False).keys():
+        raise UsageError(f"The adapter {adapter} does not fit the model {base!r}: it is of another one.")
+    check_base(adapter, base)
+    merged = adapted.merge_and_unload()
+    save_model(merged, read_tokenizer_files(base), out, dtype=stored_as)
+
+
+def check_base(adapter: Path, base: str) -> None:
+    """Raise `UsageError` if an adapter was trained on other weights than those of `base`."""
+    if _other_base(_recorded_base(adapter), base):
+        raise UsageError(f"The adapter {adapter} was trained on other weights than those of {base!r}.")
+
+
+def _other_base(recorded: str | None, base: str) -> bool:
+    """Whether an adapter was trained on other weights than those of `base`, as far as both are known."""
+    here = base_digest(base)
+    return None not in (recorded, here) and recorded != here
+
+
+def _recorded_base(directory: Path) -> str | None:
+    """The digest of the base that an adapter was trained on; None if it does not say."""
+    with safe_open(directory / WEIGHTS_FILE, "pt") as file:
+        return (file.metadata() or {}).get(_BASE)
+
+
+def _stored_name(name: str) -> str:
+    """What peft calls a parameter in a file: without the adapter's name, and without the wrapper around a
+    module that is trained in full."""
+    plain = name.replace(f".modules_to_save.{ADAPTER}.", ".").replace(f".{ADAPTER}.", ".")
+    return _PREFIX + plain
+
+
+def _config(model: PreTrainedModel) -> dict[str, Any]:
+    """What peft writes, sets as sorted lists, for use without training."""
+    content = model.peft_config[ADAPTER].to_dict()
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in content.items()}
+    return {**plain, "inference_mode": True}

@@ -1,0 +1,257 @@
+"""Attention over a row of samples, registered with transformers as `buckeye_packed`.
+
+On CUDA the whole row is one variable-length flash-attention call. Elsewhere each block of the layout is a
+padded batch: `scaled_dot_product_attention`, or matrix products of whole batches where a CPU computes in
+bfloat16 and the segments are short, for which torch's own kernel has no fast backward pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from buckeye.trainer.data.prefix_groups import SHORT_KEYS, Block, Layout
+
+# Attention of many short segments as matrix products of whole batches.
+#
+# With scores S = scale * Q K^T + mask, P = softmax(S) and O = P V:
+#
+#     dV = P^T dO      dS = P * (dO V^T - rowsum(dO * O))      dQ = scale * dS K      dK = scale * dS^T Q
+#
+# P is kept for the backward pass, in the inputs' dtype.
+
+
+def short_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """[segments, length, heads, dim] from `query` of that shape, `key` and `value` [segments, keys,
+    key-value heads, dim], and `mask` f32[1 or segments, length, keys], which is added to the scores."""
+    return _ShortAttention.apply(query, key, value, mask, scale)
+
+
+class _ShortAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+        length, kv_heads = query.shape[1], key.shape[2]
+        q, k, v = (_by_head(rows, kv_heads) for rows in (query, key, value))
+        scores = torch.bmm(q, k.transpose(1, 2)).to(mask.dtype)
+        by_segment = scores.view(len(mask), -1, *mask.shape[1:])  # the mask is the same for all heads
+        torch.add(mask[:, None], by_segment, alpha=scale, out=by_segment)
+        p = torch.softmax(scores, -1).to(v.dtype)
+        output = torch.bmm(p, v)
+        ctx.save_for_backward(q, k, v, p, output)
+        ctx.scale = scale
+        return _by_token(output, kv_heads, length)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, p, output = ctx.saved_tensors
+        length, keys, kv_heads = gradient.shape[1], k.shape[1], len(k) // len(gradient)
+        d_output = _by_head(gradient, kv_heads)
+        d_scores = torch.bmm(d_output, v.transpose(1, 2)).float()
+        d_scores.sub_((d_output * output).sum(-1, dtype=torch.float32, keepdim=True))
+        d_scores = d_scores.mul_(p).mul_(ctx.scale).to(q.dtype)
+        d_query = torch.bmm(d_scores, k)
+        d_key = torch.bmm(d_scores.transpose(1, 2), q)
+        d_value = torch.bmm(p.transpose(1, 2), d_output)
+        return (
+            _by_token(d_query, kv_heads, length),
+            _by_token(d_key, kv_heads, keys),
+            _by_token(d_value, kv_heads, keys),
+            None,
+            None,
+        )
+
+
+def _by_head(rows: Tensor, kv_heads: int) -> Tensor:
+    """[segments, length, heads, dim] -> [segments * kv_heads, heads / kv_heads * length, dim]."""
+    segments, length, heads, dim = rows.shape
+    split = rows.reshape(segments, length, kv_heads, heads // kv_heads, dim)
+    return split.permute(0, 2, 3, 1, 4).reshape(segments * kv_heads, -1, dim)
+
+
+def _by_token(rows: Tensor, kv_heads: int, length: int) -> Tensor:
+    """The way back of `_by_head`."""
+    segments, dim = len(rows) // kv_heads, rows.shape[-1]
+    split = rows.view(segments, kv_heads, -1, length, dim)
+    return split.permute(0, 3, 1, 2, 4).reshape(segments, length, -1, dim)
+
+
+# Attention over a row of samples, registered with transformers as `buckeye_packed`.
+
+PACKED_ATTENTION = "buckeye_packed"
+
+
+def _varlen_arguments() -> frozenset[str]:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+# Older versions of torch have no such function, or one without windows; some take groups of query heads
+# without being told.
+_VARLEN = _varlen_arguments()
+_GROUPS = {"enable_gqa": True} if "enable_gqa" in _VARLEN else {}
+
+
+def flash_available(device: torch.device) -> bool:
+    """Whether torch has variable-length flash attention for this device (NVIDIA GPUs since Ampere)."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+        and "window_size" in _VARLEN
+    )
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Layout,
+    flash: bool = False,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sample, in the form that transformers calls.
+
+    `query` [1, heads, tokens, dim]; `key`, `value` [1, key-value heads, tokens, dim]; returns
+    [1, tokens, heads, dim]. With a `sliding_window` a token sees itself and the window - 1 tokens before it.
+    `flash` selects CUDA's variable-length kernel.
+    """
+    q, k, v = (t[0].transpose(0, 1).to(value.dtype) for t in (query, key, value))  # [tokens, heads, dim]
+    if flash:
+        return _flash(q, k, v, layout, scaling, sliding_window)[None], None
+    return _blocks(q, k, v, layout, scaling or q.shape[-1] ** -0.5, dropout, sliding_window)[None], None
+
+
+@torch.compiler.disable  # every layout would be compiled anew
+def _blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    scaling: float,
+    dropout: float,
+    window: int | None,
+) -> Tensor:
+    outputs = []
+    padded: list[list[Tensor]] = []
+    for block in layout.blocks:
+        own = [_pad(rows[block.start : block.end], block) for rows in (query, key, value)]
+        padded.append(own)
+        before = None
+        if block.prefix_block is not None and block.families is not None:
+            before = [
+                rows[:, : block.common_prefix].index_select(0, block.families)
+                for rows in padded[block.prefix_block]
+            ]
+        attended = _attend(own, before, block, scaling, dropout, window).flatten(0, 1)
+        outputs.append(attended if block.scatter is None else _Unpad.apply(attended, block.scatter))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _attend(
+    own: Sequence[Tensor],
+    prefixes: Sequence[Tensor] | None,
+    block: Block,
+    scaling: float,
+    dropout: float,
+    window: int | None,
+) -> Tensor:
+    """[segments, length, heads, dim] from queries, keys and values of the segments, [segments, length,
+    (key-value) heads, dim], and of their prefixes."""
+    query, key, value = own
+    keys = block.length if prefixes is None else block.length + prefixes[1].shape[1]
+    short = keys <= SHORT_KEYS
+    assert prefixes is None or short or block.common_prefix is not None  # no mask hides their padding
+    if prefixes is not None:
+        key, value = torch.cat([prefixes[1], key], 1), torch.cat([prefixes[2], value], 1)
+        if not short:  # a triangle needs no mask, if the prefix asks too; its answers are dropped
+            query = torch.cat([prefixes[0], query], 1)
+    if short and query.device.type == "cpu" and query.dtype == torch.bfloat16 and not dropout:
+        mask = block.mask(keys, window, torch.float32, query.device)
+        return short_attention(query, key, value, mask, scaling)
+    causal = keys == query.shape[1] and (window is None or keys <= window)
+    mask = None if causal else block.mask(keys, window, query.dtype, query.device)[:, None]
+    output = functional.scaled_dot_product_attention(
+        query[:, -block.length :].transpose(1, 2) if mask is not None else query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scaling,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    return output.transpose(1, 2)[:, -block.length :]
+
+
+def _pad(rows: Tensor, block: Block) -> Tensor:
+    if block.gather is not None and block.scatter is not None:
+        rows = _Pad.apply(rows, block.gather, block.scatter)
+    return rows.view(block.segments, block.length, *rows.shape[1:])
+
+
+class _Pad(torch.autograd.Function):
+    """`rows[gather]`, whose gradient is `gradient[scatter]`: padding gets none: nothing real sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
+        ctx.save_for_backward(scatter)
+        return rows.index_select(0, gather)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Unpad(torch.autograd.Function):
+    """`rows[scatter]`, whose gradient is zero for the padding."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, scatter: Tensor) -> Tensor:
+        ctx.save_for_backward(scatter)
+        ctx.shape = rows.shape
+        return rows.index_select(0, scatter)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.new_zeros(ctx.shape).index_copy_(0, ctx.saved_tensors[0], gradient), None
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None, window: int | None
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    if layout.keys is not None:
+        key, value = (rows.index_select(0, layout.keys) for rows in (key, value))
+    # causal within the window; the last query of a segment is aligned with its last key
+    return varlen_attn(
+        query,
+        key,
+        value,
+        layout.query_ends,
+        layout.key_ends,
+        layout.longest_query,
+        layout.longest_keys,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        **_GROUPS if query.shape[1] != key.shape[1] else {},
+    )
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)

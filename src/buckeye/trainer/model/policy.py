@@ -1,0 +1,321 @@
+"""The policy: a causal language model of transformers, run on packed rows of samples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from buckeye.errors import UsageError
+from buckeye.inference.engine.architecture import check_sizes
+from buckeye.inference.engine.dtype import auto_compute_dtype
+from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
+from buckeye.trainer.model.attention import PACKED_ATTENTION, flash_available
+from buckeye.trainer.model.logprobs import token_logprobs
+from buckeye.trainer.model.trainable import refuse_untrainable
+
+# Root-mean-square layer norm in two passes over its input instead of nine.
+#
+#     y = w x r        r = (mean(x^2) + eps)^(-1/2)        dx = r (w g - x r mean(g y))        dw = sum(g x r)
+#
+# (Zhang and Sennrich 2019, arXiv 1910.07467). The backward pass is torch's of layer norm with a mean of 0,
+# which also subtracts r mean(w g): that is added again.
+
+_SAME_FORMULA = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+
+
+class RMSNorm(nn.Module):
+    """The norm of the Llama and Qwen families; computes in float32 or better, returns its input's dtype."""
+
+    def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.epsilon = epsilon
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`hidden` [..., width]."""
+        return _RMSNorm.apply(hidden, self.weight, self.epsilon)
+
+
+def replace_norms(model: nn.Module) -> None:
+    """Put `RMSNorm` in the place of transformers' modules of the same formula; names stay the same."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child).__name__ in _SAME_FORMULA:
+                setattr(module, name, RMSNorm(child.weight, child.variance_epsilon))
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        precise = torch.promote_types(hidden.dtype, torch.float32)
+        squares = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=precise).square_()
+        scale = squares.div_(hidden.shape[-1]).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(hidden, weight, scale)
+        return (hidden.to(precise) * scale).mul_(weight).to(hidden.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        hidden, weight, scale = ctx.saved_tensors
+        gradient, factor = gradient.to(scale.dtype).contiguous(), weight.to(scale.dtype)
+        width = hidden.shape[-1]
+        d_hidden, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            gradient,
+            hidden.to(scale.dtype).contiguous(),
+            [width],
+            torch.zeros_like(scale),
+            scale,
+            factor,
+            None,
+            [True, ctx.needs_input_grad[1], False],
+        )
+        mean = (gradient * factor).sum(-1, keepdim=True).div_(width)  # no product: autocast would round it
+        d_weight = d_weight.to(weight.dtype) if ctx.needs_input_grad[1] else None
+        return d_hidden.addcmul_(scale, mean).to(hidden.dtype), d_weight, None
+
+
+logger = logging.getLogger(__name__)
+
+
+# The policy: a causal language model of transformers, run on packed rows of samples.
+
+ComputeDtype = Literal["auto", "float32", "bfloat16"]
+
+
+class PolicyModule(nn.Module):
+    """The model together with its chunked head, so that one forward call, and one root for whoever shards
+    modules, covers all parameters.
+
+    `compute_dtype` is what the layers compute in while the parameters stay float32; `flash` selects CUDA's
+    variable-length attention.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype, flash: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.compute_dtype = compute_dtype
+        self.flash = flash
+
+    def forward(self, row: PackedMicroBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of each target of the row at its temperature, and the entropy of the distribution
+        it was drawn from; both [N]."""
+        hidden = self._run(row).index_select(0, row.sources)
+        head = self.model.get_output_embeddings().weight
+        with torch.autocast(hidden.device.type, enabled=False):  # it would sum entropies in bfloat16
+            return token_logprobs(hidden, head, row.targets, temperatures)
+
+    def hidden_states(self, row: PackedMicroBatch) -> Tensor:
+        """Final hidden states [tokens, hidden] of a row; a second way in, with which `forward` is not run."""
+        return self._run(row)
+
+    def _run(self, row: PackedMicroBatch) -> Tensor:
+        mixed = self.compute_dtype == torch.bfloat16
+        with torch.autocast(row.token_ids.device.type, self.compute_dtype, enabled=mixed):
+            embedded = self.model.get_input_embeddings()(row.token_ids)[None]
+            output = self.model.base_model(
+                inputs_embeds=embedded.to(self.compute_dtype) if mixed else embedded,
+                position_ids=row.position_ids[None],
+                use_cache=False,
+                layout=row.layout,
+                flash=self.flash,
+            )
+        hidden = output.last_hidden_state[0]
+        return hidden.to(self.compute_dtype) if mixed else hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A model and where it is run."""
+
+    module: PolicyModule
+    device: torch.device
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model of transformers."""
+        return self.module.model
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """What the layers compute in while the parameters stay float32."""
+        return self.module.compute_dtype
+
+    @property
+    def flash(self) -> bool:
+        """Whether CUDA's variable-length attention is used."""
+        return self.module.flash
+
+    def token_logprobs(self, row: PackedMicroBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of each of a row's N targets, and entropy of the distribution it was drawn from,
+        at temperatures f32[N]; both [N] and differentiable."""
+        return self.module(row, temperatures)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Within it weights are cast to the compute dtype once, not anew in every forward pass: leave it
+        before they change, and do not mix passes with and without gradient."""
+        mixed = self.compute_dtype == torch.bfloat16
+        return torch.autocast(self.device.type, self.compute_dtype, enabled=mixed)
+
+    def hidden_states(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Final hidden states [tokens, hidden] of samples end to end; `token_ids` i64[tokens]."""
+        samples = [ids.int().numpy() for ids in token_ids.cpu().split(list(lengths))]
+        nothing = [np.zeros(len(ids), np.bool_) for ids in samples]
+        row = pack_micro_batch(samples, nothing, self.device, share=False)
+        return self.module.hidden_states(row).index_select(0, row.places)
+
+    def checkpoint_activations(self, *, every: int, offload: bool = False) -> None:
+        """Recompute the activations of every so many layers in the backward pass instead of keeping them;
+        `offload` moves their inputs from the GPU to pinned main memory until then."""
+        self.model.activation_checkpointing_enable(
+            {"use_reentrant": False}, every_n_layers=every, offload=offload
+        )
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The output projection [vocabulary, hidden], float32."""
+        return self.model.get_output_embeddings().weight
+
+    @property
+    def embedding_names(self) -> set[str]:
+        """The names of the input embedding and the output projection among `trainable`."""
+        outer = (self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight)
+        return {name for name, p in self.trainable.items() if any(p is weight for weight in outer)}
+
+    @property
+    def matrix_elements(self) -> int:
+        """How many matrix elements a token is multiplied with; looking up an embedding multiplies none."""
+        return sum(matrix.numel() for matrix in self._multiplied)
+
+    @property
+    def frozen_matrix_elements(self) -> int:
+        """How many of `matrix_elements` have no gradient: beside an adapter most."""
+        return sum(matrix.numel() for matrix in self._multiplied if not matrix.requires_grad)
+
+    @property
+    def pair_cost(self) -> float:
+        """What a token costs for each token that it sees, relative to all else that it costs."""
+        config = self.model.config
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return 2.0 * config.num_hidden_layers * heads * head_dim / self.matrix_elements
+
+    @property
+    def _multiplied(self) -> list[nn.Parameter]:
+        looked_up = self.model.get_input_embeddings().weight
+        tied = looked_up is self.head_weight
+        return [
+            parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.dim() >= 2
+            and (tied or parameter is not looked_up)
+            and ".original_module." not in name  # an adapter has a copy of it, which is used instead
+        ]
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Name -> parameter, each shared one once."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+
+def pick_device(choice: str, local_rank: int = 0) -> torch.device:
+    """`auto`, `cpu` or `cuda` as a device; a rank's own GPU. `UsageError` if there is no GPU to take."""
+    if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
+        raise UsageError(
+            f"Device {choice!r} was asked for, but this process sees {torch.cuda.device_count()} GPUs and "
+            f"needs number {local_rank}. Set trainer.model.device to 'cpu', or give it GPUs."
+        )
+    return torch.device("cuda", local_rank)
+
+
+def load_policy(
+    name: str,
+    device: torch.device,
+    *,
+    flash: bool = False,
+    compute_dtype: ComputeDtype = "auto",
+    sharded: bool = False,
+    frozen: bool = False,
+) -> Policy:
+    """Load a model directory or hub name in float32. One that is to be `sharded` stays in main memory until
+    it is. One that is to be `frozen` is loaded as what is computed in, or at least no wider than it is
+    stored: there never is a float32 copy of it.
+
+    Raises `UsageError` if there is no such model, or if it cannot be trained.
+    """
+    transformers_logging.disable_progress_bar()
+    config = read_trainable(name)
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=_frozen_dtype(compute_dtype, device) if frozen else torch.float32,
+            attn_implementation=PACKED_ATTENTION,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers raises any class for a folder that is no whole model
+        raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
+    if info["missing_keys"]:
+        raise UsageError(
+            f"The model {name!r} is incomplete: {sorted(info['missing_keys'])[:3]} ... not stored."
+        )
+    return make_policy(
+        model if sharded else model.to(device), name, device, flash=flash, compute_dtype=compute_dtype
+    )
+
+
+def _frozen_dtype(compute_dtype: ComputeDtype, device: torch.device) -> torch.dtype | Literal["auto"]:
+    if compute_dtype == "auto":
+        return "auto" if device.type == "cpu" else torch.bfloat16
+    return torch.float32 if compute_dtype == "float32" else torch.bfloat16
+
+
+def read_trainable(name: str) -> PreTrainedConfig:
+    """The configuration of a model directory or hub name, of which a model can be built and trained. Raises
+    `UsageError`, also for a `config.json` that the weights beside it are not of."""
+    try:
+        if (Path(name) / "config.json").is_file():
+            check_sizes(Path(name))
+        config = AutoConfig.from_pretrained(name)
+    except Exception as error:  # transformers raises any class for a folder that is no whole model
+        raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
+    refuse_untrainable(name, config.to_dict())
+    return config
+
+
+def make_policy(
+    model: PreTrainedModel, name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype
+) -> Policy:
+    """A policy of a model; `name` is for messages. `flash` asks for CUDA's variable-length attention, where
+    it is available.
+
+    Raises `UsageError` if the model adds something to its logits after the output projection, or has a head
+    of its own that its configuration denies: whoever reads what is published would ignore it.
+    """
+    head = model.get_output_embeddings()
+    if head is None or head.bias is not None:
+        raise UsageError(f"The model {name!r} is not supported: its output layer has a bias.")
+    if model.config.tie_word_embeddings and head.weight is not model.get_input_embeddings().weight:
+        raise UsageError(
+            f"The model {name!r} has an output layer that is not its embedding, and tie_word_embeddings is "
+            "true in its config.json. Set it to false if the model has a head of its own."
+        )
+    replace_norms(model)
+    if compute_dtype == "auto":
+        dtype = auto_compute_dtype(sum(p.numel() for p in model.parameters()), device)
+    else:
+        dtype = getattr(torch, compute_dtype)
+    fast = flash and dtype == torch.bfloat16 and flash_available(device)
+    if flash and device.type == "cuda" and not fast:
+        logger.info("No flash attention for this GPU and %s: the padded kernel of torch is used", dtype)
+    return Policy(PolicyModule(model.train(), compute_dtype=dtype, flash=fast), device)

@@ -1,0 +1,88 @@
+"""Which models can be trained, as far as their configuration says: known before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from buckeye.errors import UsageError
+from buckeye.inference.engine.architecture import read_config
+from buckeye.inference.engine.model_fields import shown
+
+FAMILIES = (
+    *("llama", "qwen2", "qwen3", "mistral", "ministral", "ministral3", "smollm3", "starcoder2"),
+    *("gemma", "gemma3_text", "phi3", "granite", "olmo", "olmo2", "olmo3", "glm", "glm4", "exaone4"),
+    *("ernie4_5", "seed_oss", "hunyuan_v1_dense", "hyperclovax", "internlm3", "helium", "apertus", "arcee"),
+    *("bitnet", "diffllama", "iquestcoder", "jais2", "persimmon"),
+    *("gpt2", "gpt_bigcode", "gpt_neox", "opt", "biogpt"),
+)
+"""The `model_type` of each family whose packed rows were compared with what transformers computes. Others mix
+the samples of a row (recurrent and convolutional layers, biases of position), or scale logits behind the
+output projection."""
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_SCALES = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling")
+_SWITCHES = (
+    "use_bidirectional_attention",
+    "attention_chunk_size",
+    "per_layer_config",
+    "quantization_config",
+)
+_LAYERS = ("full_attention", "sliding_attention")
+_ROPE_OF_LENGTH = ("dynamic", "longrope")
+
+
+def untrainable(config: Mapping[str, Any]) -> list[str]:
+    """Why a model of this configuration, from a `config.json` or of transformers, cannot be trained: the keys
+    with their values; nothing if it can."""
+    experts = [*_experts(config)]
+    family = config.get("model_type")
+    if not experts and family not in FAMILIES:
+        return [
+            f"model_type is {shown(family)}, whose packed rows were not compared with what transformers "
+            f"computes; those of {', '.join(FAMILIES)} were"
+        ]
+    return [*experts, *_unpackable(config)]
+
+
+def refuse_untrainable(name: str, config: Mapping[str, Any] | None = None) -> None:
+    """Raise `UsageError` with every reason why a model cannot be trained. Without a `config`, that of the
+    model directory `name`."""
+    reasons = untrainable(read_config(Path(name) / "config.json") if config is None else config)
+    if reasons:
+        raise UsageError(f"The model {name!r} cannot be trained: {'; '.join(reasons)}.")
+
+
+def _experts(config: Mapping[str, Any]) -> Iterator[str]:
+    """Of the configuration or of a part of it: that of the text, or of the feed-forward layers."""
+    for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
+        for key in _EXPERTS:
+            if part.get(key):
+                yield (
+                    f"{key} is {shown(part[key])}, and mixtures of experts are not supported in training "
+                    "(vLLM serves them)"
+                )
+
+
+def _unpackable(config: Mapping[str, Any]) -> Iterator[str]:
+    for key in _SCALES:
+        if config.get(key) not in (None, 1.0):
+            yield f"{key} is {shown(config[key])}, and neither the packed attention nor the head scales"
+    for key in _SWITCHES:
+        if config.get(key):
+            yield f"{key} is {shown(config[key])}"
+    if config.get("is_causal") is False:
+        yield "is_causal is False"
+    kinds = {str(kind) for kind in config.get("layer_types") or ()} - set(_LAYERS)
+    if kinds:
+        yield f"layer_types has {', '.join(sorted(kinds))}; only {' and '.join(_LAYERS)} are computed"
+    for kind in _rope_kinds(config.get("rope_scaling") or config.get("rope_parameters") or {}):
+        if kind in _ROPE_OF_LENGTH:
+            yield f"rope type {kind!r} depends on how long a sample is, and a row holds several"
+
+
+def _rope_kinds(rope: Mapping[str, Any]) -> Iterator[Any]:
+    """One, or one for each kind of layer."""
+    for part in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
+        yield part.get("rope_type", part.get("type"))

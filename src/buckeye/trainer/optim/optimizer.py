@@ -1,0 +1,257 @@
+"""Optimizers, learning-rate schedules, and an optimizer's state as named tensors."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from buckeye.base.distribution import need
+from buckeye.errors import CheckpointError, UsageError
+from buckeye.trainer.parallel.fsdp import shard_like, whole
+
+# Muon for sharded matrices.
+
+
+class ShardedMuon(torch.optim.Muon):
+    """torch's Muon, but for matrices of which each rank has a shard. The orthogonalisation needs the whole
+    matrix: every rank gathers one after the other, and keeps its shard of the result."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every matrix that has a gradient. All ranks must call it alike; `closure` is not called."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    change = self._orthogonal(self._smoothed(parameter, group), group)
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(shard_like(change, parameter))
+        return None
+
+    def _smoothed(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor:
+        """The gradient after momentum, whole."""
+        gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+        return whole(gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer)
+
+    def _orthogonal(self, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+        """What torch's Muon without momentum and decay adds to a matrix of this gradient."""
+        change = torch.zeros_like(gradient)
+        change.grad = gradient
+        settings = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
+        torch.optim.Muon([change], momentum=0.0, nesterov=False, weight_decay=0.0, **settings).step()
+        return change
+
+
+# Optimizers, learning-rate schedules, and an optimizer's state as named tensors.
+
+OptimizerType = Literal["adamw", "adamw8bit", "muon", "sgd"]
+ScheduleType = Literal["constant", "linear", "cosine"]
+
+
+def learning_rate(
+    step: int,
+    *,
+    schedule: ScheduleType,
+    peak: float,
+    warmup: int = 0,
+    decay: int = 0,
+    min_lr: float = 0.0,
+    max_steps: int | None = None,
+) -> float:
+    """The learning rate of optimizer step `step`, counted from 0.
+
+    Warm-up rises in equal parts and reaches `peak` at its last step. `linear` falls from `peak` to `min_lr`
+    over the last `decay` of `max_steps` steps, `cosine` over all steps after the warm-up along half a cosine;
+    both would reach `min_lr` at step `max_steps`. Without `max_steps` nothing falls. `constant` is `peak`.
+    """
+    if schedule == "constant":
+        return peak
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if max_steps is None:
+        return peak
+    start = max(warmup, max_steps - decay) if schedule == "linear" else warmup
+    done = min(1.0, max(0.0, (step - start) / max(1, max_steps - start)))
+    left = 1.0 - done if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return min_lr + (peak - min_lr) * left
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterGroup:
+    """Settings of the parameters whose names match one of the shell patterns `names`: `lr_multiplier` times
+    the learning rate, and a decay of their own, which then holds for vectors too."""
+
+    names: Sequence[str]
+    lr_multiplier: float = 1.0
+    weight_decay: float | None = None
+
+
+class NamedOptimizer:
+    """One or more torch optimizers over named parameters, used as one."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        parts: list[torch.optim.Optimizer],
+        *,
+        kind: OptimizerType,
+    ) -> None:
+        self.kind = kind
+        self._names = {parameter: name for name, parameter in parameters.items()}
+        self._parts = parts
+
+    def step(self, learning_rate: float) -> None:
+        """Update the parameters from their gradients."""
+        for part in self._parts:
+            for group in part.param_groups:
+                group["lr"] = learning_rate * group["lr_multiplier"]
+            part.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """Every state tensor as `<parameter name>/<kind>.<state name>`; empty before the first step."""
+        return {
+            f"{self._names[parameter]}/{self.kind}.{key}": value
+            if isinstance(value, Tensor)
+            else torch.tensor(value)
+            for part in self._parts
+            for parameter, values in part.state.items()
+            for key, value in values.items()
+            if isinstance(value, Tensor | int)
+        }
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state()` returned. `CheckpointError` if it is of other parameters, or of another
+        kind of optimizer."""
+        unknown = {key.rpartition("/")[0] for key in state} - set(self._names.values())
+        if unknown:
+            raise CheckpointError(f"The optimizer's state is of another model: {sorted(unknown)[:3]} ...")
+        kinds = {key.rpartition("/")[2].rpartition(".")[0] or "an earlier version" for key in state}
+        if kinds - {self.kind}:
+            written = ", ".join(sorted(kinds))
+            raise CheckpointError(
+                f"The optimizer's state was written with {written}, and trainer.optim.type is now "
+                f"{self.kind}. Set it back, or start a new run from the weights."
+            )
+        by_parameter: dict[str, dict[str, Any]] = {}
+        for key, value in state.items():
+            name, _, stored = key.rpartition("/")
+            entry = stored.rpartition(".")[2]
+            # torch's own optimizers count their steps in float tensors, the 8-bit one in an int
+            counted = value.dim() == 0 and not value.is_floating_point()
+            by_parameter.setdefault(name, {})[entry] = int(value) if counted else value
+        for part in self._parts:
+            own = part.state_dict()
+            indices = {self._names[parameter]: index for parameter, index in _indices(part).items()}
+            own["state"] = {i: by_parameter[name] for name, i in indices.items() if name in by_parameter}
+            part.load_state_dict(own)
+
+
+def build_optimizer(
+    parameters: Mapping[str, nn.Parameter],
+    *,
+    kind: OptimizerType,
+    weight_decay: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    momentum: float = 0.9,
+    nesterov: bool = True,
+    embeddings: Collection[str] = (),
+    groups: Sequence[ParameterGroup] = (),
+) -> NamedOptimizer:
+    """An optimizer whose learning rate is given with each step. Only matrices decay, unless a group says so.
+
+    `muon` orthogonalises the momentum of the hidden matrices (Jordan et al. 2024), scaled so that its updates
+    have AdamW's size (Liu et al. 2025, arXiv 2502.16982, "match_rms_adamw"); vectors and `embeddings` (names)
+    go to AdamW. `adamw8bit` keeps both moments in 8 bits per element, in blocks with a scale each (Dettmers
+    et al. 2022, arXiv 2110.02861), but for tensors under 4,096 elements. `betas` are AdamW's; `momentum` and
+    `nesterov` SGD's and Muon's. Of several `groups` that match a parameter the first counts.
+
+    Raises `UsageError` for a pattern that no parameter matches, and where `adamw8bit` cannot run.
+    """
+    _check_patterns(parameters, groups)
+
+    def arranged(names: Collection[str]) -> list[dict[str, object]]:
+        return _torch_groups({name: parameters[name] for name in names}, groups, weight_decay)
+
+    if kind == "sgd":
+        sgd = torch.optim.SGD(
+            arranged(parameters), lr=0.0, momentum=momentum, nesterov=nesterov and momentum > 0
+        )
+        return NamedOptimizer(parameters, [sgd], kind=kind)
+    if kind == "adamw8bit":
+        return NamedOptimizer(parameters, [_adamw8bit(arranged(parameters), parameters, betas)], kind=kind)
+    hidden = [n for n, p in parameters.items() if kind == "muon" and p.dim() == 2 and n not in embeddings]
+    others = [name for name in parameters if name not in set(hidden)]
+    parts: list[torch.optim.Optimizer] = []
+    if hidden:
+        sharded = any(isinstance(parameters[name], DTensor) for name in hidden)
+        muon = ShardedMuon if sharded else torch.optim.Muon
+        parts.append(
+            muon(
+                arranged(hidden), lr=0.0, momentum=momentum, nesterov=nesterov, adjust_lr_fn="match_rms_adamw"
+            )
+        )
+    if others:
+        parts.append(torch.optim.AdamW(arranged(others), lr=0.0, betas=betas, fused=True))
+    return NamedOptimizer(parameters, parts, kind=kind)
+
+
+def _adamw8bit(
+    groups: list[dict[str, object]], parameters: Mapping[str, nn.Parameter], betas: tuple[float, float]
+) -> torch.optim.Optimizer:
+    need("bitsandbytes", "trainer.optim.type = 'adamw8bit'")
+    from bitsandbytes.optim import AdamW8bit
+
+    if any(isinstance(parameter, DTensor) for parameter in parameters.values()):
+        raise UsageError(
+            "trainer.optim.type = 'adamw8bit' cannot update a model that is divided among ranks. Set "
+            "trainer.model.sharding = 'none', or use type = 'adamw', whose moments are divided with it."
+        )
+    return AdamW8bit(groups, lr=0.0, betas=betas)
+
+
+def _torch_groups(
+    parameters: Mapping[str, nn.Parameter], groups: Sequence[ParameterGroup], weight_decay: float
+) -> list[dict[str, object]]:
+    """The parameters by what is to be done with them, as torch's optimizers take them."""
+    arranged: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        group = next((group for group in groups if _matches(name, group)), ParameterGroup(names=()))
+        decay = group.weight_decay
+        if decay is None:
+            decay = weight_decay if parameter.dim() >= 2 else 0.0
+        arranged.setdefault((group.lr_multiplier, decay), []).append(parameter)
+    return [
+        {"params": members, "lr_multiplier": multiplier, "weight_decay": decay}
+        for (multiplier, decay), members in arranged.items()
+    ]
+
+
+def _matches(name: str, group: ParameterGroup) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in group.names)
+
+
+def _check_patterns(names: Collection[str], groups: Sequence[ParameterGroup]) -> None:
+    for pattern in (pattern for group in groups for pattern in group.names):
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.0)
+            raise UsageError(
+                f"trainer.optim.groups: no trained parameter has a name like {pattern!r}. "
+                f"Names of this model: {', '.join(close)} ... ('*' stands for any text)."
+            )
+
+
+def _indices(part: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
+    """The numbers that `state_dict` gives to the parameters: their order over the groups."""
+    ordered = [parameter for group in part.param_groups for parameter in group["params"]]
+    return {parameter: index for index, parameter in enumerate(ordered)}

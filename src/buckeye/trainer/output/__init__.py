@@ -1,0 +1,1 @@
+"""What a trainer leaves on disk: weights, checkpoints, exports."""

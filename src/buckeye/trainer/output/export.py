@@ -1,0 +1,92 @@
+"""A model as a complete Hugging Face directory."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import cached_file
+
+from buckeye.base.foreign_files import NotRegularError, own_files, read_regular
+from buckeye.errors import UsageError
+from buckeye.trainer.parallel.fsdp import gather
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def read_tokenizer_files(name: str) -> dict[str, bytes]:
+    """Name -> content of the tokenizer's files of a model directory or hub name, chat template included.
+    Raises UsageError for a link to a file of somebody else's.
+
+    They are kept in memory, because what they are read from may be a checkpoint that is deleted later.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        try:
+            paths = [path for path in own_files(folder) if path.parent == folder]
+            return {path.name: read_regular(path) for path in paths if path.name in _TOKENIZER_FILES}
+        except NotRegularError as error:
+            raise UsageError(f"{error}: the tokenizer is not copied") from None
+    found = {
+        file: cached_file(name, file, local_files_only=True, _raise_exceptions_for_missing_entries=False)
+        for file in _TOKENIZER_FILES
+    }
+    return {file: Path(path).read_bytes() for file, path in found.items() if path}
+
+
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: Mapping[str, bytes],
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write `model` to `directory`: safetensors (in shards of 5 GB), configuration, generation configuration
+    and the tokenizer's files. Floating-point tensors are stored as `dtype`; `tensors` are those of the model,
+    where they are divided among ranks and have been gathered as `dtype`."""
+    if tensors is None:
+        tensors = gather(model.state_dict(keep_vars=True), keep=True, dtype=dtype)
+    model.save_pretrained(directory, state_dict=dict(tensors), max_shard_size="5GB")
+    _state_dtype(directory / "config.json", dtype)
+    _write_files(directory, tokenizer)
+
+
+def save_model_config(
+    model: PreTrainedModel, tokenizer: Mapping[str, bytes], directory: Path, *, dtype: torch.dtype
+) -> None:
+    """Write what `save_model` does but for the weights, which are elsewhere."""
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]  # which FSDP2 puts before it
+    config.save_pretrained(directory)
+    if model.can_generate() and model.generation_config is not None:
+        model.generation_config.save_pretrained(directory)
+    _state_dtype(directory / "config.json", dtype)
+    _write_files(directory, tokenizer)
+
+
+def _write_files(directory: Path, contents: Mapping[str, bytes]) -> None:
+    for name, content in contents.items():
+        (directory / name).write_bytes(content)
+
+
+def _state_dtype(config: Path, dtype: torch.dtype) -> None:
+    # transformers writes the dtype of the parameters in memory, not of what it has just stored
+    content = json.loads(config.read_text(encoding="utf-8"))
+    content["dtype"] = str(dtype).removeprefix("torch.")
+    config.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

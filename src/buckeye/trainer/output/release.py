@@ -1,0 +1,198 @@
+"""A checkpoint as a model for others: written for transformers, loaded again by transformers, compared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from buckeye.base.foreign_files import NotRegularError, own_files
+from buckeye.errors import RunError, UsageError
+from buckeye.trainer.data.chat_data import ChatFormat
+from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, CONFIG_FILE, check_base, merge_adapter
+from buckeye.trainer.model.policy import Policy, load_policy
+from buckeye.trainer.output.export import read_tokenizer_files, save_model
+from buckeye.transport.checkpoint.shards import complete_model
+
+_PASSAGES = 4
+_CONTEXT = 1024
+"""The longest part of a passage that is read, in tokens: its end."""
+_COMPARED = 128
+"""After how many of its last tokens the two models are compared. All that may come next is, so that the
+distributions of a passage at a vocabulary of 150,000 take 80 MB."""
+_ROUNDING_FLOAT32 = 1e-5
+"""The largest divergence that rounding explains where weights are stored as they were trained. Log-probs then
+differ by about 1e-5; a divergence is half the square of that, or what summing it in float32 adds, 1e-6."""
+_ROUNDING_HALF = 0.2
+"""The same where they are rounded to 16 bits: a log-prob moves by sqrt(2 * 0.2) = 0.6, so that a token
+becomes nearly twice or half as likely. That is another policy, whatever its cause."""
+MUCH = 0.02
+"""A divergence worth telling: log-probs move by sqrt(2 * 0.02) = 0.2, the farthest that one step of training
+with the usual clip range goes."""
+
+_Distributions = Callable[[Sequence[int]], Tensor]
+"""Token ids -> log-probs [tokens, vocabulary], float32, of what may come after each of the last of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passages:
+    """What a run was trained on, to compare two models on: `texts` as a model reads them, conversations
+    (`chats`), or nothing. `source` says in words what it is."""
+
+    texts: Sequence[str] = ()
+    chats: Sequence[Mapping[str, Any]] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verified:
+    """What loading an exported model has shown. `divergence` is KL(checkpoint || exported) of what comes
+    next, in nats a token, the mean after `tokens` tokens of `source`; `dtype` is what the weights are stored
+    as."""
+
+    dtype: str
+    divergence: float
+    tokens: int
+    source: str
+
+    def __str__(self) -> str:
+        return (
+            f"loads with transformers; KL divergence from the checkpoint {self.divergence:.1e} nats a token, "
+            f"on {self.tokens} tokens of {self.source}"
+        )
+
+
+def write_model(state: Path, out: Path, *, dtype: str | None, passages: Passages) -> Verified:
+    """Write the model of a checkpoint's trainer part to `out`, as the type `dtype` (None: as trained), and
+    verify it on `passages`. Raises `RunError` if what was written is not the same model."""
+    source = complete_model(state)
+    policy = load_policy(str(source), torch.device("cpu"), compute_dtype="float32")
+    reference = _Reference(_of_policy(policy), source, passages, policy.model.config)
+    stored = getattr(torch, dtype) if dtype is not None else torch.float32
+    save_model(policy.model, read_tokenizer_files(str(source)), out, dtype=stored)
+    del policy
+    return reference.verify(AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), out)
+
+
+def write_merged(state: Path, out: Path, *, base: Path, passages: Passages) -> Verified:
+    """As `write_model`, of a checkpoint that holds an adapter: the model that `base` is with it."""
+    adapter = state / ADAPTER_DIRECTORY
+    reference = _of_adapter(base, adapter, passages)
+    merge_adapter(str(base), adapter, out)
+    for name, content in read_tokenizer_files(str(adapter)).items():
+        (out / name).write_bytes(content)
+    return reference.verify(AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), out)
+
+
+def write_adapter(
+    state: Path, out: Path, *, base: Path, base_name: str, revision: str | None, passages: Passages
+) -> Verified:
+    """As `write_model`, the adapter alone, in peft's format. It says that it belongs to `base_name`, a
+    directory or a name on the hub, there of a `revision`. Raises `UsageError` if `base` is another model."""
+    adapter = state / ADAPTER_DIRECTORY
+    check_base(adapter, str(base))
+    reference = _of_adapter(base, adapter, passages)
+    try:
+        list(own_files(adapter))
+    except NotRegularError as error:
+        raise UsageError(f"{error}: it is not copied") from None
+    shutil.copytree(adapter, out, dirs_exist_ok=True)
+    content = json.loads((out / CONFIG_FILE).read_text(encoding="utf-8"))
+    content |= {"base_model_name_or_path": base_name, "revision": revision}
+    (out / CONFIG_FILE).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return reference.verify(_adapted(base, out), out)
+
+
+def has_adapter(state: Path) -> bool:
+    """Whether a checkpoint's trainer part holds an adapter instead of a model."""
+    return (state / ADAPTER_DIRECTORY).is_dir()
+
+
+class _Reference:
+    """What the model of a checkpoint expects to come next in passages."""
+
+    def __init__(self, model: _Distributions, tokenizer: Path, passages: Passages, config: Any) -> None:
+        context = min(_CONTEXT, config.max_position_embeddings)
+        found = [ids[-context:] for ids in _token_ids(passages, tokenizer) if ids]
+        self._source = passages.source if found else "arbitrary ids: the run has kept nothing to read"
+        self._passages = found or [[i * config.vocab_size // _COMPARED for i in range(_COMPARED)][-context:]]
+        self._expected = [model(ids) for ids in self._passages]
+
+    def verify(self, model: Any, directory: Path) -> Verified:
+        """Raises `RunError` unless a model of transformers, written to a directory, expects the same, and its
+        tokenizer loads."""
+        AutoTokenizer.from_pretrained(directory)
+        stored = _stored_dtype(directory)
+        exported = _of_transformers(model)
+        total, tokens = 0.0, 0
+        for ids, expected in zip(self._passages, self._expected, strict=True):
+            total += float((expected.exp() * (expected - exported(ids))).sum(-1).double().sum())
+            tokens += len(expected)
+        divergence = max(0.0, total / tokens) if total == total else total  # rounding may leave it below 0
+        limit = _ROUNDING_FLOAT32 if stored == "float32" else _ROUNDING_HALF
+        if not divergence <= limit:  # so that one that is no number is refused too
+            raise RunError(
+                "What was exported is not the model of the checkpoint: its KL divergence from it is "
+                f"{divergence:.2g} nats a token, on {tokens} tokens of {self._source} (at most {limit:g} is "
+                f"rounding to {stored}). Nothing was kept."
+            )
+        return Verified(dtype=stored, divergence=divergence, tokens=tokens, source=self._source)
+
+
+def _token_ids(passages: Passages, tokenizer: Path) -> list[list[int]]:
+    """The passages as the model reads them; those that its chat template refuses are left out."""
+    encode = AutoTokenizer.from_pretrained(tokenizer).encode
+    found = [encode(text, add_special_tokens=False) for text in passages.texts[:_PASSAGES]]
+    if passages.chats:
+        try:
+            chat = ChatFormat(str(tokenizer))
+            found += [
+                s.token_ids.tolist() for one in passages.chats[:_PASSAGES] for s in chat.samples(one)[-1:]
+            ]
+        except UsageError:
+            return found
+    return found
+
+
+def _of_adapter(base: Path, adapter: Path, passages: Passages) -> _Reference:
+    model = _adapted(base, adapter)
+    return _Reference(_of_transformers(model), adapter, passages, model.config)
+
+
+def _adapted(base: Path, adapter: Path) -> Any:
+    from peft import PeftModel  # takes seconds
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return PeftModel.from_pretrained(model, str(adapter))
+
+
+def _of_policy(policy: Policy) -> _Distributions:
+    @torch.no_grad()
+    def distributions(ids: Sequence[int]) -> Tensor:
+        hidden = policy.hidden_states(torch.tensor(ids, device=policy.device), [len(ids)])[-_COMPARED:]
+        return (hidden @ policy.head_weight.to(hidden.dtype).T).float().log_softmax(-1)
+
+    policy.model.eval()
+    return distributions
+
+
+def _of_transformers(model: Any) -> _Distributions:
+    @torch.no_grad()
+    def distributions(ids: Sequence[int]) -> Tensor:
+        return model(torch.tensor([list(ids)]), logits_to_keep=_COMPARED).logits[0].float().log_softmax(-1)
+
+    model.eval()
+    return distributions
+
+
+def _stored_dtype(directory: Path) -> str:
+    """What the weights of a directory are stored as; an adapter is always float32."""
+    config = directory / "config.json"
+    return str(json.loads(config.read_text(encoding="utf-8"))["dtype"]) if config.exists() else "float32"

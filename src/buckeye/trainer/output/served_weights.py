@@ -1,0 +1,144 @@
+"""How much of what was trained is in the weights that engines sample with.
+
+Training goes on in float32, and engines get what is left of that when it is stored in 16 bits. A change that
+is smaller than half of a last place is not there at all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from buckeye.trainer.model.policy import Policy, PolicyModule
+from buckeye.transport.batches import Sample
+
+logger = logging.getLogger(__name__)
+
+Store = Callable[[str, Tensor], Tensor]
+"""A parameter's name and values -> the values as they are stored."""
+
+MUCH = 0.02
+"""A KL divergence worth telling, in nats a token: log-probs differ by sqrt(2 * 0.02) = 0.2, the farthest that
+one step of training with the usual clip range goes."""
+_LOOKED_AT = 4_000_000  # weights, spread over all
+_SAMPLES = 4
+_CONTEXT = 512  # tokens of a sample that are read
+_POSITIONS = 32  # of a sample, after which all that may come next is compared
+
+
+class ServedWeights:
+    """Compares the weights that are trained with those that are stored, every `interval` steps and after
+    steps 1, 2, 4, ... before that; for a model that is whole on its rank, and trained without an adapter."""
+
+    def __init__(self, policy: Policy, store: Store, *, interval: int) -> None:
+        self._policy = policy
+        self._store = store
+        self._interval = interval
+        self._stride = max(1, sum(p.numel() for p in policy.trainable.values()) // _LOOKED_AT)
+        self._first = self._sample()
+        self._told = False
+
+    def due(self, step: int) -> bool:
+        """Whether they are to be compared after so many steps."""
+        return step % self._interval == 0 or (step < self._interval and step & (step - 1) == 0)
+
+    def measure(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """`weights/changed_share`: of the weights, those that are stored otherwise than when this process
+        started. `weights/arrived_share`: sum(d * D) / sum(D * D) over the changes D of the weights, and d of
+        what is stored of them; 1 if nothing is lost. `weights/served_kl`: KL(trained || served) of what comes
+        next, in nats a token, the mean over places of `samples` that are trained; both in float32."""
+        values = {**self._changes(), **self._divergence(samples)}
+        kl = values.get("weights/served_kl", 0.0)
+        if kl > MUCH and not self._told:
+            self._told = True
+            logger.warning(
+                "The engines do not sample with what is trained: rounding the weights for them leaves "
+                "%.0f %% of the change, and a KL divergence of %.2g nats a token. Let them have float32 "
+                '(trainer.weights.dtype = "float32", inference.model.dtype = "float32"), or set '
+                'trainer.weights.rounding = "stochastic"; docs/precision.md has what each costs and brings.',
+                100 * values.get("weights/arrived_share", 0.0),
+                kl,
+            )
+        return values
+
+    def _sample(self) -> tuple[Tensor, Tensor]:
+        """Some of the weights, as they are trained and as they are stored, float32 on the CPU."""
+        trained, stored = [], []
+        for name, parameter in self._policy.trainable.items():
+            values = parameter.detach()
+            trained.append(values.flatten()[:: self._stride].float().cpu())
+            stored.append(self._store(name, values).flatten()[:: self._stride].float().cpu())
+        return torch.cat(trained), torch.cat(stored)
+
+    def _changes(self) -> dict[str, float]:
+        trained, stored = self._sample()
+        change, arrived = trained - self._first[0], stored - self._first[1]
+        found = {"weights/changed_share": float((arrived != 0).double().mean())}
+        size = float(change.double().square().sum())
+        return found | (
+            {"weights/arrived_share": float((change * arrived).double().sum()) / size} if size else {}
+        )
+
+    @torch.no_grad()
+    def _divergence(self, samples: Sequence[Sample]) -> dict[str, float]:
+        model, device = self._policy.model, self._policy.device
+        exact = Policy(PolicyModule(model, compute_dtype=torch.float32, flash=False), device)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        total, places = 0.0, 0
+        training = model.training
+        model.eval()
+        for sample in [s for s in samples if s.loss_mask[:_CONTEXT].any()][:_SAMPLES]:
+            before = _expected(exact, sample, exact.head_weight)
+            with _as_stored(model, names, self._store):
+                head = self._store(names[id(exact.head_weight)], exact.head_weight).float()
+                after = _expected(exact, sample, head)
+            total += float((before.exp() * (before - after)).sum(-1).double().sum())
+            places += len(before)
+        model.train(training)
+        return {"weights/served_kl": max(0.0, total / places)} if places else {}  # rounding may make it less
+
+
+def _expected(policy: Policy, sample: Sample, head: Tensor) -> Tensor:
+    """Log-probs float32 [places, vocabulary] of what comes next where a sample is trained."""
+    ids = torch.from_numpy(sample.token_ids[:_CONTEXT]).long().to(policy.device)
+    places = torch.from_numpy(sample.loss_mask[:_CONTEXT]).nonzero()[:_POSITIONS, 0].to(policy.device) - 1
+    hidden = policy.hidden_states(ids, [len(ids)])[places]
+    return (hidden @ head.T).float().log_softmax(-1)
+
+
+@contextmanager
+def _as_stored(model: nn.Module, names: Mapping[int, str], store: Store) -> Iterator[None]:
+    """Within it every module computes with its parameters as they are stored. One module's are there at a
+    time, so this takes no second model."""
+    kept: dict[nn.Parameter, Tensor] = {}
+
+    def before(module: nn.Module, inputs: Any) -> None:
+        del inputs
+        for parameter in module.parameters(recurse=False):
+            kept[parameter] = parameter.data
+            parameter.data = store(names[id(parameter)], parameter.data).to(parameter.dtype)
+
+    def after(module: nn.Module, inputs: Any, output: Any) -> None:
+        del inputs, output
+        restore(module.parameters(recurse=False))
+
+    def restore(parameters: Iterator[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter in kept:
+                parameter.data = kept.pop(parameter)
+
+    hooks = []
+    for module in model.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            hooks += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        restore(iter(list(kept)))

@@ -1,0 +1,189 @@
+"""All that training goes on from: copied in one moment, written later, and read by any number of ranks.
+
+The trainer's part of a checkpoint has `model/` (Hugging Face, float32) or `adapter/` (peft),
+`optimizer.safetensors`, `random.safetensors` and `progress.json`. Of a model that ranks divide, model and
+optimizer are in `shards/`, and `model/` has all but the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from buckeye.base.faults import fault_point
+from buckeye.errors import CheckpointError
+from buckeye.trainer.learner import Learner, Progress
+from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, has_adapter, save_weights
+from buckeye.trainer.output.export import save_model_config
+from buckeye.trainer.parallel.fsdp import gather, shard_like
+from buckeye.trainer.parallel.ranks import Ranks
+from buckeye.trainer.parallel.shards import Piece, divides, own_pieces, read_like
+from buckeye.transport.checkpoint.shards import MODEL_DIRECTORY, MODEL_PREFIX, has_shards, read_shards
+
+# The generators of random numbers of this process, as tensors: torch's, numpy's and Python's.
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """All that `set_random_state` needs, copied. Of CUDA it is the generator of `device`."""
+    numpy = np.random.get_state(legacy=False)
+    assert isinstance(numpy, dict)
+    version, words, gauss = random.getstate()
+    states = {
+        "cpu": torch.get_rng_state(),
+        "numpy": torch.from_numpy(numpy["state"]["key"].astype(np.int64)),
+        "numpy.rest": torch.tensor(
+            [numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"]], dtype=torch.float64
+        ),
+        "python": torch.tensor([version, *words], dtype=torch.int64),
+        "python.gauss": torch.tensor(math.nan if gauss is None else gauss, dtype=torch.float64),
+    }
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Take over what `random_state` returned, maybe on another kind of device."""
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+    if "numpy" not in states:  # an earlier version kept torch's only
+        return
+    position, has_gauss, spare = states["numpy.rest"].tolist()
+    np.random.set_state(
+        {
+            "bit_generator": "MT19937",
+            "state": {"key": states["numpy"].numpy().astype(np.uint32), "pos": int(position)},
+            "has_gauss": int(has_gauss),
+            "gauss": spare,
+        }
+    )
+    version, *words = states["python"].tolist()
+    gauss = float(states["python.gauss"])
+    random.setstate((version, tuple(words), None if math.isnan(gauss) else gauss))
+
+
+# All that training goes on from: copied in one moment, written later, and read by any number of ranks.
+
+OPTIMIZER_PREFIX = "optimizer/"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Captured:
+    """The state after a step, in main memory. `model` and `optimizer` are whole tensors by their names, on
+    the first rank; of a model that is `divided`, every rank has `pieces` of both instead, if it is the first
+    to have any. `random` is of all ranks."""
+
+    progress: Progress
+    random: Mapping[str, Tensor]
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    pieces: Mapping[str, Piece]
+    divided: bool
+
+
+def capture_state(learner: Learner) -> Captured:
+    """Copy the present state, so that training may go on. All ranks must call it."""
+    random = _random_of_all(learner.ranks, learner.policy.device)
+    model, optimizer = learner.stored_tensors(), learner.optimizer.state()
+    if divides(learner.ranks) and not has_adapter(learner.policy.model):
+        named = {f"{MODEL_PREFIX}{name}": tensor for name, tensor in model.items()}
+        named |= {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in optimizer.items()}
+        pieces = own_pieces(named, learner.ranks)
+        return Captured(
+            progress=learner.progress, random=random, model={}, optimizer={}, pieces=pieces, divided=True
+        )
+    return Captured(
+        progress=learner.progress,
+        random=random,
+        model=gather(model, keep=learner.ranks.first, dtype=torch.float32, copy=True),
+        optimizer=gather(optimizer, keep=learner.ranks.first, copy=True),
+        pieces={},
+        divided=False,
+    )
+
+
+def write_state(learner: Learner, directory: Path, captured: Captured) -> None:
+    """Write what the first rank writes of a captured state, all but the shards."""
+    model, tokenizer = learner.policy.model, learner.tokenizer_files
+    if captured.divided:
+        save_model_config(model, tokenizer, directory / MODEL_DIRECTORY, dtype=torch.float32)
+    else:
+        name = ADAPTER_DIRECTORY if has_adapter(model) else MODEL_DIRECTORY
+        save_weights(model, tokenizer, directory / name, dtype=torch.float32, tensors=captured.model)
+        fault_point("checkpoint.files")
+        save_file(dict(captured.optimizer), directory / "optimizer.safetensors")
+    save_file(dict(captured.random), directory / "random.safetensors")
+    progress = json.dumps(asdict(captured.progress))
+    (directory / "progress.json").write_text(progress, encoding="utf-8")
+
+
+def load_state(
+    learner: Learner,
+    directory: Path,
+    *,
+    skip_progress: bool = False,
+    skip_schedule: bool = False,
+    skip_data: bool = False,
+) -> None:
+    """Take over what a checkpoint's trainer part has, but for the model. It does not matter how many ranks
+    wrote it.
+
+    The arguments start the counts of tokens and samples, the schedule, or the data anew.
+    """
+    try:
+        progress = Progress(**json.loads((directory / "progress.json").read_text(encoding="utf-8")))
+        learner.optimizer.load_state(_read_optimizer(learner, directory))
+        _set_random(load_file(directory / "random.safetensors"), learner)
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"The trainer's state in {directory} cannot be read ({error}).") from error
+    anew = {
+        **({"tokens": 0, "samples": 0, "skipped": 0} if skip_progress else {}),
+        **({"schedule_step": 0} if skip_schedule else {}),
+        **({"data_position": 0} if skip_data else {}),
+    }
+    learner.progress = replace(progress, **anew)
+
+
+def _read_optimizer(learner: Learner, directory: Path) -> dict[str, Tensor]:
+    """This rank's part of the optimizer's state, read one tensor at a time."""
+    parameters = learner.policy.trainable
+    if has_shards(directory):
+        return {
+            name.removeprefix(OPTIMIZER_PREFIX): read_like(
+                stored, name, parameters.get(name.removeprefix(OPTIMIZER_PREFIX).rpartition("/")[0])
+            )
+            for name, stored in read_shards(directory).items()
+            if name.startswith(OPTIMIZER_PREFIX)
+        }
+    with safe_open(directory / "optimizer.safetensors", "pt") as file:
+        tensors = ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118, it is no mapping
+        return {key: shard_like(tensor, parameters.get(key.rpartition("/")[0])) for key, tensor in tensors}
+
+
+def _random_of_all(ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
+    return {
+        f"{rank}/{name}": state
+        for name, tensor in random_state(device).items()
+        for rank, state in enumerate(ranks.gather(tensor))
+    }
+
+
+def _set_random(states: Mapping[str, Tensor], learner: Learner) -> None:
+    """Each rank goes on with its own generators; one that was not there then, with those of another."""
+    if "cpu" in states:  # of a version that kept one rank's, and torch's only
+        states = {f"0/{key}": value for key, value in states.items()}
+    written_by = 1 + max(int(key.partition("/")[0]) for key in states)
+    prefix = f"{learner.ranks.rank % written_by}/"
+    own = {key.removeprefix(prefix): value for key, value in states.items() if key.startswith(prefix)}
+    set_random_state(own, learner.policy.device)

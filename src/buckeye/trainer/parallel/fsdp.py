@@ -1,0 +1,187 @@
+"""Dividing a model among ranks: FSDP2 (fully sharded data parallel), its replicas, and tensor parallelism.
+
+Every layer is a unit: its parameters are gathered before it runs and its gradients are summed, each rank
+keeping its shard (Zhao et al. 2023, arXiv 2304.11277). With tensor parallelism the ranks of a group also
+divide the heads and the inner dimension of every layer (Shoeybi et al. 2019, arXiv 1909.08053); embeddings,
+norms and the output projection are computed by each of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from buckeye.config.trainer import ModelConfig
+from buckeye.errors import UsageError
+from buckeye.trainer.model.policy import Policy
+from buckeye.trainer.parallel.ranks import REPLICATE, SHARD, TENSOR, Ranks
+
+logger = logging.getLogger(__name__)
+
+_TENSOR_PLAN: dict[str, type[ParallelStyle]] = {
+    "self_attn.q_proj": ColwiseParallel,
+    "self_attn.k_proj": ColwiseParallel,
+    "self_attn.v_proj": ColwiseParallel,
+    "self_attn.o_proj": RowwiseParallel,
+    "mlp.gate_proj": ColwiseParallel,
+    "mlp.up_proj": ColwiseParallel,
+    "mlp.down_proj": RowwiseParallel,
+}
+
+# It explains at every first gathering of a matrix that is sharded twice that this takes two collectives.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+
+
+def shard_policy(policy: Policy, model: ModelConfig, ranks: Ranks) -> None:
+    """Divide the policy's parameters among the ranks, in place; call before its optimizer is made.
+
+    Gradients are then the sums over all ranks' shares. Every forward and backward pass is a collective: all
+    ranks must make equally many. Raises `UsageError` for a model that tensor parallelism does not fit.
+    """
+    mesh = ranks.mesh
+    if model.fsdp_cpu_offload and not offloads(model, policy.device):
+        logger.warning("fsdp_cpu_offload changes nothing on a CPU: all is in main memory.")
+    if mesh is None:
+        return
+    layers = list(policy.model.base_model.layers)
+    if mesh[TENSOR].size() > 1:
+        _check_tensor_parallel(policy, mesh[TENSOR].size())
+        for layer in layers:
+            if policy.model.device.type != "meta":
+                layer.to(policy.device)
+            plan = {name: style() for name, style in _TENSOR_PLAN.items()}
+            parallelize_module(layer, mesh[TENSOR], plan, src_data_rank=None)
+    data = mesh[REPLICATE, SHARD] if mesh[REPLICATE].size() > 1 else mesh[SHARD]
+    for layer in layers:
+        _shard_unit(layer, data, policy, model, reshard=model.reshard_after_forward)
+    _shard_unit(policy.module, data, policy, model, reshard=None)
+    register_fsdp_forward_method(policy.module, "hidden_states")
+    logger.info(
+        "Model divided among %d ranks: %d replicas of %d shards, tensor parallel over %d",
+        ranks.count,
+        *(mesh[name].size() for name in (REPLICATE, SHARD, TENSOR)),
+    )
+
+
+def offloads(model: ModelConfig, device: torch.device) -> bool:
+    """Whether shards are kept in main memory: where that is not the device's own."""
+    return model.fsdp_cpu_offload and device.type == "cuda"
+
+
+def _shard_unit(
+    unit: nn.Module, mesh: DeviceMesh, policy: Policy, model: ModelConfig, *, reshard: bool | None
+) -> None:
+    low = policy.compute_dtype if policy.compute_dtype != torch.float32 else None
+    fully_shard(
+        unit,
+        mesh=mesh,
+        reshard_after_forward=reshard,
+        mp_policy=MixedPrecisionPolicy(
+            param_dtype=low, reduce_dtype=getattr(torch, model.reduce_dtype), cast_forward_inputs=False
+        ),
+        offload_policy=CPUOffloadPolicy() if offloads(model, policy.device) else OffloadPolicy(),
+    )
+    assert isinstance(unit, FSDPModule)
+    unit.set_force_sum_reduction_for_comms(True)  # not NCCL's multiply-and-sum, which gloo lacks
+    unit.set_gradient_divide_factor(1.0)
+
+
+def _check_tensor_parallel(policy: Policy, ranks: int) -> None:
+    config = policy.model.config
+    absent = [
+        name
+        for name in _TENSOR_PLAN
+        if not all(_is_linear(layer, name) for layer in policy.model.base_model.layers)
+    ]
+    if absent:
+        raise UsageError(
+            f"trainer.model.tp = {ranks} needs a dense Qwen or Llama model: the layers of this one "
+            f"({config.model_type}) have no linear {', '.join(absent)}. Set tp = 1."
+        )
+    sizes = {
+        "attention heads": config.num_attention_heads,
+        "key-value heads": config.num_key_value_heads,
+        "intermediate units": config.intermediate_size,
+    }
+    uneven = [f"{size} {name}" for name, size in sizes.items() if size % ranks]
+    if uneven:
+        raise UsageError(
+            f"trainer.model.tp = {ranks} does not divide the model's {' and '.join(uneven)}. "
+            "Set tp to a number that does, or to 1."
+        )
+
+
+def _is_linear(layer: nn.Module, name: str) -> bool:
+    try:
+        return isinstance(layer.get_submodule(name), nn.Linear)
+    except AttributeError:
+        return False
+
+
+def settle(policy: Policy) -> None:
+    """Let go of the parameters that a forward pass without a backward pass has left gathered, so that the
+    policy's parameters are this rank's shards again."""
+    for module in policy.module.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def gather(
+    tensors: Mapping[str, Tensor], *, keep: bool, dtype: torch.dtype | None = None, copy: bool = False
+) -> dict[str, Tensor]:
+    """Every tensor whole and in main memory, floating-point ones as `dtype`. One is gathered after the other,
+    so that a rank that does not `keep` them never has more than one, and returns none. With `copy` none of
+    them changes when the original does.
+
+    All ranks must call it alike. A tensor under two names is one tensor afterwards too.
+    """
+    gathered: dict[int, Tensor] = {}
+    for tensor in tensors.values():
+        if id(tensor) not in gathered:
+            full = whole(tensor)
+            gathered[id(tensor)] = _stored(full, dtype, copy=copy) if keep else full.new_empty(0)
+    return {name: gathered[id(tensor)] for name, tensor in tensors.items()} if keep else {}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor gathered from the ranks that it is divided among, which all call it; any other as it is."""
+    tensor = tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return tensor.to(tensor.device_mesh.device_type).full_tensor()  # a shard in main memory cannot be sent
+
+
+def _stored(tensor: Tensor, dtype: torch.dtype | None, *, copy: bool) -> Tensor:
+    wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    if wanted.itemsize < tensor.dtype.itemsize:
+        return tensor.to(wanted).cpu().contiguous()  # in this order half as much comes from a GPU
+    return tensor.to("cpu", wanted, copy=copy).contiguous()
+
+
+def shard_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
+    """This rank's shard of a whole tensor that belongs to `parameter` and has its shape; any other tensor, or
+    one of a parameter that is not divided, as it is."""
+    if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
+        return tensor
+    mesh = parameter.device_mesh
+    shard = distribute_tensor(tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
+    return shard.to(parameter.device)

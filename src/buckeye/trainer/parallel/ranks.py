@@ -1,0 +1,225 @@
+"""The ranks of a trainer: several processes that each compute a share of every step's gradient.
+
+The loss is divided by a count over the whole batch before it is differentiated, so gradients are *summed*
+over ranks, never averaged.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from buckeye.base.disk import Writing
+from buckeye.base.process import STORE_VARIABLE, run_identity, stop_requested
+from buckeye.base.storage import private_folder
+from buckeye.config.trainer import ModelConfig
+from buckeye.errors import UsageError
+
+REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process's place among the trainer's processes. With one rank no method communicates.
+
+    `mesh` [replicate, shard, tensor] is how the ranks divide the model; None if each holds the whole. Ranks
+    that differ only in their place along `tensor` compute the same samples together.
+    """
+
+    rank: int
+    count: int
+    device: torch.device
+    mesh: DeviceMesh | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes files."""
+        return self.rank == 0
+
+    @property
+    def shares(self) -> int:
+        """Into how many shares the samples of a step are divided."""
+        return self.count if self.mesh is None else self.count // self.mesh[TENSOR].size()
+
+    @property
+    def share(self) -> int:
+        """Which of them this rank computes."""
+        return self.rank // (self.count // self.shares)
+
+    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Each value summed over the shares, in float64. All ranks pass the same keys in one order; ranks of
+        one share have computed the same values, which count once."""
+        if self.count == 1:
+            return dict(values)
+        tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
+        if self.rank % (self.count // self.shares):
+            tensor.zero_()
+        dist.all_reduce(tensor)
+        return dict(zip(values, tensor.tolist(), strict=True))
+
+    def max(self, value: int) -> int:
+        """The largest of the ranks' values."""
+        if self.count == 1:
+            return value
+        tensor = torch.tensor(value, device=self.device)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return int(tensor)
+
+    def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The largest of the ranks' values, each by itself. All ranks pass the same keys in one order."""
+        if self.count == 1:
+            return dict(values)
+        tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return dict(zip(values, tensor.tolist(), strict=True))
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all ranks, by rank, in main memory. All pass one of the same shape and type."""
+        if self.count == 1:
+            return [tensor]
+        mine = tensor.to(self.device)
+        found = [torch.empty_like(mine) for _ in range(self.count)]
+        dist.all_gather(found, mine)
+        return [each.cpu() for each in found]
+
+    def leave(self) -> None:
+        """End the communication; call once, when all ranks do."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def local_rank() -> int:
+    """Which of its node's visible GPUs this process takes (`LOCAL_RANK`)."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+_QUEUED = 1024
+
+
+def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: float) -> Ranks:
+    """Meet the other ranks where `torchrun`'s variables say: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`,
+    `MASTER_PORT`; and divide the model among them as its settings say.
+
+    Raises `UsageError` if the ranks cannot be divided so. A rank that does not answer a collective within
+    `timeout_seconds` ends this process with torch's error.
+    """
+    rank, count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    copies = model.dp_replicate * model.tp
+    if count % copies:
+        raise UsageError(
+            f"{count} trainer ranks cannot be divided into dp_replicate = {model.dp_replicate} replicas of "
+            f"tp = {model.tp} tensor-parallel ranks: start a multiple of {copies}, or change trainer.model."
+        )
+    sharded = _is_sharded(model, count, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # what NCCL, shards and kernels that are told no device take
+    if count > 1:
+        if os.environ.get("MASTER_ADDR") == "127.0.0.1" and sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # needs no name of this host
+        timeout = timedelta(seconds=timeout_seconds)
+        dist.init_process_group(
+            _backend(device),
+            store=_meeting(rank, count, timeout),
+            rank=rank,
+            world_size=count,
+            timeout=timeout,
+        )
+    elif sharded:
+        dist.init_process_group(_backend(device), store=dist.HashStore(), rank=0, world_size=1)
+    return Ranks(rank, count, device, _make_mesh(model, count, device) if sharded else None)
+
+
+def _meeting(rank: int, count: int, timeout: timedelta) -> dist.Store:
+    """Where ranks tell each other their addresses: a file, for those of one host that `rl` starts, which
+    nobody else reaches; between hosts a server of rank 0 on `MASTER_ADDR` alone. (torch's own listens on all
+    addresses, and asks nobody who he is.)"""
+    name = os.environ.get(STORE_VARIABLE)
+    if name is not None:
+        file = private_folder("stores") / f"{name}-{run_identity().attempt}"
+        store: dist.Store = dist.FileStore(str(file), count)
+        store.set_timeout(timeout)
+        return store
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    serves = rank == 0 and not os.environ.get("TORCHELASTIC_RUN_ID")  # torchrun serves it itself
+    listener = _listen(address, port) if serves else None
+    return dist.TCPStore(
+        address,
+        port,
+        world_size=count,
+        is_master=serves,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(place)
+        listener.listen(_QUEUED)
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"Rank 0 cannot listen on MASTER_ADDR {address}, port {port} ({error.strerror}): it is to be an "
+            "address of this host, and the port free."
+        ) from None
+    return listener
+
+
+def _backend(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def _is_sharded(model: ModelConfig, count: int, device: torch.device) -> bool:
+    """Whether the ranks divide the model between them; a model in main memory need not be."""
+    if model.tp > 1 or model.dp_replicate > 1 or model.sharding == "full":
+        return True
+    on_gpu = device.type == "cuda"
+    return model.sharding == "auto" and on_gpu and (count > 1 or model.fsdp_cpu_offload)
+
+
+def _make_mesh(model: ModelConfig, count: int, device: torch.device) -> DeviceMesh:
+    groups = count // model.tp
+    replicas = groups if model.sharding == "none" else model.dp_replicate
+    shape = (replicas, groups // replicas, model.tp)
+    return init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD, TENSOR))
+
+
+# Writing on one rank while the others wait for it, for as long as it takes.
+
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.5
+_DONE, _WAIT, _STOP = range(3)
+
+
+def write_together(ranks: Ranks, writing: Writing[T]) -> None:
+    """Write on the first rank, as soon as there is room; all ranks must call it, and return together.
+
+    None of them is in a collective during a wait for disk space, which may last longer than a collective may.
+    Raises DiskFullError as `write_when_room` does.
+    """
+    with writing:
+        while (verdict := ranks.max(_attempt(writing) if ranks.first else _DONE)) == _WAIT:
+            time.sleep(_POLL_SECONDS)
+    if verdict == _STOP:
+        raise writing.stopped()
+
+
+def _attempt(writing: Writing[T]) -> int:
+    if writing.attempt():
+        return _DONE
+    return _STOP if stop_requested() else _WAIT

@@ -1,0 +1,407 @@
+"""A small run that is struck again and again, and what must be true of it at the end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from buckeye.base.storage import step_directories, write_file
+from buckeye.monitor.metrics import read_run
+from buckeye.transport.checkpoint import list_checkpoints, read_orchestrator_state, verify_checkpoint
+from buckeye.transport.weights import verify_weights
+
+TASKS, GROUPS, GROUP_SIZE = 12, 3, 2
+EPOCH = TASKS // GROUPS
+"""Steps in which every task is trained on once."""
+
+ENVIRONMENT = f'''
+"""A reward that hardly two replies share. Nobody plays when the weights are newer than the file `limit`
+allows, so that a fast machine does not finish before it was struck."""
+
+import asyncio
+from pathlib import Path
+
+from buckeye.envs.base import Outcome, Task
+
+
+def may_play():
+    versions = [int(path.name[5:]) for path in Path("out/weights").glob("step_*")]
+    try:
+        return max(versions) <= int(Path("limit").read_text())
+    except FileNotFoundError:
+        return True
+
+
+class Chaos:
+    name = "chaos"
+
+    def tasks(self, split):
+        prompts = [{{"role": "user", "content": f"say {{i}}"}} for i in range({TASKS})]
+        return [Task(id=f"{{split}}-{{i}}", messages=(p,)) for i, p in enumerate(prompts)]
+
+    async def rollout(self, task, policy):
+        while not may_play():
+            await asyncio.sleep(0.05)
+        reply = await policy.chat(list(task.messages))
+        return Outcome(reward=sum(reply.text.encode()) % 97 / 97)
+
+
+def load_environment():
+    return Chaos()
+'''
+
+ROLES = ("trainer", "orchestrator", "inference")
+WORKER = "environment worker"
+_POLL_SECONDS = 0.1
+_KILLED = -signal.SIGKILL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strike:
+    """When `step` steps are trained, and `delay` seconds later, `deed` to the process `victim`."""
+
+    step: int
+    delay: float
+    victim: str
+    deed: signal.Signals
+
+
+def strikes(
+    seed: int,
+    count: int,
+    *,
+    steps: int,
+    deeds: Sequence[signal.Signals],
+    victims: Sequence[str] = ("supervisor", *ROLES),
+) -> list[Strike]:
+    """Random ones, in the order in which they come. A third come soon after the one before, while the run
+    still recovers; none comes when it is about to end."""
+    rng = random.Random(seed)
+    moments = sorted(rng.randrange(steps * 4 // 5) for _ in range(count))
+    found: list[Strike] = []
+    for moment in moments:
+        soon = found and rng.random() < 1 / 3
+        found.append(
+            Strike(
+                step=found[-1].step if soon else moment,
+                delay=rng.uniform(0, 8) if soon else rng.uniform(0, 1),
+                victim=rng.choice(victims),
+                deed=rng.choice(deeds),
+            )
+        )
+    return found
+
+
+class ChaosRun:
+    """`rl` on a tiny model in a directory of its own, started again with `--resume` whenever the supervisor
+    was killed. `faults` is a value of BUCKEYE_FAULTS; with `workers` the environment plays in so many
+    processes of its own."""
+
+    def __init__(
+        self, root: Path, model: Path, *, steps: int, level: int, faults: str = "", workers: int = 0
+    ) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "chaos.py").write_text(ENVIRONMENT)
+        (root / "runtime").mkdir(mode=0o700)
+        (root / "faults").mkdir()
+        self.root, self.steps, self._model, self._level = root, steps, model, level
+        self._workers = workers
+        self.output = root / "out"
+        self.env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("PRIME_", "BUCKEYE_"))},
+            "HF_HUB_OFFLINE": "1",
+            "XDG_RUNTIME_DIR": str(root / "runtime"),
+        }
+        if faults:
+            self.env |= {"BUCKEYE_FAULTS": faults, "BUCKEYE_FAULTS_DONE": str(root / "faults")}
+        self.struck: Counter[str] = Counter()
+        self._urls: set[str] = set()
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def argv(self, *words: str) -> list[str]:
+        """The command that starts the run."""
+        settings = {
+            "--model.name": self._model,
+            "--max-steps": self.steps,
+            "--max-async-level": self._level,
+            "--orchestrator.env.0.id": "chaos.py",
+            "--orchestrator.batch-size": GROUPS * GROUP_SIZE,
+            "--orchestrator.rollouts-per-example": GROUP_SIZE,
+            "--orchestrator.seq-len": 64,
+            "--orchestrator.sampling.max-tokens": 6,
+            "--trainer.optim.lr": "1e-2",
+            "--trainer.loss.kl-tau": "1e-30",  # so that samples without advantage are trained on, too
+            "--trainer.ckpt.interval": 2,
+            "--supervision.heartbeat-timeout": 5,
+            "--supervision.start-timeout": 60,
+            "--supervision.max-restarts": 1000,
+            "--inference": "{}",
+            "--output-dir": "out",
+        }
+        if self._workers:
+            settings |= {
+                "--orchestrator.env.0.isolation": "process",
+                "--orchestrator.env.0.workers": self._workers,
+            }
+        flat = [str(word) for pair in settings.items() for word in pair]
+        return [sys.executable, "-m", "buckeye", "rl", *flat, *words]
+
+    # --- what happens to it ---
+
+    def start(self, *words: str) -> None:
+        """Start it, or start it again."""
+        with (self.root / "printed").open("ab") as out:
+            self._running = subprocess.Popen(
+                self.argv(*words), cwd=self.root, env=self.env, stdout=out, stderr=subprocess.STDOUT
+            )
+
+    def finish(self, plan: Sequence[Strike] = (), *, limit: float) -> None:
+        """Start it, strike as planned, and wait at most `limit` seconds for its end. It gets hardly beyond
+        the step of the next strike before that has come."""
+        allowed = self.root / "limit"
+        if plan:
+            write_file(allowed, str(plan[0].step + 1))
+        self.start()
+        deadline = time.monotonic() + limit
+        for strike in plan:
+            write_file(allowed, str(strike.step + 1))
+            self._until(lambda step=strike.step: self.trained() >= step, f"step {strike.step}", deadline)
+            self._until_time(time.monotonic() + strike.delay)
+            self._strike(strike, deadline)
+        allowed.unlink(missing_ok=True)
+        self._until(lambda: not self._alive(), "the end of the run", deadline)
+        assert self._process.returncode == 0, self.printed()
+
+    def kill_everything(self) -> None:
+        """SIGKILL to every process of the run, the supervisor first."""
+        family = [psutil.Process(self._process.pid), *self.children()]
+        for process in family:
+            _signal(process, signal.SIGKILL)
+        self._process.wait()
+        psutil.wait_procs(family[1:], timeout=30)
+
+    def until_trained(self, step: int, *, limit: float) -> None:
+        """Wait for so many steps."""
+        self._until(lambda: self.trained() >= step, f"step {step}", time.monotonic() + limit)
+
+    def until_fault(self, *, limit: float) -> None:
+        """Wait until one of the faults has happened."""
+        self._until(lambda: self.faults() > 0, "a fault", time.monotonic() + limit)
+
+    def until_ended(self, *, limit: float) -> int:
+        """Wait for the end of the supervisor; its exit code."""
+        return self._process.wait(limit)
+
+    def _strike(self, strike: Strike, deadline: float) -> None:
+        if strike.victim == "supervisor":
+            self._strike_supervisor(strike.deed)
+        else:  # it may be about to be started again
+            self._until(lambda: self._find(strike.victim), f"a process to strike ({strike})", deadline)
+            for process in self._find(strike.victim):
+                _signal(process, strike.deed)
+        self.struck[f"{strike.victim} {strike.deed.name}"] += 1
+
+    def _find(self, role: str) -> list[psutil.Process]:
+        if role == WORKER:
+            return self.environment_workers()[:1]
+        return [process for process in self.children() if role in _words(process)]
+
+    def _strike_supervisor(self, deed: signal.Signals) -> None:
+        self._process.send_signal(deed)
+        if deed == signal.SIGSTOP:
+            time.sleep(2.0)
+            self._process.send_signal(signal.SIGCONT)
+
+    def _until(self, condition, what: str, deadline: float) -> None:
+        while not condition():
+            assert time.monotonic() < deadline, f"{what} did not come in time\n{self.printed()}"
+            self._go_on()
+            time.sleep(_POLL_SECONDS)
+            if not self._alive() and self._process.returncode == 0:
+                assert condition(), f"the run ended before {what}"
+
+    def _until_time(self, moment: float) -> None:
+        while time.monotonic() < moment:
+            time.sleep(_POLL_SECONDS)
+
+    def _go_on(self) -> None:
+        """Start the run again if its supervisor was killed, by a strike or by a fault."""
+        self._remember_servers()
+        code = self._process.poll()
+        if code == _KILLED:
+            self.start("--resume")
+        else:
+            assert code in (None, 0), self.printed()
+
+    # --- what can be seen of it ---
+
+    @property
+    def _process(self) -> subprocess.Popen[bytes]:
+        assert self._running is not None
+        return self._running
+
+    def _alive(self) -> bool:
+        return self._process.poll() is None
+
+    def children(self) -> list[psutil.Process]:
+        """The processes of its roles, whoever started them."""
+        configs = str(self.output / "configs")
+        return [p for p in psutil.process_iter() if any(configs in word for word in _words(p))]
+
+    def environment_workers(self) -> list[psutil.Process]:
+        """The processes in which its environment plays."""
+        return [p for p in psutil.process_iter() if _is_worker(p, self.root)]
+
+    def trained(self) -> int:
+        """How many steps are trained, as far as they count."""
+        return max(read_run(self.output / "metrics.jsonl").of("trainer"), default=-1) + 1
+
+    def printed(self) -> str:
+        """The last of what the supervisors have printed."""
+        return (self.root / "printed").read_text()[-6000:]
+
+    def final_weights(self) -> bytes:
+        """The trained model."""
+        return (self.output / "weights" / f"step_{self.steps}" / "model.safetensors").read_bytes()
+
+    def events(self) -> Counter[str]:
+        """How often what happened to it, from its journal."""
+        lines = (self.output / "events.jsonl").read_text().splitlines()
+        return Counter(json.loads(line)["event"] for line in lines)
+
+    def faults(self) -> int:
+        """How many of the faults have happened."""
+        return len(list((self.root / "faults").iterdir()))
+
+    def newest_checkpoint(self) -> int:
+        """The step of the one that a resume starts from."""
+        return list_checkpoints(self.output / "checkpoints")[-1].step
+
+    def resumed_steps(self) -> list[int]:
+        """The steps that the attempts after the first began with."""
+        attempts = json.loads((self.output / "run.json").read_text())["attempts"]
+        return [attempt["resumed_step"] for attempt in attempts[1:]]
+
+    def rollouts(self, step: int) -> list[dict]:
+        """The records of a step's rollouts."""
+        path = self.output / "rollouts" / f"step_{step}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def _remember_servers(self) -> None:
+        try:
+            config = json.loads((self.output / "configs" / "orchestrator.json").read_text())
+        except FileNotFoundError:
+            return
+        self._urls.update(config["client"]["base_url"])
+
+    # --- what must be true of it at the end ---
+
+    def check(self) -> None:
+        """All of it."""
+        self.check_training()
+        self.check_files()
+        self.check_nothing_is_left()
+
+    def check_training(self) -> None:
+        """Every task was trained on exactly as often as there were epochs, and what was trained on is what
+        was recorded."""
+        trainer = read_run(self.output / "metrics.jsonl").of("trainer")
+        assert sorted(trainer) == list(range(self.steps))
+        tasks: Counter[str] = Counter()
+        groups: list[int] = []
+        for step in range(self.steps):
+            rollouts = self.rollouts(step)
+            assert all(r["error"] is None for r in rollouts)
+            assert trainer[step]["samples"] == len(rollouts) == GROUPS * GROUP_SIZE
+            assert trainer[step]["samples_left_out"] == 0
+            assert trainer[step]["trained_tokens"] == sum(r["completion_tokens"] for r in rollouts)
+            of_group = {r["group"]: r["task_id"] for r in rollouts}
+            groups += of_group
+            tasks.update(of_group.values())
+        assert sorted(groups) == list(range(GROUPS * self.steps))
+        assert tasks == {f"train-{i}": self.steps // EPOCH for i in range(TASKS)}
+        state = read_orchestrator_state(list_checkpoints(self.output / "checkpoints")[-1])
+        assert (state["step"], state["problems"]) == (self.steps, GROUPS * self.steps)
+
+    def check_files(self) -> None:
+        """What is there is whole."""
+        assert self.newest_checkpoint() == self.steps
+        for info in list_checkpoints(self.output / "checkpoints"):
+            verify_checkpoint(info)
+        published = step_directories(self.output / "weights")
+        assert max(published) == self.steps
+        for directory in published.values():
+            verify_weights(directory)
+        for path in self.output.rglob("*.json"):
+            json.loads(path.read_text())
+        torn = [path for path in self.output.rglob("*.jsonl") for line in _lines(path) if not _is_json(line)]
+        assert {path.name for path in torn} <= {"metrics.jsonl", "events.jsonl"}  # a kill may tear a line
+
+    def check_nothing_is_left(self) -> None:
+        """No process, port, temporary file, lock or batch."""
+        assert self.children() == []
+        assert self.environment_workers() == []
+        for url in self._urls:
+            host, port = url.split("/")[2].split(":")
+            with socket.socket() as probe:
+                assert probe.connect_ex((host, int(port))) != 0, url
+        assert [p for p in self.output.rglob(".*") if ".tmp-" in p.name] == []
+        assert [p for p in self.output.rglob("*") if p.is_file() and _locked(p)] == []
+        assert [p for p in (self.root / "runtime").rglob("*") if p.is_file() and _locked(p)] == []
+        assert list((self.output / "batches").glob("step_*")) == []
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_worker(process: psutil.Process, root: Path) -> bool:
+    if not any(word.endswith("worker_side/main.py") for word in _words(process)):
+        return False
+    try:
+        return process.cwd() == str(root)
+    except psutil.Error:
+        return False
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def _locked(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

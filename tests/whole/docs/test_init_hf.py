@@ -1,0 +1,52 @@
+"""What docs/init.md and docs/hf.md show works as it stands, and their tables are complete."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.places import ROOT
+from typer.testing import CliRunner
+
+from buckeye.cli.app import app
+from buckeye.config.load import load_config
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye_mcp.environment import load_environment
+from buckeye_mcp.init.command import init_app
+from buckeye_mcp.tasks.lock import Lock, read_lock
+
+DOCS = ROOT / "docs"
+PAGES = {name: (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("init", "hf")}
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.S | re.M)
+
+
+@pytest.mark.parametrize(("page", "help_of"), [("init", (init_app, [])), ("hf", (app, ["hf"]))])
+def test_every_flag_of_the_page_exists(page, help_of):
+    printed = CliRunner().invoke(help_of[0], [*help_of[1], "--help"], terminal_width=200).output
+    for flag in set(re.findall(r"`(--[a-z-]+|-[a-z])\b", PAGES[page])):
+        assert flag in printed, flag
+
+
+def test_the_dataset_the_environment_and_the_lock_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (lock,) = blocks("hf", "yaml")
+    Path("buckeye.lock.yaml").write_text(lock)
+    task = {"prompt": "p", "evaluate_tool": {"name": "evaluate"}}
+    Path("tasks.json").write_text(json.dumps(task))
+    kept = next(line for line in blocks("hf", "bash")[0].splitlines() if "--no-push" in line)
+    done = CliRunner().invoke(app, kept.partition("#")[0].split()[1:], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert read_lock(Path("buckeye.lock.yaml")).primary_dataset.name == "my-tasks"
+    Path("configs").mkdir()
+    Path("configs/my-env.yaml").write_text("system_prompt: p\naction_mappings: {done: {_tool: null}}\n")
+    Path("orch.toml").write_text(blocks("hf", "toml")[0])
+    (env,) = load_config(OrchestratorConfig, ["@", "orch.toml"], {}).env
+    assert [one.id for one in load_environment(**env.args).tasks("train")] == ["task-0001"]
+
+
+def test_the_keys_of_the_lock_file_are_all_there():
+    for key in Lock.model_fields:
+        assert f"`{key}`" in PAGES["hf"], key

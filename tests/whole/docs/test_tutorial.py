@@ -1,0 +1,170 @@
+"""docs/tutorial.md, done as it is printed: the model gets better, and no key gets anywhere.
+
+Keys are planted wherever somebody may have them, and it is gone beyond the tutorial: a push to a hub, a model
+behind an address. No file, no log, no argument of any process has one of them, and each is sent to nobody but
+the one whose key it is.
+"""
+
+import base64
+import json
+import re
+from dataclasses import dataclass
+
+import pytest
+from tests.run.fake_hub import FakeHub
+from tests.whole.docs.blocks import blocks
+from tests.whole.docs.recorder import Recorder
+from tests.whole.docs.tutorial_run import RECORD, TUTORIAL, Place, record_of, shown
+
+ENVIRONMENT = {
+    "HF_TOKEN": "hf_plantedplantedplantedplantedplan1",
+    "WANDB_API_KEY": "planted2planted2planted2planted2planted2",
+    "GUESS_KEY": "planted-3-of-the-environment-variable",
+}
+DOTENV = {
+    "OPENAI_API_KEY": "sk-planted-4-in-the-folder-of-the-project",
+    "BUCKEYE_API_KEY": "planted-5-of-the-gateway",
+}
+HOME = {"PRIME_API_KEY": "pit_planted6planted6planted6planted6"}
+RECORDED = json.loads(RECORD.read_text(encoding="utf-8"))
+PLANTED = {**ENVIRONMENT, **DOTENV, **HOME}
+
+BEYOND = """\
+buckeye hf guess/tasks.json --name my-org/guess --yes
+buckeye auth status
+WITH="--arg taskset=guess-tasks --arg config_path=configs/guess.yaml"
+buckeye eval buckeye-vf-gym $WITH --model m --base-url {model}/v1 --output-dir evals/elsewhere
+buckeye rl status outputs/guess
+buckeye rl list
+buckeye rl logs outputs/guess
+buckeye rl --debug --provider prime --gpus 8xH100 --yes || true
+"""
+
+
+@dataclass
+class Done:
+    """The place after it all, and what the hub and the model were sent."""
+
+    place: Place
+    hub: FakeHub
+    model: Recorder
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    with FakeHub() as hub, Recorder() as model:
+        place = Place(tmp_path_factory.mktemp("tutorial"), HF_ENDPOINT=hub.url, **ENVIRONMENT)
+        for file, keys in dotenvs(place).items():
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("".join(f"{name}={value}\n" for name, value in keys.items()))
+            file.chmod(0o600)
+        place.tutorial(before_its_configuration=lambda: plant_in_tasks(place.folder / "guess" / "tasks.json"))
+        place.run(BEYOND.format(model=model.url))
+    return Done(place, hub, model)
+
+
+def dotenvs(place):
+    return {place.folder / ".env": DOTENV, place.home / ".buckeye" / ".env": HOME}
+
+
+def test_every_block_is_run_or_written():
+    kinds = {(block.language, bool(block.file)) for block in blocks(TUTORIAL.partition("\n## 2. ")[2])}
+    assert kinds == {("bash", False), ("python", True), ("toml", True)}
+    assert TUTORIAL.count("\n```") == 2 * (len(blocks(TUTORIAL)) + 1)  # and the installation
+
+
+def test_the_figures_of_the_page_are_those_of_its_record():
+    """And the rise can be told from noise: the intervals do not meet."""
+    for pattern, text in shown(RECORDED).items():
+        assert re.findall(pattern, TUTORIAL, re.S) == [text]
+    assert RECORDED["after"]["low"] > RECORDED["before"]["high"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7_200)
+def test_the_model_gets_better(done):
+    folder = done.place.folder
+    made = record_of(folder, day="")
+    assert made.keys() == RECORDED.keys()
+    assert abs(made["before"]["value"] - RECORDED["before"]["value"]) < 0.1
+    assert made["after"]["low"] > made["before"]["high"]
+    assert (folder / "outputs" / "guess" / "run.toml").is_file()
+    assert list((folder / "trained").glob("*.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7_200)
+def test_no_key_is_anywhere(done):
+    token, key = PLANTED["HF_TOKEN"], PLANTED["OPENAI_API_KEY"]
+    assert done.hub.tokens == {f"Bearer {token}"}
+    uploaded = [content for files in done.hub.files.values() for content in files.values()]
+    assert uploaded
+    assert any(key in request for request in done.model.sent)
+    root = done.place.root
+    places = {
+        "printed": [done.place.said],
+        "arguments": done.place.arguments,
+        "sent to the model": [request.replace(key, "") for request in done.model.sent],
+        "sent to the hub": [text_of("data.parquet", content) for content in uploaded],
+        **{
+            str(path): [text_of(path.name, path.read_bytes())]
+            for path in files(root) - dotenvs(done.place).keys()
+        },
+    }
+    assert found(places) == []
+
+
+def test_the_scan_finds_what_is_there(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    key = PLANTED["GUESS_KEY"]
+    pyarrow.parquet.write_table(pyarrow.table({"mcp_config": [f"Bearer {key}"] * 9}), tmp_path / "a.parquet")
+    (tmp_path / "b").write_text(base64.b64encode(f"me:{key}".encode()).decode())
+    (tmp_path / "c").write_bytes(b"\xff\x00" + key.encode())
+    places = {path.name: [text_of(path.name, path.read_bytes())] for path in files(tmp_path)}
+    assert {place for place, _ in found(places)} == {"a.parquet", "b", "c"}
+
+
+def plant_in_tasks(file):
+    """The tasks hand a key of the person's to their server, by its name."""
+    tasks = json.loads(file.read_text())
+    for task in tasks:
+        (server,) = task["mcp_config"].values()
+        server["env"] = {"GUESS_KEY": "$GUESS_KEY"}
+    file.write_text(json.dumps(tasks))
+
+
+def files(folder):
+    """All files below a folder, those of the virtual environment left out."""
+    return {
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink() and (folder / "python") not in path.parents
+    }
+
+
+def text_of(name, content):
+    """What a file says; parquet is packed, so it is unpacked first."""
+    if name.endswith(".parquet") and content[:4] == b"PAR1":
+        import pyarrow
+        import pyarrow.parquet
+
+        content += str(pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()).encode()
+    return content.decode("utf-8", errors="replace")
+
+
+def found(places):
+    """Which keys are where, also written in base64 at any offset."""
+    wanted = {}
+    for name, key in PLANTED.items():
+        wanted[key] = name
+        for shift in range(3):
+            coded = base64.b64encode(b" " * shift + key.encode()).decode().rstrip("=")
+            wanted[coded[4:-3]] = f"{name} in base64"
+    return [
+        (place, name)
+        for place, texts in places.items()
+        for key, name in wanted.items()
+        if any(key in text for text in texts)
+    ]

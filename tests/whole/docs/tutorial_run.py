@@ -1,0 +1,154 @@
+"""Doing what docs/tutorial.md says, in an empty folder, as somebody with an empty home.
+
+`python -m tests.whole.docs.tutorial_run` does it, and writes what was measured to docs/tutorial.json and into
+the page.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+from tests.places import ROOT
+from tests.whole.docs.blocks import blocks
+
+DOCS = ROOT / "docs"
+TUTORIAL = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+RECORD = DOCS / "tutorial.json"
+_BLOCK_SECONDS = 1_800
+_EVERY = 0.5  # seconds between two looks at all processes
+
+
+class Place:
+    """An empty folder, a home, a folder for temporary files, and a virtual environment that sees Buckeye.
+
+    `arguments` are the command lines of all processes seen while something ran; `said` is what was printed.
+    """
+
+    def __init__(self, root, **variables):
+        self.root = root
+        self.folder, self.home, self.temporary = (root / name for name in ("work", "home", "tmp"))
+        root.mkdir(exist_ok=True)
+        for path in (self.folder, self.home, self.temporary):
+            path.mkdir()
+        python = _virtual_environment(root / "python")
+        path = [str(python.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+        self.env = {
+            "PATH": os.pathsep.join(path),
+            "HOME": str(self.home),
+            "TMPDIR": str(self.temporary),
+            "LANG": "C.UTF-8",
+            **variables,
+        }
+        self.said, self.arguments = "", set()
+
+    def run(self, script, seconds=_BLOCK_SECONDS):
+        """Run a shell script as it stands; fails the test if any of its commands does."""
+        stop = threading.Event()
+        looking = threading.Thread(target=self._look, args=(stop,))
+        looking.start()
+        try:
+            done = subprocess.run(
+                ["bash", "-e", "-c", script],
+                cwd=self.folder,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=seconds,
+                check=False,
+            )
+        finally:
+            stop.set()
+            looking.join()
+        self.said += done.stdout
+        assert done.returncode == 0, f"{script}\n{done.stdout[-4000:]}"
+        return done.stdout
+
+    def tutorial(self, *, before_its_configuration=lambda: None):
+        """All blocks of the tutorial, but for the installation of Buckeye itself."""
+        page = TUTORIAL.partition("\n## 2. ")[2]
+        for block in blocks(page):
+            if block.file:
+                (self.folder / block.file).write_text(block.text)
+            else:
+                if "buckeye rl init" in block.text:
+                    before_its_configuration()
+                self.run(block.text)
+
+    def _look(self, stop):
+        while not stop.wait(_EVERY):
+            for process in psutil.process_iter(["cmdline"]):
+                self.arguments.add("\0".join(process.info["cmdline"] or ()))
+
+
+def _virtual_environment(folder):
+    """Made without a download: what it does not have it takes from the one of the tests."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    outer = [path for path in sys.path if path.endswith("site-packages")]
+    lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in outer)
+    (folder / "lib" / version / "site-packages" / "outer.pth").write_text(lines)
+    pip = folder / "bin" / "pip"
+    pip.write_text(f'#!/bin/sh\nexec "{folder}/bin/python" -m pip --disable-pip-version-check "$@"\n')
+    pip.chmod(0o755)
+    return folder / "bin" / "python"
+
+
+def record_of(folder, *, day):
+    """What the page shows, from the folder in which everything was done: figures with their intervals, and
+    when and on what they were measured."""
+    figures = {
+        name: json.loads((folder / "evals" / name / "figures.json").read_text())
+        for name in ("before", "after")
+    }
+    served = (folder / "outputs" / "guess" / "logs" / "inference.stdout").read_text()
+    return {
+        "made_by": "python -m tests.whole.docs.tutorial_run",
+        "day": day,
+        "cores": os.cpu_count(),
+        "dtype": re.search(r"parameters, (\w+),", served)[1],
+        "tasks": figures["after"]["tasks"],
+        "rollouts": figures["after"]["scored"],
+        **{name: found["reward"] for name, found in figures.items()},
+    }
+
+
+def shown(record):
+    """The texts in which the page says what was measured, by what finds them there."""
+    before, after = (
+        "{value:.2f} [{low:.2f}, {high:.2f}]".format(**record[name]) for name in ("before", "after")
+    )
+    return {
+        r"`reward` was [^:]*? here:": f"`reward` was {before} here:",
+        r"has risen to [^:]*?:": f"has risen to {after}:",
+        r"Measured: .*?,\s+which": "Measured: {day}, {cores} cores, {dtype}, by `{made_by}`, which".format(
+            **record
+        ),
+        r"the \d+ held-out tasks, each played \d+ times": (
+            f"the {record['tasks']} held-out tasks, each played {record['rollouts'] // record['tasks']} times"
+        ),
+    }
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Place(Path(scratch) / "tutorial", HF_HUB_OFFLINE="1")
+        try:
+            place.tutorial()
+        finally:
+            print(place.said)
+        record = record_of(place.folder, day=time.strftime("%Y-%m-%d"))
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    page = TUTORIAL
+    for pattern, text in shown(record).items():
+        page = re.sub(pattern, text, page)
+    (DOCS / "tutorial.md").write_text(page)
+    print(RECORD.read_text())

@@ -1,0 +1,235 @@
+"""Every bash and toml block of the training guide does what the guide says, on CPU slots."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model
+
+from .blocks import Workspace, blocks
+
+BASH = blocks("bash")
+TOML = blocks("toml")
+RUN = "outputs/dakota-v12-1000steps"
+
+
+def block(*words):
+    """The one bash block that holds all the words."""
+    (found,) = [b for b in BASH if all(w in b for w in words)]
+    return found
+
+
+LAUNCHES = [b for b in BASH if "uv run rl" in b]
+LAUNCH_8 = next(b for b in LAUNCHES if "ckpt" not in b and "0,1,2,3,4,5" in b)
+LAUNCH_2 = next(b for b in LAUNCHES if "--inference-gpu-ids 0 " in b)
+LAUNCH_CKPT = next(b for b in LAUNCHES if "ckpt.interval" in b)
+RESUME_LATEST = next(b for b in LAUNCHES if "resume-step -1" in b)
+RESUME_STEP = next(b for b in LAUNCHES if "resume-step 500" in b)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    texts = ['Dakota verb "kaška" (bind). Put only the form in <answer></answer>.'] * 20
+    make_tiny_model(
+        path, texts=texts, size=TinySize(vocab_size=320, layers=1, hidden=64, max_length=512), seed=0
+    )
+    generation = json.loads((path / "generation_config.json").read_text())
+    ends = [
+        generation["eos_token_id"],
+        *range(100, 200),
+    ]  # so that its answers, of random tokens, come to an end
+    (path / "generation_config.json").write_text(json.dumps({**generation, "eos_token_id": ends}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def ws(tmp_path_factory, model):
+    return Workspace(tmp_path_factory.mktemp("guide"), model)
+
+
+def steps_trained(ws):
+    records = [json.loads(line) for line in (ws.root / RUN / "metrics.jsonl").read_text().splitlines()]
+    return [r["step"] for r in records if r["process"] == "trainer"]
+
+
+def put_away(ws):
+    """The guide shows alternatives for the same directory; each starts from an empty one here."""
+    if (ws.root / RUN).exists():
+        shutil.rmtree(ws.root / RUN)
+
+
+def on_two(launch):
+    """A launch with the devices of the guide's smaller one, which takes a third of the time."""
+    return launch.replace("0,1,2,3,4,5", "0").replace("6,7", "1").replace("parallel.dp 6", "parallel.dp 1")
+
+
+def test_every_block_is_used_below():
+    assert len(BASH) == 24
+    assert len(TOML) == 4
+    assert len(LAUNCHES) == 5
+
+
+def test_setting_up(ws):
+    ws.run(block("ssh -i"))
+    ws.run(next(b for b in BASH if b.strip() == "cd /workspace/prime-rl"))
+    ws.run(block("uv tool install prime"))
+    for b in (b for b in BASH if "uv pip install dakota1890" in b):
+        ws.run(b)
+    assert "✓ Environment loaded successfully" in ws.run(block("uv run python -c"))
+    assert "ssh -i /path/to/your/private_key root@127.0.0.1 -p 22" in ws.calls()
+    assert "prime env install harleycooper/dakota1890" in ws.calls()
+
+
+def test_writing_the_configuration(ws):
+    ws.run(block("mkdir -p configs"))
+    directory = ws.root / "configs" / "dakota_grammar_gym" / "rl"
+    for name, text in zip(("train", "orch", "infer"), TOML, strict=False):
+        (directory / f"{name}.toml").write_text(ws.text(text))
+
+
+@pytest.mark.slow
+def test_the_configuration_also_as_printed(ws):
+    """Unchanged, with the published model's name: accepted, resolved, and nothing is written."""
+    directory = ws.root / "as-printed"
+    for name, text in zip(("train", "orch", "infer"), TOML, strict=False):
+        path = directory / "configs" / "dakota_grammar_gym" / "rl" / f"{name}.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for launch in LAUNCHES:
+        command = launch[launch.index("uv run rl") :] + " --dry-run"
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=directory, env=ws.env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert '"max_steps": 1000' in done.stdout
+        assert "trainer 0" in done.stdout
+    assert not (directory / "outputs").exists()
+
+
+@pytest.mark.slow
+def test_launch_with_8_devices(ws):
+    put_away(ws)
+    printed = ws.run(LAUNCH_8)
+    assert "Starting inference process on CPU slot(s) 0 1 2 3 4 5" in printed
+    assert "Starting trainer process on CPU slot(s) 6 7" in printed
+    assert "RL training finished!" in printed
+    assert steps_trained(ws) == [0, 1, 2]
+    logs = {p.name for p in (ws.root / RUN / "logs").iterdir()}
+    assert {"inference.stdout", "inference_5.stdout", "trainer_1.stdout", "run.log"} <= logs
+    check_orchestrator(ws)
+
+
+def check_orchestrator(ws):
+    """Its log has the lines that the guide looks for."""
+    orchestrator = (ws.root / RUN / "logs" / "orchestrator.stdout").read_text()
+    for line in (
+        r"INFO Starting orchestrator step 1",
+        r"INFO Waiting for weight checkpoint 0",
+        r"INFO Updating weights to weight checkpoint [12]",  # the first may be outdated at once
+        r"SUCCESS Step 1 \| Time: \d+\.\d\ds \| Reward: -?\d\.\d{4} \| Throughput: \d+\.\d tokens/s"
+        r" \| Seq\. Length: \d+\.\d tokens/sample",
+    ):
+        assert re.search(line, orchestrator), line
+
+
+def test_launch_with_2_devices_and_watching_it(ws):
+    put_away(ws)
+    printed = ws.run(LAUNCH_2)
+    assert "Starting inference process on CPU slot(s) 0\n" in printed
+    assert "Starting trainer process on CPU slot(s) 1\n" in printed
+    assert "RL training finished!" in printed
+    assert steps_trained(ws) == [0, 1, 2]
+    check_orchestrator(ws)
+    tail = block("tail -f").replace("tail -f", "timeout 2 tail -f")
+    assert "SUCCESS Step 1" in ws.run(tail, expect=124)
+    ws.run(block("watch -n 1 nvidia-smi"), expect=None)
+    assert "step_3" in ws.run(block("ls -la outputs"))
+
+
+def test_looking_at_the_disk(ws):
+    assert "step_3" in ws.run(block("du -h /workspace", "head -20"), expect=None)
+    assert "weights" in ws.run(block("watch -n 30"))
+    monitor = block("monitor_disk.sh").replace("/tmp/monitor_disk.sh\n", "/tmp/monitor_disk.sh\n", 1)
+    before, _, start = ws.text(monitor).rpartition("\n")
+    assert "Disk Space Monitor" in ws.run(f"{before}\ntimeout 2 bash {start}", expect=124)
+
+
+def test_checkpointing(ws):
+    put_away(ws)
+    ws.run(on_two(LAUNCH_CKPT))
+    listed = ws.run(block("List available checkpoint steps"))
+    assert listed.split() == ["1", "2", "3"]
+
+
+def test_checkpointing_from_the_files(ws):
+    for name in ("train", "orch"):
+        path = ws.root / "configs" / "dakota_grammar_gym" / "rl" / f"{name}.toml"
+        path.with_name(f"{name}-ckpt.toml").write_text(path.read_text() + "\n" + ws.text(TOML[3]))
+    launch = LAUNCH_8.replace("train.toml", "train-ckpt.toml").replace("orch.toml", "orch-ckpt.toml")
+    printed = ws.run(launch.replace("--output-dir outputs/dakota-v12-1000steps", "--dry-run"))
+    assert '"interval": 1' in printed
+    assert '"keep": 3' in printed
+
+
+def test_resuming_from_the_latest_checkpoint(ws):
+    ws.set_steps(4)
+    ws.run(on_two(RESUME_LATEST))
+    assert steps_trained(ws) == [0, 1, 2, 3]
+    assert resumed(ws, 3)
+
+
+def resumed(ws, step):
+    orchestrator = (ws.root / RUN / "logs" / "orchestrator.stdout").read_text()
+    return f"Resuming training from checkpoint step `{step}`" in orchestrator
+
+
+def test_resuming_from_a_step(ws):
+    ws.run(on_two(RESUME_STEP))
+    assert steps_trained(ws) == [0, 1, 2, 3, 2, 3]
+
+
+def test_the_recovery_checklist(ws):
+    server = ws.start_server()
+    try:
+        assert "buckeye inference" in ws.run(block("ps aux"))
+    finally:
+        server.terminate()
+        assert server.wait() == 0
+    ws.run(f"! ps -p {server.pid}")
+    assert "%" in ws.run(next(b for b in BASH if b.strip() == "df -h /"))
+    assert "step_" in ws.run(block("ls -1t"))
+    assert "SUCCESS" in ws.run(block("tail -100"))
+
+
+def test_cleaning_up_by_hand(ws):
+    checkpoints = ws.root / RUN / "checkpoints"
+    for step in (7, 8, 9):
+        shutil.copytree(checkpoints / "step_2", checkpoints / f"step_{step}")
+    ws.run(block("Keep only the 3 most recent checkpoints", "rm -rf"))
+    assert sorted(p.name for p in checkpoints.iterdir()) == ["step_7", "step_8", "step_9"]
+
+
+@pytest.mark.slow
+def test_checkpoints_with_8_devices(ws):
+    put_away(ws)
+    ws.set_steps(3)
+    ws.run(LAUNCH_CKPT)
+    ws.set_steps(4)
+    ws.run(RESUME_LATEST)
+    assert resumed(ws, 3)
+    ws.run(RESUME_STEP)
+    assert steps_trained(ws) == [0, 1, 2, 3, 2, 3]
+
+
+def test_the_unquoted_string_of_the_troubleshooting_section(ws):
+    path = ws.root / "unquoted.toml"
+    path.write_text("max_steps = 2\n\n[model]\nname = Qwen/Qwen3-0.6B\n")
+    printed = ws.run(LAUNCH_2.replace("configs/dakota_grammar_gym/rl/train.toml", str(path)), expect=2)
+    assert f"{path}:4" in printed or "line 4" in printed
+    assert 'name = "Qwen/Qwen3-0.6B"' in printed
+    assert "^" in printed
+    assert "Traceback" not in printed

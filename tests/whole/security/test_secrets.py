@@ -1,0 +1,143 @@
+"""Who can read the keys of a run: nobody by way of the processes that it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+from tests.waiting import wait_for
+
+from buckeye.base.keys import child_environment
+from buckeye.base.secret_variables import is_secret
+
+PLANTED = {
+    name: f"planted-{number}"
+    for number, name in enumerate(
+        (
+            "HF_TOKEN", "WANDB_API_KEY", "PRIME_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID",
+            "OPENAI_API_KEY", "BUCKEYE_INFERENCE_KEY", "MY_PASSWORD", "SERVICE_CREDENTIALS", "GITHUB_PAT",
+        )
+    )
+}  # fmt: skip
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="is about /proc")
+
+HOLDS = """
+import os, sys, time
+from buckeye.base.secret_variables import take_secrets, forbid_looking
+take_secrets()
+{more}
+assert os.environ["HF_TOKEN"] == "planted-0", os.environ.get("HF_TOKEN")
+import ctypes
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+assert getenv(b"HF_TOKEN") == b"planted-0"  # what libraries in C see
+child = __import__("subprocess").run(["env"], capture_output=True, text=True).stdout
+assert "HF_TOKEN=planted-0" in child
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def holder(more="", **options):
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDS.format(more=more)],
+        env={**os.environ, **PLANTED},
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_what_a_shell_gave_is_not_in_the_process_table():
+    with holder() as process:
+        assert process.stdout.readline() == "ready\n"
+        seen = psutil.Process(process.pid).environ()
+        process.kill()
+    assert seen["PATH"] == os.environ["PATH"]
+    assert not {name for name, value in seen.items() if "planted" in value}
+
+
+def test_the_memory_of_who_starts_code_of_others_is_not_read_by_the_same_user():
+    """Root may trace all; here it gives up that right, as a session of a gateway does."""
+    look = (
+        "import ctypes, os, struct, sys\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "libc.capset(struct.pack('Ii', 0x20080522, 0), struct.pack('6I', *[0] * 6))\n"
+        "for name in ('environ', 'mem', 'maps'):\n"
+        "    try:\n"
+        "        print(name, len(open(f'/proc/{sys.argv[1]}/{name}', 'rb').read(1)))\n"
+        "    except OSError as error:\n"
+        "        print(name, 'refused')\n"
+    )
+    with holder("forbid_looking()") as process:
+        assert process.stdout.readline() == "ready\n"
+        done = subprocess.run(
+            [sys.executable, "-c", look, str(process.pid)], capture_output=True, text=True, check=True
+        )
+        process.kill()
+    assert done.stdout.splitlines() == ["environ refused", "mem refused", "maps refused"]
+
+
+def test_a_process_of_a_run_gets_its_keys_by_a_pipe(tmp_path):
+    from buckeye.cluster.session import start_session
+
+    script = (
+        "import os, sys, time\n"
+        "before = open('/proc/self/environ').read()\n"
+        "from buckeye.base.secret_variables import take_secrets\n"
+        "take_secrets()\n"
+        "print(json.dumps(['planted' in before, dict(os.environ)]) if (json := __import__('json')) else '')\n"
+    )
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process, beats = start_session(
+            [sys.executable, "-c", script], env={**os.environ, **PLANTED}, output=output
+        )
+    process.wait()
+    os.close(beats)
+    in_block, given = json.loads(log.read_text())
+    assert in_block is False
+    assert {name: given[name] for name in PLANTED} == PLANTED
+    assert "BUCKEYE_SECRETS_FD" not in given
+
+
+def test_every_process_gets_its_own_keys_only():
+    trainer = child_environment(PLANTED, plays=False)
+    assert set(trainer) == {"HF_TOKEN", "BUCKEYE_INFERENCE_KEY"}
+    player = child_environment(PLANTED, plays=True)
+    assert not {"WANDB_API_KEY", "PRIME_API_KEY"} & set(player)
+
+
+@pytest.mark.parametrize(
+    "name", ["PATH", "HOME", "KEYBOARD", "TOKENIZERS_PARALLELISM", "MONKEY", "SSH_AUTH_SOCK"]
+)
+def test_other_variables_are_no_secrets(name):
+    assert not is_secret(name)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_names_of_keys_are_known(name):
+    assert is_secret(name)
+
+
+def test_a_run_shows_no_key_in_any_process(tmp_path):
+    """`buckeye gateway`, by its real command."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "buckeye", "gateway", "--port", "0", "--command", "cat"],
+        env={**os.environ, **PLANTED, "BUCKEYE_API_KEY": "planted-key", "BUCKEYE_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    try:
+        assert "ready" in process.stdout.readline()
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for one in family:
+            wait_for(lambda one=one: "planted" not in str(one.environ()), f"keys in {one.cmdline()}")
+    finally:
+        process.kill()
+        process.wait()

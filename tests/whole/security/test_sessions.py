@@ -1,0 +1,159 @@
+"""What a server's process can do to the machine that it runs on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from packages.mcp.tests.gateway.client import INITIALIZE, Client, gateway, request, scripted
+from packages.mcp.tests.gateway.test_gateway import HAS_NAMESPACES
+
+from buckeye_mcp.sandbox import base
+from buckeye_mcp.sandbox.base import Limits
+from buckeye_mcp.sandbox.confinement import Walls, confined, confined_environment, confinement, walls
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="is about what root may")
+with_walls = pytest.mark.skipif(not HAS_NAMESPACES, reason="this machine gives no namespaces")
+
+
+def behind_walls(script, folder, **limits):
+    """A Python script as a session: what it printed."""
+    argv = confined(
+        [sys.executable, "-I", "-S", "-c", script], limits=Limits(**limits), walls=walls(), cwd=folder
+    )
+    done = subprocess.run(
+        argv,
+        env=confined_environment({"PATH": os.environ["PATH"]}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return done.stdout, done.stderr
+
+
+CHILDREN = """
+import os, time
+made = 0
+try:
+    for _ in range(1500):
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        made += 1
+except BlockingIOError:
+    pass
+print(made, flush=True)
+os.kill(0, 9) if os.getpid() != 1 else None
+"""
+
+
+def test_a_session_has_no_more_processes_than_it_may(tmp_path):
+    made, said = behind_walls(CHILDREN, tmp_path, processes=100)
+    assert 50 <= int(made) <= 100, said
+
+
+def test_a_session_writes_no_file_that_is_larger_than_it_may(tmp_path):
+    script = "open('large', 'wb').write(bytes(300 << 20))"
+    _, said = behind_walls(script, tmp_path, disk=2**20)
+    assert (tmp_path / "large").stat().st_size <= 2**20, said
+
+
+@with_walls
+@as_root
+def test_root_mounts_nothing_and_keeps_no_rights_but_those_of_files(tmp_path):
+    script = (
+        "import ctypes; l = ctypes.CDLL(None, use_errno=True); "
+        "print(l.mount(b'none', b'/mnt', b'tmpfs', 0, None), l.sethostname(b'x', 1)); "
+        "print([line for line in open('/proc/self/status') if line.startswith(('CapEff', 'CapBnd'))])"
+    )
+    printed, said = behind_walls(script, tmp_path)
+    results, capabilities = printed.splitlines()
+    assert results == "-1 -1", said
+    assert capabilities.count("00000000000000df") == 2
+
+
+@with_walls
+def test_the_keys_of_the_user_are_not_read(tmp_path, monkeypatch):
+    home, project = tmp_path / "home", tmp_path / "project"
+    (home / "servers").mkdir(parents=True)
+    project.mkdir()
+    (home / ".env").write_text("HF_TOKEN=hidden\n")
+    (home / "servers/BUCKEYE_API_KEY-1").write_text("hidden")
+    (project / ".env").write_text("WANDB_API_KEY=hidden\n")
+    monkeypatch.setenv("BUCKEYE_HOME", str(home))
+    monkeypatch.chdir(project)
+    places = [str(home / ".env"), str(project / ".env"), str(home / "servers/BUCKEYE_API_KEY-1")]
+    script = (
+        f"for path in {places!r}:\n"
+        " try: print(repr(open(path).read()))\n"
+        " except OSError as error: print(error.errno)\n"
+    )
+    printed, said = behind_walls(script, project)
+    assert "hidden" not in printed, said
+    assert len(printed.splitlines()) == 3
+    assert (home / ".env").read_text() == "HF_TOKEN=hidden\n"
+
+
+def test_a_session_whose_folder_grows_too_large_is_ended(tmp_path):
+    with gateway(tmp_path, "--disk", "1m", "--command", scripted()) as running:
+        client = Client(running.url).open()
+        folder = client.call("environment")["TMPDIR"]
+        for number in range(8):
+            Path(folder, f"file{number}").write_bytes(bytes(2**18))
+        running.until(lambda: not running.status()["sessions"], "the session goes on")
+        assert "holds more than" in running.log()
+        answer = client.post(request("ping"))
+        assert "holds more than" in answer.text
+
+
+def test_a_session_that_has_forked_without_end_does_not_keep_others_out(tmp_path):
+    program = tmp_path / "bomb.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "for _ in range(1500):\n"
+        "    try:\n"
+        "        if os.fork() == 0:\n"
+        "            time.sleep(60)\n"
+        "            os._exit(0)\n"
+        "    except OSError:\n"
+        "        break\n"
+        "sys.exit(7)\n"
+    )
+    with gateway(
+        tmp_path, "--processes", "64", "--no-preload", "--command", f"{sys.executable} {program}"
+    ) as running:
+        answer = Client(running.url).post(request("initialize", INITIALIZE))
+        assert "exit code 7" in answer.json()["error"]["message"]
+
+
+@as_root
+@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a Python that everybody may run")
+def test_processes_are_limited_for_an_ordinary_user_too():
+    """In a namespace of its own, without a control group."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        script = Path(folder, "confine.py")
+        script.write_bytes((Path(base.__file__).with_name("confine.py")).read_bytes())
+        Path(folder).chmod(0o755)
+        theirs = Walls(namespaces=True, user=True, overlay=False, reason="")
+        spec = confinement(limits=Limits(processes=100), walls=theirs, cwd=Path("/"))
+        argv = ["/usr/bin/python3", "-I", "-S", "-c", CHILDREN]
+        done = subprocess.run(
+            ["/usr/bin/python3", "-I", "-S", str(script), json.dumps({**spec, "hidden": [], "argv": argv})],
+            env=confined_environment({"PATH": "/usr/bin"}),
+            capture_output=True,
+            text=True,
+            check=False,
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+        )
+    if "namespaces" in done.stderr:
+        pytest.skip("users may make no namespaces here")
+    assert 50 <= int(done.stdout) <= 101, done.stderr

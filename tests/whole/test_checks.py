@@ -1,0 +1,206 @@
+"""The single checks: devices, libraries, places, the model's files, the sample of an environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+from packages.audit.tests.test_group_spread import rollout
+
+from buckeye.base.distribution import install_command
+from buckeye.orchestrator.evaluation import EvalResult
+from buckeye.sizing import doctor as software
+from buckeye.sizing.devices import gpus, main_memory, read_gpus
+from buckeye.sizing.doctor import check_libraries, check_torch_build
+from buckeye.sizing.model import has_template, missing_files
+from buckeye.sizing.places import (
+    check_clock,
+    check_directory,
+    check_open_files,
+    check_ports,
+    check_shared_memory,
+    file_system,
+)
+from buckeye_audit.preflight import spread_check
+
+MIB = 2**20
+
+
+def test_gpus_and_who_is_on_them(tmp_path, monkeypatch):
+    listing = "0, GPU-a, NVIDIA H200, 143771, 143000\n1, GPU-b, NVIDIA H200, 143771, 71\n"
+    apps = "GPU-b, 4321, python, 143700\nGPU-b, 77, [Not Found], [N/A]\n"
+    first, second = read_gpus(listing, apps)
+    assert (first.index, first.name, first.total, first.users) == (0, "NVIDIA H200", 143771 * MIB, ())
+    assert second.free == 71 * MIB
+    assert second.users == ((4321, "python", 143700 * MIB), (77, "[Not Found]", 0))
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        f"#!/bin/sh\ncase \"$1\" in *compute*) printf '{apps}';; *) printf '{listing}';; esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert gpus() == [first, second]
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "used"),
+    [
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ],
+)
+def test_a_containers_memory_counts_and_not_the_machines(tmp_path, limit, used):
+    (tmp_path / "memory").mkdir()
+    (tmp_path / limit).write_text("1000000\n")
+    (tmp_path / used).write_text("400000\n")
+    memory = main_memory(tmp_path)
+    assert (memory.total, memory.free) == (1_000_000, 600_000)
+    (tmp_path / limit).write_text("max\n")
+    assert main_memory(tmp_path).total == main_memory(tmp_path / "none").total > 10**8
+
+
+def test_libraries_are_compared_with_what_the_distribution_asks_for(monkeypatch):
+    asked = {"train": ["numpy>=2.0", "torch>=2.8,!=2.9.1"], "wandb": ["wandb>=0.21"]}
+    monkeypatch.setattr(software, "requirements", lambda extras: [r for e in extras for r in asked[e]])
+    versions = {"numpy": "2.1", "torch": "2.10.0+cpu"}
+
+    def version_of(name):
+        if name not in versions:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    assert check_libraries(["train"], version_of=version_of).state == "ok"
+    missing = check_libraries(["train", "wandb"], version_of=version_of)
+    assert (missing.state, missing.seen) == ("failed", "wandb is not installed")
+    assert missing.do == install_command("train", "wandb")
+    versions["torch"] = "2.9.1"
+    known_bad = check_libraries(["train"], version_of=version_of)
+    assert known_bad.seen == "torch 2.9.1 is not !=2.9.1,>=2.8"
+
+
+def test_a_torch_for_cpus_beside_gpus():
+    assert check_torch_build(2, version_of=lambda _: "2.9.0+cpu").state == "failed"
+    assert check_torch_build(2, version_of=lambda _: "2.9.0+cu130").state == "ok"
+    assert check_torch_build(0, version_of=lambda _: "2.9.0+cpu").state == "ok"
+
+
+def test_without_a_gpu_the_smaller_torch_is_told():
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    cuda = {"requirements_of": lambda _: ["filelock", "nvidia-cudnn-cu13==9.2; platform_system == 'Linux'"]}
+    seen = check_torch_build(0, version_of=lambda _: "2.13.0", **cuda)
+    assert (seen.state, "whl/cpu" in seen.seen) == ("ok", True)
+    assert "whl/cpu" not in check_torch_build(1, version_of=lambda _: "2.13.0", **cuda).seen
+    missing = check_torch_build(0, version_of=absent)
+    assert (missing.state, "whl/cpu" in missing.do) == ("skipped", True)
+    assert check_torch_build(1, version_of=absent).do == ""
+
+
+def test_a_directory(tmp_path):
+    assert check_directory(tmp_path / "not" / "yet").state in ("ok", "warning")
+    assert not (tmp_path / "not").exists()
+    assert list(tmp_path.iterdir()) == []
+    kind, mount = file_system(tmp_path)
+    assert kind != "unknown"
+    assert tmp_path.is_relative_to(mount)
+    if os.path.isdir("/proc/self"):
+        assert check_directory(type(tmp_path)("/proc/self/fd")).state == "failed"
+
+
+def test_ports():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        check = check_ports([port])
+        assert (check.state, check.seen) == ("failed", f"somebody listens on {port}")
+    assert check_ports([]).state == "ok"
+
+
+def test_open_files(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    check = check_open_files(None)
+    assert check.state == "warning"
+    assert "may need 4096" in check.do
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, 65536))
+    assert check_open_files(None).state == "ok"
+
+
+def test_every_process_raises_its_limit_of_open_files():
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    code = (
+        "import resource, sys; from buckeye.cli.errors import run_command; "
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (256, {hard})); "
+        "run_command(lambda: print(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(shown.stdout) == (hard if hard != resource.RLIM_INFINITY else 65_536)
+
+
+def test_shared_memory_and_clock(tmp_path):
+    assert check_shared_memory(needed=True, path=tmp_path / "none").state == "skipped"
+    assert check_shared_memory(needed=False, path=tmp_path).state == "ok"
+    assert check_clock(tmp_path).state == "ok"
+    (tmp_path / "run.json").write_text("{}")
+    later = time.time() + 7200
+    os.utime(tmp_path / "run.json", (later, later))
+    check = check_clock(tmp_path)
+    assert check.state == "warning"
+    assert "120 minutes before" in check.seen or "119 minutes before" in check.seen
+
+
+def test_files_of_a_model(tmp_path):
+    assert missing_files(tmp_path) == ["model.safetensors"]
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model-1.safetensors").write_text("")
+    assert missing_files(tmp_path) == ["model-2.safetensors"]
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    assert missing_files(tmp_path) == ["a readable model.safetensors.index.json"]
+
+
+def test_a_chat_template(tmp_path):
+    assert not has_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "x"}))
+    assert not has_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    assert has_template(tmp_path)
+
+
+def _played(groups, *, truncated=False) -> EvalResult:
+    played = [rollout(reward, truncated=truncated) for group in groups for reward in group]
+    return EvalResult(env_name="toy", played=played, rollouts_per_example=len(groups[0]), seconds=1.0)
+
+
+def test_what_a_sample_says():
+    good = spread_check(_played([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]))
+    assert good.state == "ok"
+    assert good.seen == "1 of 3 groups of 2 have no spread (33%), mean reward 0.500, 0% truncated"
+    hard = spread_check(_played([[0.0, 0.0]] * 4))
+    assert (hard.state, hard.name) == ("warning", "group spread in toy")
+    assert "take easier tasks" in hard.do
+    easy = spread_check(_played([[1.0, 1.0]] * 4))
+    assert "take harder tasks" in easy.do
+    cut = spread_check(_played([[0.0, 1.0]] * 4, truncated=True))
+    assert "raise orchestrator.sampling.max_tokens" in cut.do
+    constant = spread_check(_played([[0.5, 0.5]] * 4, truncated=True))
+    assert constant.do == (
+        "every reply earns the same reward, 0.5000, whatever it says: look how the environment scores"
+    )
+    cut = spread_check(_played([[0.0, 0.0]] * 4, truncated=True))
+    assert "raise orchestrator.sampling.max_tokens" in cut.do
+    lost = spread_check(_played([[0.0, 1.0], *[[None, None]] * 9]))
+    assert (lost.state, lost.do) == ("failed", "see why: buckeye env check toy")
+    assert lost.seen.endswith("18 rollouts errored")
+    errored = spread_check(_played([[None, None]]))
+    assert (errored.state, errored.seen) == ("failed", "no group has two scored rollouts; 2 errored: lost")

@@ -1,0 +1,314 @@
+"""Without an extra or a satellite a command works, or names the one it needs.
+
+Each environment is a Python that has what Buckeye requires with some extras, linked from that of the tests,
+the code of the core and of some satellites, and nothing else. (`test_installation.py` installs them.)
+"""
+
+import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from tests.local_server import LocalServer, QuietHandler
+from tests.places import ROOT
+
+from buckeye.base.distribution import DISTRIBUTION, requirements
+from buckeye.base.satellites import SATELLITES
+from buckeye.cli.app import app
+from buckeye.cli.launch import COMMANDS, RL_COMMANDS
+from buckeye_machines.export.command import export_run_app
+from buckeye_machines.pods_command import pods_app
+
+CAPITALS = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)[1]
+RUN_TOML = """
+trainer = {}
+inference = {}
+[model]
+name = "nobody/no-model"
+[[orchestrator.env]]
+id = "capitals.py"
+"""
+TASK = {
+    "id": "one",
+    "prompt": "Play.",
+    "mcp_config": {"game": {"command": "false"}},
+    "setup_tool": {"name": "setup", "arguments": {}},
+    "evaluate_tool": {"name": "evaluate", "arguments": {}},
+}
+GYM = "system_prompt: Play.\nparser: {use_thinking: false}\n"
+USES = {
+    "rl @ run.toml --model.name MODEL": "train",
+    "rl @ run.toml --model.name MODEL --dry-run": None,
+    "rl @ run.toml --gpus 1xA100 --provider ssh --host me@127.0.0.1:9 --dry-run": "remote",
+    "rl init --command false": "mcp",
+    "rl doctor @ run.toml --model.name MODEL": None,
+    "rl schema": None,
+    "env trust run.toml": None,
+    "rl pods list --json": None,
+    "rl pods offers 1xA100": None,
+    "rl pods logs nothing": None,
+    "rl pods attach nothing": None,
+    "rl pods terminate nothing --yes": None,
+    "rl pods gc": None,
+    "rl export sky run.toml": None,
+    "rl export k8s run.toml": None,
+    "rl list": None,
+    "rl rollouts RUN": None,
+    "rl curve RUN": None,
+    "rl status RUN": None,
+    "rl logs RUN": None,
+    "rl events RUN": None,
+    "rl stop RUN": None,
+    "rl attach RUN": None,
+    "rl resume RUN --max-steps 9": "train",
+    "rl clean RUN --dry-run": None,
+    "rl fork RUN --step 5 --output forked": None,
+    "trainer --model.name MODEL": "train",
+    "orchestrator --model.name MODEL --env.0.id capitals.py": "train",
+    "inference --model.name MODEL": "train",
+    "sft --model.name MODEL --data.path chats.jsonl": "train",
+    "evals --model.name MODEL --env.0.id capitals.py": "train",
+    "model tiny tiny --corpus capitals.py": "train",
+    "env check capitals.py": None,
+    "env new made": None,
+    "env new served --kind mcp": None,
+    "env report letters --run RUN --output report": None,
+    "env list": None,
+    "env info nothing": None,
+    "env install ./nothing": None,
+    "env remove nothing": None,
+    "env shell nothing": None,
+    "env build nothing": "mcp",
+    "env push nothing": None,
+    "auth status": None,
+    "auth set OPENAI_API_KEY": None,
+    "vllm install --path /dev/null/vllm": None,
+    "export RUN --step last": "train",
+    "eval capitals.py --model MODEL": "train",
+    "eval capitals.py --model m --base-url SERVER --output-dir evaluated": None,
+    "eval buckeye-vf-gym --arg taskset=tasks.json --arg config_path=g.yaml --model m": "mcp",
+    "gateway --command cat --port PORT": "mcp",
+    "hf tasks.json --name tasks --no-push": "hub",
+    "hf tasks.json --name org/tasks --yes": "hub",
+    "chat MODEL hello": "train",
+    "demo": "train",
+    "node --head 127.0.0.1:9 --key-file key --patience 1": None,
+}
+"""Commands that do something, and the extra that each needs."""
+
+DRIVER = """
+import json, os, sys, tempfile
+import buckeye.cli.app, buckeye.config.rl
+from buckeye.cli.main import main
+for words in json.load(sys.stdin):
+    with tempfile.TemporaryFile() as said:
+        sys.stdout.flush()
+        child = os.fork()  # what a command imports and changes is its own
+        if child == 0:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(said.fileno(), 1), os.dup2(said.fileno(), 2)
+            sys.argv[:] = ["buckeye", *words]
+            try:
+                main()
+            except SystemExit as end:
+                sys.stdout.flush(), sys.stderr.flush()
+                os._exit(end.code or 0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        print(json.dumps([words, code, said.read().decode()]), flush=True)
+"""
+
+
+class Refusing(QuietHandler):
+    """Whose key is wrong."""
+
+    def do_POST(self):
+        self.body()
+        self.answer(401, b"{}")
+
+
+class Place:
+    """A folder with a Python that has Buckeye with some extras, and the objects that the commands name."""
+
+    def __init__(self, folder, extras, finished, satellites=tuple(SATELLITES)):
+        self.folder = folder
+        self.python = linked(folder / "python", extras, satellites)
+        (folder / "capitals.py").write_text(CAPITALS)
+        (folder / "run.toml").write_text(RUN_TOML)
+        (folder / "tasks.json").write_text(json.dumps([TASK]))
+        (folder / "g.yaml").write_text(GYM)
+        (folder / "key").write_text("0" * 64)
+        (folder / "chats.jsonl").write_text('{"messages": []}\n')
+        self._names = {"MODEL": str(finished.model), "RUN": str(finished.root / "out")}
+
+    def carry_out(self, commands):
+        """For each command its exit code and what it said."""
+        with LocalServer(Refusing) as server, socket.create_server(("127.0.0.1", 0)) as taken:
+            names = {**self._names, "PORT": str(taken.getsockname()[1]), "SERVER": server.url}
+            argvs = [[names.get(word, word) for word in shlex.split(command)] for command in commands]
+            done = self.run("-c", DRIVER, input=json.dumps(argvs))
+        assert done.returncode == 0, done.stderr
+        results = [json.loads(line) for line in done.stdout.splitlines()]
+        return {command: result[1:] for command, result in zip(commands, results, strict=True)}
+
+    def run(self, *words, **options):
+        return subprocess.run(
+            [self.python, *words],
+            cwd=self.folder,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(self.folder), "LANG": "C.UTF-8"},
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+            **options,
+        )
+
+
+def linked(folder, extras, satellites):
+    """A Python with what `requirements` lead to, and the source of Buckeye with some satellites."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    site = next(folder.glob("lib/*/site-packages"))
+    queue, seen = [Requirement(line) for line in requirements(extras)], set()
+    while queue:
+        wanted = queue.pop()
+        key = (canonicalize_name(wanted.name), frozenset(wanted.extras))
+        try:
+            there = metadata.distribution(wanted.name)
+        except metadata.PackageNotFoundError:
+            continue
+        if key in seen:
+            continue
+        seen.add(key)
+        for top in {path.parts[0] for path in there.files or ()} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(there.locate_file(top))
+        queue += [one for one in map(Requirement, there.requires or ()) if applies(one, wanted.extras)]
+    for name in (DISTRIBUTION, *(SATELLITES[module] for module in satellites)):
+        known = f"{name.replace('-', '_')}-*.dist-info"
+        for path in metadata.distribution(name).locate_file("").glob(known):
+            (site / path.name).symlink_to(path)
+    folders = [ROOT / "src", *(ROOT / "packages" / module[8:] / "src" for module in satellites)]
+    (site / "buckeye.pth").write_text("".join(f"{folder}\n" for folder in folders))
+    return folder / "bin" / "python"
+
+
+def applies(requirement, extras):
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
+
+
+def paths(tree, *before):
+    """The words of all commands of a typer application."""
+    if not hasattr(tree, "commands"):
+        yield " ".join(before)
+        return
+    for name, command in tree.commands.items():
+        yield from paths(command, *before, name)
+
+
+def all_commands():
+    known = {*paths(typer.main.get_command(app)), *COMMANDS}
+    known |= {f"rl {name}" for name in RL_COMMANDS} - {"rl pods", "rl export"}
+    known |= set(paths(typer.main.get_command(pods_app), "rl", "pods"))
+    return known | set(paths(typer.main.get_command(export_run_app), "rl", "export"))
+
+
+def test_every_command_is_used():
+    unused = {name for name in all_commands() if not any(f"{use} ".startswith(f"{name} ") for use in USES)}
+    assert unused == set()
+
+
+def test_the_help_of_every_command_needs_no_extra(tmp_path, finished):
+    helps = [f"{name} --help" for name in sorted(all_commands())]
+    for command, (code, said) in Place(tmp_path, (), finished).carry_out(helps).items():
+        assert code == 0, (command, said)
+
+
+@pytest.mark.parametrize("extra", [None, "mcp", "hub", "remote"])
+def test_a_command_works_or_names_the_extra_it_needs(tmp_path, finished, extra):
+    place = Place(tmp_path, [extra] if extra else [], finished)
+    uses = {use: need for use, need in USES.items() if extra in (None, need)}
+    for command, (code, said) in place.carry_out(uses).items():
+        need = uses[command] if extra is None else None
+        assert code in (0, 1, 2), (command, said)
+        assert "Traceback" not in said, (command, said)
+        assert "unexpected" not in said, (command, said)
+        named = re.findall(r"of the extra `(\w+)`", said)
+        assert named == [need] * (need is not None), (command, said)
+        assert need is None or (code == 2 and f"[{need}]'" in said), (command, said)
+
+
+IN_SATELLITES = {
+    "rl init --command false": "mcp",
+    "rl --config g.yaml --dataset tasks.json --model MODEL": "mcp",
+    "rl @ run.toml --gpus 1xA100 --provider ssh --host me@127.0.0.1:9": "machines",
+    "rl @ run.toml --launcher slurm": "machines",
+    "rl pods list": "machines",
+    "rl export sky run.toml": "machines",
+    "evals --model.name MODEL --env.0.id capitals.py": "audit",
+    "env check capitals.py": "audit",
+    "env report letters --run RUN --output report": "audit",
+    "env trust run.toml": "mcp",
+    "env install ./nothing": "adapters",
+    "env list": "adapters",
+    "env info nothing": "adapters",
+    "env shell nothing": "adapters",
+    "env remove nothing": "adapters",
+    "env build nothing": "mcp",
+    "env push nothing": "mcp",
+    "eval capitals.py --model MODEL": "audit",
+    "gateway --command cat": "mcp",
+    "hf tasks.json --name tasks --no-push": "mcp",
+    "demo": "audit",
+}
+
+
+def test_the_core_alone_says_what_a_command_of_a_satellite_needs(tmp_path, finished):
+    place = Place(tmp_path, ["model"], finished, satellites=())
+    for command, (code, said) in place.carry_out(IN_SATELLITES).items():
+        need = IN_SATELLITES[command]
+        assert code == 2, (command, said)
+        assert f"needs buckeye-{need}, which is not installed. Install it: " in said, (command, said)
+        assert f"[{need}]'" in said, (command, said)
+    helps = [f"{name} --help" for name in sorted(all_commands()) if not name.startswith("rl ")]
+    for command, (code, said) in place.carry_out(helps).items():
+        assert code == 0, (command, said)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "need"),
+    [("buckeye-vf-gym", "mcp"), ("reasoning-gym/chain_sum", "adapters"), ("agent", "adapters")],
+)
+def test_the_core_alone_says_what_an_environment_of_a_satellite_needs(tmp_path, finished, env_id, need):
+    place = Place(tmp_path, [], finished, satellites=())
+    done = place.run("-c", f"from buckeye import load_environment\nload_environment({env_id!r})")
+    assert f"needs buckeye-{need}, which is not installed." in done.stderr
+
+
+def test_the_core_alone_trains_on_an_environment_of_a_python_file(tmp_path, finished):
+    place = Place(tmp_path, ["model"], finished, satellites=())
+    words = ("rl", "@", "run.toml", "--model.name", str(finished.model), "--max-steps", "2")
+    small = ("--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--seq-len", "128")
+    done = place.run("-m", "buckeye", *words, *small, "--output-dir", "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "out/weights/step_2/model.safetensors").is_file()
+
+
+def test_the_environment_of_the_demonstration_comes_with_buckeye(tmp_path, finished):
+    code = (
+        "from buckeye import load_environment\n"
+        "for _ in range(2):\n"
+        "    env = load_environment('harleycooper/dakota1890@0.1.20', families=['numerals'], num_train=9)\n"
+        "    print(env.tasks('train')[8].data['accept'])"
+    )
+    done = Place(tmp_path, (), finished).run("-c", code)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == second

@@ -1,0 +1,142 @@
+"""Installing as README and tutorial say, and from an index, into clean environments."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from packages.adapters.tests.installed.package_index import serving, wheel
+from tests.places import ROOT
+
+from buckeye.base.distribution import DISTRIBUTION
+from buckeye.base.satellites import SATELLITES
+
+OURS = (".", "environments/dakota1890", "environments/text_2048", "packages/buckeye-vf-gym")
+SATELLITE_FOLDERS = tuple(f"packages/{module.removeprefix('buckeye_')}" for module in SATELLITES)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+
+
+class Clean:
+    """A new virtual environment, and an empty folder beside a checkout that is called `buckeye`."""
+
+    def __init__(self, root):
+        self.python = root / "venv" / "bin" / "python"
+        subprocess.run([sys.executable, "-m", "venv", str(root / "venv")], check=True)
+        (root / "buckeye").symlink_to(ROOT)
+        self.folder = root / "empty"
+        self.folder.mkdir()
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("BUCKEYE_", "PYTHON"))}
+        self.env = {**kept, "HOME": str(root), "PATH": f"{self.python.parent}:/usr/bin:/bin"}
+
+    def run(self, command, cwd=None):
+        done = subprocess.run(
+            ["sh", "-c", command],
+            cwd=cwd or self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        return done.stdout
+
+
+@pytest.fixture
+def clean(tmp_path):
+    return Clean(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    wheels = tmp_path_factory.mktemp("wheels")
+    words = [
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(wheels),
+        *OURS,
+        *SATELLITE_FOLDERS,
+    ]
+    release = {**os.environ, "BUCKEYE_RELEASE": "1"}
+    subprocess.run([sys.executable, *words], cwd=ROOT, check=True, env=release)
+    with serving(wheels) as (url, _):
+        yield url
+
+
+def line(page, start):
+    """The command of a page that begins so."""
+    (found,) = re.findall(rf"^{re.escape(start)}.*$", (ROOT / page).read_text(encoding="utf-8"), re.M)
+    return found
+
+
+def setup_tool():
+    spec = importlib.util.spec_from_file_location("setup_tool", ROOT / "tools" / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("page", "start", "place"),
+    [("README.md", "pip install '.[", ROOT), ("docs/tutorial.md", "pip install '../buckeye[", None)],
+    ids=["README", "tutorial"],
+)
+def test_what_the_pages_say_installs_what_trains(clean, page, start, place):
+    assert setup_tool().install_torch(clean.python)  # the build for this machine, as docs/install.md says
+    clean.run(line(page, start), cwd=place)
+    clean.run("pip check")
+    assert clean.run("buckeye model tiny tiny").startswith(
+        "tiny: Qwen3"
+    )  # of the demonstration's environment
+    assert "Qwen3" in (clean.folder / "tiny" / "config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "extra", ["", "[mcp]", "[hub]", "[remote]", "[wandb,zstd,docs]", "[mcp,adapters,audit,machines]"]
+)
+def test_an_extra_from_an_index(clean, index, extra):
+    clean.run(f"pip install --quiet --extra-index-url {index} '{DISTRIBUTION}{extra}'")
+    clean.run("pip check")
+    for program in ("buckeye", "rl", "trainer", "orchestrator", "inference", "sft", "evals"):
+        assert "--help" in clean.run(f"{program} --help")
+    clean.run("rl list && buckeye env new game --kind python")
+    clean.run(f"pip install --quiet --extra-index-url {index} ./game '{DISTRIBUTION}[audit]'")
+    clean.run("buckeye env check game")
+
+
+@pytest.mark.parametrize("extra", ["mcp", "adapters", "audit", "machines", "remote"])
+def test_an_extra_from_the_checkout_needs_no_index_that_has_ours(clean, extra):
+    clean.run(f"pip install --quiet '.[{extra}]'", cwd=ROOT)
+    clean.run("pip check")
+
+
+def test_the_environments_of_the_project_from_an_index(clean, index):
+    clean.run(f"pip install --quiet --extra-index-url {index} buckeye-vf-gym text-2048 dakota1890")
+    clean.run("pip check")
+    there = {entry.partition("==")[0] for entry in clean.run("pip list --format=freeze").splitlines()}
+    assert there >= {DISTRIBUTION, "buckeye-vf-gym", "dakota1890", "text-2048"}
+
+
+def test_an_environment_with_the_former_name_comes_right(clean, tmp_path, monkeypatch):
+    former = wheel(
+        tmp_path,
+        "buckeye",
+        "0.1.0",
+        files={"buckeye_of_before.py": ""},
+        entry_points="[console_scripts]\nrl = buckeye_of_before:rl\n",
+    )
+    clean.run(f"pip install --quiet --no-index {former}")
+    tool = setup_tool()
+    monkeypatch.setattr(tool, "PROJECTS", (".",))
+    monkeypatch.setattr(tool, "install_torch", lambda python: True)
+    monkeypatch.setattr(sys, "argv", ["setup", str(clean.python.parent.parent)])
+    assert tool.main() == 0
+    installed = clean.run("pip list --format=freeze").splitlines()
+    ours = {entry.partition("==")[0] for entry in installed if entry.startswith("buckeye")}
+    assert ours == {DISTRIBUTION, *SATELLITES.values()}
+    assert "usage: " in clean.run("rl --help")

@@ -1,0 +1,122 @@
+"""The pages that explain commands: what people need first, all of it, and no wider than the terminal."""
+
+import re
+from itertools import chain
+
+import pytest
+from typer.main import get_command
+
+from buckeye.cli import rl_help
+from buckeye.cli.app import app
+from buckeye.cli.launch import RL_COMMANDS
+from buckeye.cli.pages import show_page
+from buckeye.cli.rl_flags import TrainFlags, written
+from buckeye.cli.rl_help import show_help
+from buckeye.cli.runs import runs_app
+from buckeye.config.help import flag_names
+from buckeye.config.rl import RLConfig
+from buckeye.config.sft import SFTConfig
+from buckeye.errors import UsageError
+from buckeye_machines.export.command import export_run_app
+from buckeye_machines.pods_command import pods_app
+from buckeye_mcp.init.command import init_app
+
+
+@pytest.fixture
+def shown(monkeypatch, capsys):
+    """The lines that a function prints to a terminal of so many columns."""
+
+    def lines(columns, function, *words):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        function(*words)
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
+def commands(command, path=()):
+    """All commands below one, with their own names before them."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        return [(" ".join(path), command)]
+    return [*chain.from_iterable(commands(one, (*path, name)) for name, one in inner.items())]
+
+
+EVERY = [
+    (name or "init", command)
+    for root in (app, init_app, runs_app, pods_app, export_run_app)
+    for name, command in commands(get_command(root))
+    if name not in ("rl", "trainer", "orchestrator", "inference", "sft", "evals")
+]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize(("name", "command"), EVERY, ids=[name for name, _ in EVERY])
+def test_a_page_names_every_option_and_fits(shown, name, command, columns):
+    ctx = command.make_context(name, [], resilient_parsing=True)
+    lines = shown(columns, command.format_help, ctx, None)
+    assert lines[0].startswith(f"usage: {name}")
+    assert max(map(len, lines)) <= columns
+    for param in command.params:
+        if not param.hidden and param.param_type_name == "option":
+            assert any(re.match(rf"  (-\w, )?{param.opts[-1]}\b", line) for line in lines), param.opts
+
+
+def test_the_page_of_rl_is_two_screens_with_every_flag(shown):
+    lines = shown(80, show_help, RLConfig, "rl", ["--help"])
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 2 * 26 + len(rl_help.flag_rows()["More"])
+    first = [line.split()[0] for line in lines if line.startswith("  --")]
+    assert {f"--{written(field)}" for field in TrainFlags.model_fields} <= set(first)
+    assert len(first) == len(set(first))
+
+
+def test_what_the_page_of_rl_names_is_there(shown):
+    settings = set(flag_names(RLConfig))
+    assert {name.split()[0] for name in rl_help._OFTEN} <= settings
+    assert set(", ".join(rl_help._COMMANDS).split(", ")) == set(RL_COMMANDS)
+    text = " ".join(shown(80, show_help, RLConfig, "rl", ["@", "run.toml", "--help"]))
+    assert f"all {len(settings)} settings" in text
+    assert "SECTION: trainer, orchestrator, inference," in text
+
+
+def test_a_section_has_its_settings_and_no_others(shown):
+    lines = shown(80, show_help, RLConfig, "rl", ["--help", "trainer.scheduler"])
+    flags = [line.split()[0] for line in lines if line.startswith("  --")]
+    assert set(flags) == {f"--trainer.scheduler.{name}" for name in ("type", "warmup", "decay", "min-lr")}
+    inner = shown(80, show_help, RLConfig, "rl", ["-h", "orchestrator.eval"])
+    assert any(line.startswith("  --orchestrator.eval.env.0.id ") for line in inner)
+    assert all("--orchestrator.eval." in line for line in inner if line.startswith("  --"))
+
+
+def test_a_section_that_is_not_there():
+    with pytest.raises(UsageError, match=r"--help trainr: there is no such section\. Did you mean trainer"):
+        show_help(RLConfig, "rl", ["--help", "trainr"])
+
+
+def test_all_settings_are_lines_that_can_be_searched(shown):
+    lines = shown(80, show_help, SFTConfig, "sft", ["--help-all"])
+    flags = {line.split()[0] for line in lines if line.startswith("  --")}
+    assert flags == set(flag_names(SFTConfig))
+    assert any(re.match(r"  --optim\.lr .*default", line) for line in lines)
+
+
+def test_the_page_of_another_command_has_its_sections(shown):
+    lines = shown(80, show_help, SFTConfig, "sft", ["--help"])
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("  --batch-size  ") for line in lines)
+    assert any(re.match(r"  optim  +The optimizer", line) for line in lines)
+    assert len([line for line in lines if line.startswith("  optim ")]) == 1  # of all its kinds
+
+
+def test_a_name_that_is_too_long_has_its_meaning_below(shown):
+    rows = [("--a", "One."), ("--a-name-of-its-own-line", "two three four five")]
+    lines = shown(40, show_page, "usage: x", "", {"Part": rows, "Empty": []})
+    assert lines == [
+        "usage: x",
+        "",
+        "Part",
+        "  --a  One.",
+        "  --a-name-of-its-own-line",
+        "       two three four five",
+    ]

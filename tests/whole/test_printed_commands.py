@@ -1,0 +1,54 @@
+"""Every command that a text of the program names is one that the command line takes."""
+
+import pytest
+from tests.cli.printed_commands import VALUE, commands_in, problem, texts_of
+from tests.places import ROOT
+
+SOURCES = (ROOT / "src", *ROOT.glob("packages/*/src"))
+# Not commands: what a shell script of ours runs is looked at by those who run it.
+MACHINES = ROOT / "packages/machines/src/buckeye_machines"
+SCRIPTS = {MACHINES / "scripts.py", MACHINES / "slurm" / "script.py"}
+
+
+def test_every_command_in_a_text_is_one():
+    found = [
+        (f"{path.relative_to(ROOT)}:{line}", command)
+        for source in SOURCES
+        for path in sorted(source.rglob("*.py"))
+        if path not in SCRIPTS
+        for line, text in texts_of(path)
+        for command in commands_in(text)
+    ]
+    assert len(found) > 130
+    assert {(place, command): said for place, command in found if (said := problem(command))} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Stop it: `buckeye rl stop RUN --now`, or wait.", ["buckeye rl stop RUN --now"]),
+        (f"Stopped. Go on with:\n  buckeye rl resume {VALUE}", [f"buckeye rl resume {VALUE}"]),
+        ("the run waits: rl clean DIR --dry-run", ["rl clean DIR --dry-run"]),
+        ("model: m | talk to it: buckeye chat m | bye", ["buckeye chat m"]),
+        ("what buckeye is, and goes on", []),
+    ],
+)
+def test_what_is_found(text, found):
+    assert commands_in(text) == found
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("buckeye exprot RUN", "no such command"),
+        ("buckeye export RUN --merge-lorra", "--merge-lorra"),
+        ("buckeye export RUN ANOTHER", "too many arguments"),
+        ("rl stpo RUN", "no such command"),
+        ("rl status RUN --jsno", "--jsno"),
+        ("rl @ run.toml --max-stesp 3", "--max-stesp"),
+        ("sft @ sft.toml --data.pth x", "--data.pth"),
+        ("buckeye rl doctor @ run.toml --smaple 2", "--smaple"),
+    ],
+)
+def test_what_is_wrong_is_found(command, what):
+    assert what in problem(command)
