@@ -30,13 +30,14 @@ def _own_state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         yield
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _interrupts_are_heard() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _interrupts_are_heard(request: pytest.FixtureRequest) -> Iterator[None]:
     """A script starts what ends in `&` with SIGINT ignored; processes hand that down, also to those that a
-    test means to stop so."""
+    test means to stop so. A test that leaves another handler to the next ones fails itself."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    left = signal.signal(signal.SIGINT, before)
+    assert left is signal.default_int_handler, f"{request.node.nodeid} leaves SIGINT to {left}"
 
 
 @pytest.fixture(autouse=True)

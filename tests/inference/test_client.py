@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from collections import Counter
@@ -98,6 +99,15 @@ def test_a_failed_update_leaves_the_server_running(server, http, chat_model, tmp
     assert run([server.url], use, model=str(chat_model.directory)).finish_reason == "length"
 
 
+@pytest.fixture
+def nothing_collected():
+    """No garbage is collected, which would close the connections that we forget."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("nothing_collected")
 def test_a_cancelled_generation_is_aborted_on_the_server(server, http, chat_model):
     http.post("/pause?mode=keep")
 

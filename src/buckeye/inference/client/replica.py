@@ -84,6 +84,7 @@ class Replica:
         self._timeout = timeout
         self._connect = connect
         self._idle: list[httpx.AsyncClient] = []
+        self._in_use: set[httpx.AsyncClient] = set()
         self._health = connect()  # for signs of life alone: a new connection waits behind thousands of others
         self._asking = asyncio.Lock()
         self._calls: set[asyncio.Timeout] = set()
@@ -111,8 +112,8 @@ class Replica:
                 call.reschedule(now)
 
     async def close(self) -> None:
-        """Close the connections."""
-        for connection in (*self._idle, self._health):
+        """Close the connections, also those of calls that were cancelled and did not come to it."""
+        for connection in (*self._idle, *self._in_use, self._health):
             await connection.aclose()
 
     # --- what can be asked ---
@@ -329,9 +330,11 @@ class Replica:
             yield self._health
             return
         connection = self._idle.pop() if self._idle else self._connect()
+        self._in_use.add(connection)
         try:
             yield connection
         finally:
+            self._in_use.remove(connection)
             if len(self._idle) < _IDLE_CONNECTIONS:
                 self._idle.append(connection)
             else:
