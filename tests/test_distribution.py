@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 import tomllib
 from importlib import metadata
@@ -73,10 +72,7 @@ def test_what_installs_is_of_this_interpreter(tmp_path, monkeypatch):
     assert install_command("hub").startswith(f"uv pip install --python {python} ")
 
 
-def test_the_lock_is_that_of_the_project_and_names_the_public_index_alone():
-    uv = Path(sys.executable).with_name("uv")
-    done = subprocess.run([uv, "lock", "--check", "--offline"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_the_lock_names_the_public_index_alone():
     addresses = re.findall(r"https?://([^/\"]+)", (ROOT / "uv.lock").read_text())
     assert set(addresses) == {"pypi.org", "files.pythonhosted.org"}
 

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from .conftest import Server
+from tests.waiting import HANG
+
+from .conftest import KEY_OF_SERVERS, Server
 from .test_protocol import JSON
 from .test_server import generate, metric, wait_for
 
@@ -236,6 +238,17 @@ def _status(http, method, path, headers, body):
             with_stream.headers["content-type"] != "application/json" or json.loads(shown)["error"]["message"]
         )
     return with_stream.status_code
+
+
+@pytest.mark.parametrize("key", ["", f"Authorization: Bearer {KEY_OF_SERVERS}\r\n"])
+def test_a_request_that_ends_in_what_is_not_http_is_answered_once(hardened, key):
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{key}Content-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", hardened.port), timeout=HANG) as raw:
+        raw.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\nno number\r\n".encode())
+        answer = b"".join(iter(lambda: raw.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert "Traceback" not in hardened.log.read_text()
 
 
 def _send_raw(port, data):

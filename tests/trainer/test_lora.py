@@ -41,11 +41,6 @@ CPU = torch.device("cpu")
 IDS = np.random.default_rng(3).integers(0, 256, 24).astype(np.int32)
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    monkeypatch.setenv("BUCKEYE_THREADS", "1")
-
-
 def adapted(model: Path, *, frozen_dtype=torch.float32, **settings):
     """A policy with an adapter whose B is not zero."""
     torch.manual_seed(0)

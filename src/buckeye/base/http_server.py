@@ -100,6 +100,13 @@ class BoundedProtocol(H11Protocol):
         self._idle_since = time.monotonic()
         super().on_response_complete()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, and take from the application no answer to the request that it was in."""
+        super().send_400_response(msg)
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     @property
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
