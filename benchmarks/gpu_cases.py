@@ -33,7 +33,7 @@ def write_model(settings: Settings) -> Figures:
     """Write the model that all cases use; returns facts about it and the device."""
     import torch
 
-    from buckeye.trainer.throughput import peak_flops
+    from buckeye.trainer.learner import peak_flops
 
     device = torch.device(settings["device"])
     parameters = make_model(Path(settings["model"]), settings["size"])

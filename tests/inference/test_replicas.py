@@ -19,8 +19,8 @@ import torch
 from buckeye.base.process import RunIdentity
 from buckeye.errors import InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams, router
-from buckeye.trainer.canary import greedy_canary
 from buckeye.trainer.model.policy import load_policy
+from buckeye.trainer.output.served_weights import greedy_canary
 from buckeye.transport.weights import Canary, publish_weights, read_weights_manifest
 from tests.waiting import HANG
 

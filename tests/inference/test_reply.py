@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.render.forcing import call_opening
+from buckeye.inference.render.renderer import call_opening
 from buckeye.inference.server.reply import GrowingReply
 
 from .chat_families import FAMILIES, save_family

@@ -22,14 +22,14 @@ from buckeye.base.storage import sha256_file
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.client import InferenceClient, SamplingParams
-from buckeye.inference.vllm.command import (
+from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE, Vllm, find_vllm, require_vllm
+from buckeye.inference.vllm.server import (
     PLUGIN,
     check_extra,
     known_arguments,
     server_command,
     server_environment,
 )
-from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE, Vllm, find_vllm, require_vllm
 from buckeye.transport.weights import combined_checksum, read_weights_manifest
 
 from .conftest import Server, cut_short, near

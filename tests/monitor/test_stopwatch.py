@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from buckeye.monitor import stopwatch
-from buckeye.monitor.stopwatch import BusyClock, Stopwatch
+from buckeye.monitor import metrics
+from buckeye.monitor.metrics import BusyClock, Stopwatch
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def clock(monkeypatch):
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(stopwatch.time, "monotonic", lambda: now)
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now)
     return advance
 
 

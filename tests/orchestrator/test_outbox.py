@@ -7,7 +7,7 @@ import pytest
 
 from buckeye.base.process import RunIdentity
 from buckeye.errors import TransportError
-from buckeye.orchestrator.batch_sender import Outbox
+from buckeye.orchestrator.batch import Outbox
 from buckeye.orchestrator.weights_watcher import WrongServers
 from buckeye.transport.batches import Batch, Sample, batch_directory, read_batch, remove_batch
 from buckeye.transport.restarts import RestartRequest, take_restart_requests

@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import pytest
 
 from buckeye.envs.base import Outcome, Task
-from buckeye.monitor import stopwatch
-from buckeye.monitor.stopwatch import BusyClock
-from buckeye.orchestrator import loop_times
+from buckeye.monitor import metrics
+from buckeye.monitor.metrics import BusyClock
+from buckeye.orchestrator import loop_watch
 from buckeye.orchestrator.collected import Collected
-from buckeye.orchestrator.loop_times import LoopTimes, Throughput
+from buckeye.orchestrator.loop_watch import LoopTimes, Throughput
 from buckeye.orchestrator.rollout import Group, Rollout
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = SimpleNamespace(seconds=100.0)
-    for module in (stopwatch, loop_times):
+    for module in (metrics, loop_watch):
         monkeypatch.setattr(module.time, "monotonic", lambda: now.seconds)
     return now
 

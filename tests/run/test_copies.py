@@ -11,7 +11,7 @@ import pytest
 
 from buckeye.errors import UsageError
 from buckeye.launch.resume import wait_for_leftovers
-from buckeye.run_files.known import known_runs, register
+from buckeye.run_files.known_runs import known_runs, register
 from buckeye.run_files.record import PLACE_VARIABLE, place_of, processes_left, read_record, write_record
 from buckeye.runs.status import run_status
 from buckeye.runs.stop import continuation, stop_run

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.config.rl import SupervisionConfig
-from buckeye.launch.hangs import Vitals, described, illness
+from buckeye.launch.heartbeats import Vitals, described, illness
 from buckeye.launch.restarts import Again, Budget, GiveUp
 
 LIMITS = SupervisionConfig(heartbeat_timeout=30, stall_timeout=100, start_timeout=200)

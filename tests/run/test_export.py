@@ -23,7 +23,7 @@ from buckeye.errors import CheckpointError, RunError, UsageError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.runs.export.export import ExportRequest, export_model
 from buckeye.runs.export.facts import choose_checkpoint
-from buckeye.sizing.model_files import fetch_base
+from buckeye.sizing.model import fetch_base
 from buckeye.trainer.output import release
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.checkpoint import read_scores

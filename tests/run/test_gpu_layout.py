@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.errors import UsageError
-from buckeye.sizing.gpu_layout import GPU_MEMORY_GB, Gpus, parse_gpus, plan_gpus
+from buckeye.sizing.devices import GPU_MEMORY_GB, Gpus, parse_gpus, plan_gpus
 
 SMALL, MIDDLE, LARGE = 600_000_000, 8_000_000_000, 32_000_000_000
 

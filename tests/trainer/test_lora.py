@@ -22,11 +22,11 @@ from buckeye.base.process import RunIdentity
 from buckeye.config.trainer import ExperimentalConfig, LoRAConfig, TrainerCheckpointConfig
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import read_metrics, read_run
-from buckeye.trainer.canary import greedy_canary
 from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.model.adapter_files import load_adapter, merge_adapter, save_adapter
 from buckeye.trainer.model.lora import add_adapter, without_adapter
 from buckeye.trainer.model.policy import load_policy
+from buckeye.trainer.output.served_weights import greedy_canary
 from buckeye.trainer.rl import run_trainer
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.batches import Batch, Sample, write_batch

@@ -20,7 +20,7 @@ from buckeye.base.process import RunIdentity
 from buckeye.config.trainer import ModelConfig
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import read_run
-from buckeye.sizing.model_files import fetch_model
+from buckeye.sizing.model import fetch_model
 from buckeye.trainer.output.release import Passages, write_model
 from buckeye.trainer.parallel.shards import read_like
 from buckeye.trainer.rl import run_trainer

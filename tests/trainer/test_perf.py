@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from buckeye.trainer.data.packing import plan_bins
-from buckeye.trainer.learner import format_step
+from buckeye.trainer.learner import Work, format_step, peak_flops, peak_memory_gib, training_flops
 from buckeye.trainer.model.policy import load_policy
-from buckeye.trainer.throughput import Work, peak_flops, peak_memory_gib, training_flops
 
 
 def test_flops_by_hand(tiny_model):

@@ -8,8 +8,8 @@ from typer.main import get_command
 
 from buckeye.cli import rl_help
 from buckeye.cli.app import app
+from buckeye.cli.help import show_page
 from buckeye.cli.launch import RL_COMMANDS
-from buckeye.cli.pages import show_page
 from buckeye.cli.rl_flags import TrainFlags, written
 from buckeye.cli.rl_help import show_help
 from buckeye.cli.runs import runs_app

@@ -12,7 +12,7 @@ import yaml
 from packages.machines.tests.venvs import venv_with
 
 from buckeye import __version__
-from buckeye.sizing.gpu_layout import GPU_MEMORY_GB, Gpus
+from buckeye.sizing.devices import GPU_MEMORY_GB, Gpus
 from buckeye_machines.export.command import sky_task, unsaid_by_sky
 from buckeye_machines.export.job import read_job
 from buckeye_machines.export.k8s import k8s_manifests, unsaid_by_k8s

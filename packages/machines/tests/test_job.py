@@ -18,7 +18,7 @@ from packages.machines.tests.proxy import proxied
 from packages.machines.tests.sshd import needs_sshd, processes_of, sshd
 
 from buckeye.errors import RemoteError
-from buckeye.run_files.elsewhere import JobThere
+from buckeye.run_files.known_runs import JobThere
 from buckeye_machines import job as jobs
 from buckeye_machines.connection import Link
 from buckeye_machines.follow import Follower

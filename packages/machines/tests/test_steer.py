@@ -10,8 +10,7 @@ from packages.machines.tests.laptop import Laptop, wait_for
 
 from buckeye.errors import RemoteError
 from buckeye.run_files.directory import locked, refuse_used
-from buckeye.run_files.elsewhere import JobThere
-from buckeye.run_files.known import register
+from buckeye.run_files.known_runs import JobThere, register
 from buckeye_machines import steer
 from buckeye_machines.steer import Notes, stop_remote
 from tests.run.made_runs import made_run

@@ -16,8 +16,8 @@ import typer
 from buckeye import __version__
 from buckeye.base.satellites import SATELLITES, absent, ask, is_there
 from buckeye.cli.completion import LaunchCommand, install_completion, show_completion
+from buckeye.cli.help import Commands
 from buckeye.cli.launch import COMMANDS
-from buckeye.cli.pages import Commands
 from buckeye.errors import UsageError
 
 # `buckeye auth`: which keys are known and from where, and a place to put one.

@@ -11,7 +11,7 @@ import typer
 from buckeye.cli.waiting import status_line
 from buckeye.errors import UsageError
 from buckeye.launch.serve import served_model
-from buckeye.sizing.model_files import fetch_served
+from buckeye.sizing.model import fetch_served
 
 
 def talk(model: str, prompt: str | None, *, temperature: float, max_tokens: int) -> None:

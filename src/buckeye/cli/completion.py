@@ -160,7 +160,7 @@ def _words_of(command: Any, before: Sequence[str], *, is_flag: bool) -> Iterable
     if is_flag:
         return [*(name for param in command.params for name in param.opts if name.startswith("--")), "--help"]
     if before[0] in RUN_COMMANDS and not words:
-        from buckeye.run_files.known import known_runs
+        from buckeye.run_files.known_runs import known_runs
 
         return [run.name for run in known_runs()[0]]
     return []

@@ -19,7 +19,7 @@ from buckeye.base.json_lines import printable
 from buckeye.config.base import closest, did_you_mean
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.metrics import HEAD, RunMetrics, read_run
-from buckeye.run_files.known import find_run
+from buckeye.run_files.known_runs import find_run
 
 # Curves as text, for a terminal or a pipe of any kind.
 

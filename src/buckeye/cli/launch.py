@@ -195,7 +195,7 @@ def _inference(argv: list[str]) -> None:
     from buckeye.config.inference import InferenceConfig
 
     config = _load(InferenceConfig, argv, "inference")
-    from buckeye.sizing.model_files import fetch_base, is_adapter
+    from buckeye.sizing.model import fetch_base, is_adapter
 
     adapter = Path(config.model.name).resolve() if is_adapter(config.model.name) else None
     local = _with_local_model(config) if adapter is None else _of_model(config, fetch_base(adapter))
@@ -284,7 +284,7 @@ def _tune_libraries(program: str) -> None:
 
 def _with_local_model(config: T) -> T:
     """Replace `model.name` by the local directory of the model, fetching it if need be."""
-    from buckeye.sizing.model_files import fetch_model
+    from buckeye.sizing.model import fetch_model
 
     return _of_model(config, fetch_model(config.model.name))  # type: ignore[attr-defined]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from buckeye.cli.pages import Rows, show_page
+from buckeye.cli.help import Rows, show_page
 from buckeye.cli.rl_flags import TrainFlags, written
 from buckeye.config.base import BaseConfig
 from buckeye.config.help import (

@@ -19,7 +19,7 @@ from buckeye.base.json_lines import printable
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.metrics import Step, read_run
 from buckeye.monitor.rollouts import PlayedRollout, RolloutFilter, read_rollouts, rollout_steps
-from buckeye.run_files.known import find_run
+from buckeye.run_files.known_runs import find_run
 
 _SHOWN = 20
 _LONGEST_TEXT = 6000

@@ -19,13 +19,12 @@ from buckeye.base.disk import human_bytes
 from buckeye.base.json_lines import printable
 from buckeye.base.satellites import ask
 from buckeye.cli.curve import curve
-from buckeye.cli.pages import Commands
+from buckeye.cli.help import Commands
 from buckeye.cli.rollouts import rollouts
 from buckeye.cli.run_texts import cleaning_table, event_line, run_list, status_text
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.run_files.directory import is_in_use, locked
-from buckeye.run_files.elsewhere import is_remote
-from buckeye.run_files.known import find_run, known_runs
+from buckeye.run_files.known_runs import find_run, is_remote, known_runs
 from buckeye.run_files.logs import LogLine, follow_logs, read_logs
 from buckeye.run_files.record import GOING_ON, read_events, read_record
 from buckeye.runs.clean import IN_USE, KINDS, Deletable, Kind, deletable, delete

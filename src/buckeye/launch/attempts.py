@@ -16,10 +16,9 @@ from buckeye.base.process import RunIdentity
 from buckeye.cluster.head import Nodes
 from buckeye.config.rl import RLConfig
 from buckeye.errors import CheckpointError, RunError, UsageError
-from buckeye.launch.processes import Child, Processes
+from buckeye.launch.processes import Child, Origin, Processes, write_role_configs
 from buckeye.launch.restarts import FULL_DISK_SECONDS, NODE_SECONDS, Budget, Ended, GiveUp, described
 from buckeye.launch.resume import newest_commit
-from buckeye.launch.role_configs import Origin, write_role_configs
 from buckeye.launch.why_it_ended import Memory, diagnosis, how_it_ended, named_cause
 from buckeye.run_files.directory import attempt_logs, begin_attempt
 from buckeye.run_files.logs import prune_logs

@@ -18,7 +18,7 @@ from buckeye.monitor.tracker import check_wandb
 from buckeye.run_files.directory import refuse_used
 from buckeye.sizing.devices import Machine, slots_instead, this_machine
 from buckeye.sizing.disk import disk_shortage, disk_table, disk_warning
-from buckeye.sizing.model_files import find_model
+from buckeye.sizing.model import find_model
 from buckeye.sizing.plan import RolePlan, make_plan
 from buckeye.sizing.ports import AnyPorts
 from buckeye.sizing.tasks import check_tasks

@@ -18,8 +18,8 @@ from buckeye.config.trainer import LoRAConfig, TrainerConfig
 from buckeye.errors import UsageError
 from buckeye.monitor.redact import redacted
 from buckeye.run_files.record import RunRecord, read_record
-from buckeye.sizing.model_files import find_model
-from buckeye.trainer.model.base_digest import base_digest
+from buckeye.sizing.model import find_model
+from buckeye.trainer.model.adapter_files import base_digest
 from buckeye.transport.checkpoint import CheckpointInfo, trainer_state
 from buckeye.transport.checkpoint.shards import SHARDS_DIRECTORY, has_shards
 

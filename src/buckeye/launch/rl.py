@@ -23,7 +23,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.launch.attempts import Launch
 from buckeye.launch.hosts import forget_other_keys, played_environments, run_hosts
-from buckeye.launch.processes import TERM_GRACE_SECONDS, Child, Processes
+from buckeye.launch.processes import TERM_GRACE_SECONDS, Child, Origin, Processes, write_role_configs
 from buckeye.launch.progress import ChildWarnings, Progress, human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.resume import (
@@ -34,7 +34,6 @@ from buckeye.launch.resume import (
     wait_for_leftovers,
 )
 from buckeye.launch.resume_checks import changed_settings, earlier_start, record_config
-from buckeye.launch.role_configs import Origin, write_role_configs
 from buckeye.launch.stop_requests import Stopping
 from buckeye.launch.supervisor import Supervisor
 from buckeye.monitor.log import run_log, setup_logging
@@ -43,12 +42,12 @@ from buckeye.monitor.signals import nothing_learnt
 from buckeye.monitor.tracker import check_wandb, tracked
 from buckeye.monitor.verdict import training_level
 from buckeye.run_files.directory import REMOTE_FILE, begin_attempt, clean, locked, put_aside, refuse_used
-from buckeye.run_files.known import register
+from buckeye.run_files.known_runs import register
 from buckeye.run_files.logs import LAUNCHER, prune_logs
 from buckeye.run_files.record import RunRecord
 from buckeye.sizing.devices import Machine, this_machine
 from buckeye.sizing.disk import check_disk, disk_environment
-from buckeye.sizing.model_files import fetch_model
+from buckeye.sizing.model import fetch_model
 from buckeye.sizing.plan import RolePlan, Site, make_plan
 from buckeye.sizing.ports import Ports, held_ports
 from buckeye.transport.checkpoint import list_checkpoints

@@ -13,12 +13,11 @@ import psutil
 from buckeye.base.disk import advice, waits_for_disk, what_is_free
 from buckeye.errors import RunError
 from buckeye.launch.attempts import Attempts, Launch
-from buckeye.launch.hangs import described, illness
-from buckeye.launch.processes import Child, Processes
+from buckeye.launch.heartbeats import described, illness
+from buckeye.launch.processes import Child, Origin, Processes, write_role_configs
 from buckeye.launch.progress import human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.restarts import Restarts
-from buckeye.launch.role_configs import Origin, write_role_configs
 from buckeye.launch.waits import circle, sentence, waits_of
 from buckeye.sizing.plan import RolePlan
 from buckeye.sizing.ports import Ports

@@ -26,13 +26,13 @@ from buckeye.monitor.verdict import rollouts_level
 from buckeye.orchestrator.advantages import RewardShaping, check_advantage, reward_shaping
 from buckeye.orchestrator.batch import (
     Advantages,
+    Outbox,
     advantages_of,
     batch_metrics,
     make_batch,
     prune_rollouts,
     write_rollouts,
 )
-from buckeye.orchestrator.batch_sender import Outbox
 from buckeye.orchestrator.collected import Collected
 from buckeye.orchestrator.collection import CollectionWatch
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
@@ -48,10 +48,11 @@ from buckeye.orchestrator.environments import (
 from buckeye.orchestrator.evaluation import EvalResult, evaluate
 from buckeye.orchestrator.evaluations import Evaluations, sampling_params
 from buckeye.orchestrator.filters import group_filter
-from buckeye.orchestrator.loop_times import LoopTimes, Throughput
 from buckeye.orchestrator.loop_watch import (
+    LoopTimes,
     LoopWatch,
     RunWatch,
+    Throughput,
     first_to_end,
     tell_of_a_held_up_loop,
     until_stopped,

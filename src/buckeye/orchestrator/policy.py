@@ -16,7 +16,7 @@ from buckeye.errors import InferenceError, PromptTooLongError, UsageError
 from buckeye.inference.client import Generation, SamplingParams
 from buckeye.inference.engine.text import GrowingText
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.render.forcing import NO_OPENING, Opening, call_opening
+from buckeye.inference.render.renderer import NO_OPENING, Opening, call_opening
 from buckeye.orchestrator.training_samples import Prompt, Samples, Segment
 
 

@@ -17,7 +17,7 @@ from buckeye.launch.waits import Wait, waits
 from buckeye.monitor.log import run_log
 from buckeye.monitor.metrics import Record, Step, read_run
 from buckeye.monitor.signals import Finding, findings
-from buckeye.run_files.elsewhere import read_elsewhere, record_now
+from buckeye.run_files.known_runs import read_elsewhere, record_now
 from buckeye.run_files.record import GOING_ON, STATUS_FILE, ProcessRecord, RunRecord, State
 from buckeye.runs.export.facts import choose_checkpoint
 from buckeye.transport.checkpoint import CheckpointInfo, read_scores

@@ -24,7 +24,7 @@ from buckeye.launch.resume import to_resume
 from buckeye.launch.resume_checks import RECORDED_CONFIG, changed_settings
 from buckeye.launch.stop_requests import request_stop, withdraw_stop
 from buckeye.run_files.directory import locked
-from buckeye.run_files.elsewhere import read_elsewhere
+from buckeye.run_files.known_runs import read_elsewhere
 from buckeye.run_files.record import (
     GOING_ON,
     LeftProcess,

@@ -1,18 +1,22 @@
-"""What there is to compute with: GPUs with their memory and whoever is on them, and main memory."""
+"""What there is to compute with: GPUs with their memory and whoever is on them, and main memory; and which
+GPUs sample and which train."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
 from buckeye.base.process import usable_cores
+from buckeye.config.base import closest, did_you_mean
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 
@@ -166,3 +170,179 @@ def _ask(query: str) -> str:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+GPU_MEMORY_GB = {
+    "H100_80GB": 80,
+    "H200_141GB": 141,
+    "H200_96GB": 96,
+    "GH200_96GB": 96,
+    "GH200_480GB": 96,
+    "GH200_624GB": 141,
+    "B200_180GB": 180,
+    "B300_262GB": 262,
+    "A100_80GB": 80,
+    "A100_40GB": 40,
+    "L40S_48GB": 48,
+    "L40_48GB": 48,
+    "A40_48GB": 48,
+    "A30_24GB": 24,
+    "A10_24GB": 24,
+    "L4_24GB": 24,
+    "T4_16GB": 16,
+    "P100_16GB": 16,
+    "P40_24GB": 24,
+    "V100_32GB": 32,
+    "V100_16GB": 16,
+    "A6000_48GB": 48,
+    "A5000_24GB": 24,
+    "A4500_20GB": 20,
+    "A4000_16GB": 16,
+    "RTX6000Ada_48GB": 48,
+    "RTX5000Ada_32GB": 32,
+    "RTX4000Ada_20GB": 20,
+    "RTX2000Ada_16GB": 16,
+    "RTX5090_32GB": 32,
+    "RTX4090_24GB": 24,
+    "RTX4080_16GB": 16,
+    "RTX3090_24GB": 24,
+    "RTX3080_10GB": 10,
+    "RTX6000_24GB": 24,
+    "RTX8000_48GB": 48,
+    "RTX_PRO_6000B_96GB": 96,
+}
+"""Memory of one GPU in GB (10^9 bytes), by the full name that renting uses. A Grace Hopper's name counts the
+memory of its processor too."""
+
+_SHORT = {"H200": "H200_141GB", "GH200": "GH200_96GB", "A100": "A100_80GB", "V100": "V100_32GB"}
+_GPUS = re.compile(r"(?:(?P<count>\d+)\s*[xX*]\s*)?(?P<type>[A-Za-z][\w ]*)|(?P<alone>\d+)", re.ASCII)
+_TRAINED_BYTES = 16  # of a parameter: weights, gradients and AdamW's two moments in float32
+_CAST_BYTES = 2  # and a copy in bfloat16, of layers that are gathered whole
+_SERVED_BYTES = 2
+_TRAINER_ROOM = 0.75  # of a GPU's memory, beside activations and logits
+_ENGINE_ROOM = 0.6  # beside the keys and values of rollouts
+_SHARED_ROOM = 0.4  # where one GPU does both
+_MOST_GPUS = 1024
+_TRAINING_SHARE = 4  # one GPU of so many trains at least
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """`count` GPUs with `memory_gb` each (10^9 bytes); `type` is a full name, as H100_80GB, or "" where any
+    will do."""
+
+    count: int
+    type: str = ""
+    memory_gb: float = 80
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count}x{self.type}" if self.type else f"{self.count} GPU{'s' if self.count > 1 else ''}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuLayout:
+    """Device ids of inference and of the trainer. `tp` GPUs hold one copy of the model for sampling. `lora`:
+    only adapters fit. One GPU may be in both lists."""
+
+    inference: tuple[int, ...]
+    trainer: tuple[int, ...]
+    tp: int = 1
+    lora: bool = False
+
+    @property
+    def shared(self) -> bool:
+        """Whether sampling and training take turns on a GPU."""
+        return bool(set(self.inference) & set(self.trainer))
+
+
+def parse_gpus(text: str) -> Gpus:
+    """`4xH100`, `H100` (one), or `4`. A type without its memory means the usual one: `A100` is A100_80GB.
+
+    Raises UsageError for what is none of these, with the types that are alike.
+    """
+    match = _GPUS.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"--gpus {text}: write a number and a type, as 4xH100")
+    count = int(match["alone"] or match["count"] or 1)
+    if not 1 <= count <= _MOST_GPUS:
+        raise UsageError(f"--gpus {text}: write a number from 1 to {_MOST_GPUS}")
+    if match["alone"]:
+        return Gpus(count)
+    name = _full_name(match["type"], text)
+    return Gpus(count, name, GPU_MEMORY_GB[name])
+
+
+def short_name(gpu_type: str) -> str:
+    """The name of a type without its memory: A100 of A100_80GB."""
+    return gpu_type.rpartition("_")[0]
+
+
+def alike(gpu_type: str, name: Callable[[str], str] = short_name) -> list[str]:
+    """The other types that have the same name where types are called by `name`."""
+    return [one for one in GPU_MEMORY_GB if one != gpu_type and name(one) == name(gpu_type)]
+
+
+def plan_gpus(gpus: Gpus, parameters: int) -> GpuLayout:
+    """How `gpus` are shared out for a model of so many parameters.
+
+    One GPU does both; of more the trainer gets a quarter (of 8: 6 sample, 2 train), or as many as the model
+    needs. Raises UsageError for a model that does not even fit with adapters, with what would do.
+    """
+    memory = gpus.memory_gb * 1e9
+    if gpus.count == 1:
+        return _one(parameters, memory, gpus)
+    tp = _power_of_two(math.ceil(_SERVED_BYTES * parameters / (_ENGINE_ROOM * memory)))
+    for lora in (False, True):
+        least = math.ceil(_trained_bytes(parameters, lora=lora) / (_TRAINER_ROOM * memory))
+        train = max(least, gpus.count // _TRAINING_SHARE, 1)
+        sample = (gpus.count - train) // tp * tp
+        if sample > 0:
+            return GpuLayout(
+                inference=tuple(range(sample)),
+                trainer=tuple(range(sample, gpus.count)),
+                tp=tp,
+                lora=lora,
+            )
+    raise UsageError(_too_large(parameters, gpus, tp))
+
+
+def _one(parameters: int, memory: float, gpus: Gpus) -> GpuLayout:
+    if _SERVED_BYTES * parameters > _SHARED_ROOM * memory:
+        raise UsageError(_too_large(parameters, gpus, 1))
+    full = _trained_bytes(parameters, lora=False) <= (1 - _SHARED_ROOM) * _TRAINER_ROOM * memory
+    return GpuLayout(inference=(0,), trainer=(0,), lora=not full)
+
+
+def _trained_bytes(parameters: int, *, lora: bool) -> int:
+    return parameters * (_CAST_BYTES if lora else _TRAINED_BYTES + _CAST_BYTES)
+
+
+def _power_of_two(least: int) -> int:
+    """Attention heads can be shared out to 1, 2, 4, 8 GPUs."""
+    return 1 << max(0, least - 1).bit_length()
+
+
+def _too_large(parameters: int, gpus: Gpus, tp: int) -> str:
+    needed = max(2, tp + math.ceil(_CAST_BYTES * parameters / (_TRAINER_ROOM * gpus.memory_gb * 1e9)))
+    needs = f"{needed}x{gpus.type}" if gpus.type else f"{needed} such GPUs"
+    return (
+        f"{parameters / 1e9:.3g} billion parameters do not fit on {gpus} ({gpus.memory_gb:g} GB each), not "
+        f"even with adapters. That takes at least {needs} (--gpus); or take a smaller model (--model)"
+    )
+
+
+def _full_name(word: str, text: str) -> str:
+    name = word.strip().replace(" ", "_")
+    by_name = {known.lower(): known for known in GPU_MEMORY_GB}
+    by_name |= {short_name(known).lower(): known for known in reversed(GPU_MEMORY_GB)}
+    by_name |= {short.lower(): full for short, full in _SHORT.items()}
+    found = by_name.get(name.lower())
+    if found is not None:
+        return found
+    hint = did_you_mean(list(dict.fromkeys(by_name[one] for one in closest(name, by_name))))
+    raise UsageError(
+        f"--gpus {text}: no GPU type {word.strip()} is known."
+        f"{hint or ' For example: 4xH100, 2xA100_80GB, 1xRTX4090.'}"
+    )

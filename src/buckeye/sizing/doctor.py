@@ -27,8 +27,7 @@ from buckeye.sizing.devices import Gpu, gpus, main_memory, slots_instead, this_m
 from buckeye.sizing.disk import estimate_disk
 from buckeye.sizing.fitting import MEMORY, check_memory
 from buckeye.sizing.memory import Hardware, processor_has_bfloat16
-from buckeye.sizing.model import check_model, check_tokenizer, fetch_small_files, read_shape
-from buckeye.sizing.model_files import find_model
+from buckeye.sizing.model import check_model, check_tokenizer, fetch_small_files, find_model, read_shape
 from buckeye.sizing.places import (
     check_clock,
     check_directory,

@@ -14,7 +14,7 @@ from buckeye.config.losses import LossConfig
 from buckeye.config.rl import RLConfig
 from buckeye.errors import InferenceError
 from buckeye.inference.engine.architecture import read_config, tensor_shapes
-from buckeye.sizing.model_files import find_model
+from buckeye.sizing.model import find_model
 from buckeye.trainer.model.trainable import untrainable
 
 _OUTER = ("embed_tokens", "lm_head")  # which are no hidden layers

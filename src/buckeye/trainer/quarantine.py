@@ -1,13 +1,19 @@
-"""`skipped/`: batches, or samples of them, that were not trained on, to be looked at."""
+"""Which samples of a batch cannot be learned from, and why: never trained on, never the end of a run, always
+counted, and put into `skipped/` to be looked at."""
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from buckeye.base import storage
 from buckeye.base.process import RunIdentity
-from buckeye.transport.batches import Batch, write_batch
+from buckeye.transport.batches import Batch, Sample, write_batch
 
 logger = logging.getLogger(__name__)
 
@@ -41,3 +47,78 @@ def _full(root: Path, what: str) -> bool:
     if full:
         logger.warning("%s is not kept: %s holds %d.", what, root, _MOST)
     return full
+
+
+CAUSES = {
+    "not_finite": "a log-prob or an advantage of a trained token is no finite number",
+    "vocabulary": "token ids outside the model's vocabulary: it was sampled from another model",
+    "version": "written by a policy version that this step cannot have, or that is older than "
+    "max_off_policy_steps allows",
+    "temperature": "temperature 0: greedy tokens have no log-probability to learn from; set "
+    "orchestrator.sampling.temperature above 0",
+    "first_token": "its first token is to be trained on, and nothing comes before it",
+}
+"""Why a sample is left out, by the name under which it is counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Inspection:
+    """A batch without the samples that are `left_out`; those by their place in the batch, with the cause."""
+
+    usable: Batch
+    left_out: Mapping[int, str]
+
+    @property
+    def nothing_left(self) -> bool:
+        """Whether there were samples and none is usable."""
+        return bool(self.left_out) and not self.usable.samples
+
+    def values(self) -> dict[str, float]:
+        """As entries of a step's record: how many were left out, in all and by cause."""
+        counts = {f"samples_left_out/{cause}": len(found) for cause, found in self._by_cause().items()}
+        return {"samples_left_out": len(self.left_out), **counts}
+
+    def describe(self) -> str:
+        """For a person: which samples, and why."""
+        parts = [f"{_numbers(found)} ({cause}: {CAUSES[cause]})" for cause, found in self._by_cause().items()]
+        return "; ".join(parts)
+
+    def _by_cause(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = defaultdict(list)
+        for index, cause in self.left_out.items():
+            found[cause].append(index)
+        return found
+
+
+def inspect(batch: Batch, *, vocabulary: int, most_age: int) -> Inspection:
+    """Take the samples out of a batch that cannot be learned from."""
+    oldest = batch.step - most_age
+    found = {
+        index: cause
+        for index, sample in enumerate(batch.samples)
+        if (cause := _cause(sample, vocabulary=vocabulary, oldest=oldest, newest=batch.step)) is not None
+    }
+    usable = tuple(sample for index, sample in enumerate(batch.samples) if index not in found)
+    return Inspection(usable=replace(batch, samples=usable), left_out=found)
+
+
+def _cause(sample: Sample, *, vocabulary: int, oldest: int, newest: int) -> str | None:
+    trained = sample.loss_mask
+    if sample.token_ids.min() < 0 or sample.token_ids.max() >= vocabulary:
+        return "vocabulary"
+    if not sample.temperature > 0:
+        return "temperature"
+    if trained[0]:
+        return "first_token"
+    if not (np.isfinite(sample.logprobs[trained]).all() and np.isfinite(sample.advantages[trained]).all()):
+        return "not_finite"
+    versions = sample.versions[trained]
+    if len(versions) and (versions.min() < max(0, oldest) or versions.max() > newest):
+        return "version"
+    return None
+
+
+def _numbers(indices: list[int], most: int = 8) -> str:
+    shown = ", ".join(map(str, indices[:most]))
+    more = f" and {len(indices) - most} more" if len(indices) > most else ""
+    return f"{'samples' if len(indices) > 1 else 'sample'} {shown}{more}"

@@ -15,18 +15,15 @@ from buckeye.base.process import RunIdentity, StopFlag, run_identity
 from buckeye.config.shared import most_token_age
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import FinalRunError
-from buckeye.monitor.metrics import MetricsLog
-from buckeye.monitor.stopwatch import Stopwatch
+from buckeye.monitor.metrics import MetricsLog, Stopwatch
 from buckeye.monitor.verdict import training_level
-from buckeye.trainer.batch_loss import BatchLoss, samples_to_train
+from buckeye.trainer.batch_loss import BatchLoss, load_reference, samples_to_train
 from buckeye.trainer.batch_receiver import Inbox
-from buckeye.trainer.data.integrity import Inspection, inspect
 from buckeye.trainer.learner import Learner, finite_only, format_step
 from buckeye.trainer.losses import check_loss
 from buckeye.trainer.output.writer import Output
 from buckeye.trainer.parallel.ranks import write_together
-from buckeye.trainer.quarantine import keep_skipped
-from buckeye.trainer.reference import load_reference
+from buckeye.trainer.quarantine import Inspection, inspect, keep_skipped
 from buckeye.trainer.setup import build_learner, find_resume, trainer_process
 from buckeye.transport.batches import Batch, Sample, remove_batch
 

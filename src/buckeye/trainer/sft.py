@@ -14,8 +14,7 @@ import torch
 from buckeye.base.process import StopFlag, run_identity
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import CheckpointError
-from buckeye.monitor.metrics import MetricsLog
-from buckeye.monitor.stopwatch import Stopwatch
+from buckeye.monitor.metrics import MetricsLog, Stopwatch
 from buckeye.monitor.verdict import training_level
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat, ChatSample
 from buckeye.trainer.data.packing import pack_micro_batch

@@ -9,7 +9,7 @@ from tests.places import ROOT
 from buckeye.base.keys import KEYS
 from buckeye.cli.rl_flags import read_words
 from buckeye.cli.rl_help import flag_rows
-from buckeye.sizing.gpu_layout import parse_gpus
+from buckeye.sizing.devices import parse_gpus
 from buckeye_mcp.recipe.model import usual_model
 
 PAGE = (ROOT / "docs" / "rl.md").read_text(encoding="utf-8")

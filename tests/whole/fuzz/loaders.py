@@ -680,7 +680,7 @@ def _put_run(folder):
 
 
 def _put_remote_run(folder):
-    from buckeye.run_files.elsewhere import Elsewhere, JobThere, write_elsewhere
+    from buckeye.run_files.known_runs import Elsewhere, JobThere, write_elsewhere
 
     _put_run(folder)
     there = dict.fromkeys(JobThere.__struct_fields__, "x") | {"target": "root@1.2.3.4:22", "sent": ["a"]}

@@ -26,7 +26,7 @@ from buckeye.orchestrator.evaluation import (
     write_evaluation,
 )
 from buckeye.orchestrator.player import RolloutPlayer
-from buckeye.sizing.model_files import fetch_model
+from buckeye.sizing.model import fetch_model
 
 log = logging.getLogger(__name__)
 Number = TypeVar("Number", int, float)

@@ -15,7 +15,7 @@ from buckeye.monitor.signals import EASIER_TASKS, HARDER_TASKS, MORE_TOKENS, rea
 from buckeye.monitor.verdict import verdict
 from buckeye.orchestrator.evaluation import EvalResult
 from buckeye.sizing.check import Check, failed, ok, skipped, warning
-from buckeye.sizing.model_files import find_model
+from buckeye.sizing.model import find_model
 from buckeye_audit.check import CheckOptions, check_environment
 from buckeye_audit.checks.result import shortened
 from buckeye_audit.evals import evaluate_model

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buckeye.cli.dry import show_described
-from buckeye.sizing.gpu_layout import parse_gpus
+from buckeye.sizing.devices import parse_gpus
 
 if TYPE_CHECKING:
     from buckeye.cli.rl_flags import TrainFlags

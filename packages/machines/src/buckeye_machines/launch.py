@@ -21,8 +21,7 @@ from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE
 from buckeye.launch.resume import where_it_left_off
 from buckeye.launch.resume_checks import record_config
 from buckeye.run_files.directory import RUN_FILE, locked, put_aside, refuse_used
-from buckeye.run_files.elsewhere import JobThere
-from buckeye.run_files.known import register
+from buckeye.run_files.known_runs import JobThere, register
 from buckeye_adapters.installed.record import ENVIRONMENTS_VARIABLE
 from buckeye_machines import job as jobs
 from buckeye_machines.base import RemoteRequest

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RemoteError, UsageError
 from buckeye.sizing.disk import estimate_disk
-from buckeye.sizing.model_files import find_model
+from buckeye.sizing.model import find_model
 from buckeye_machines.base import GpuRequest, Offer, Provider, RemoteRequest
 
 # How large the disk of a rented machine must be for a run.

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from buckeye.cli.env_args import print_table
-from buckeye.cli.pages import Commands
+from buckeye.cli.help import Commands
 from buckeye.errors import RemoteError, UsageError
-from buckeye.sizing.gpu_layout import parse_gpus
+from buckeye.sizing.devices import parse_gpus
 from buckeye_machines.base import Clock, GpuRequest, RemoteRequest
 from buckeye_machines.connection import parse_target
 from buckeye_machines.inventory import SeenPod, end_seen, find_pod, survey

@@ -18,7 +18,7 @@ import msgspec
 from buckeye.errors import RemoteError, RunError, UsageError
 from buckeye.launch.progress import human_duration
 from buckeye.run_files.directory import is_in_use, locked
-from buckeye.run_files.elsewhere import (
+from buckeye.run_files.known_runs import (
     Elsewhere,
     JobThere,
     read_elsewhere,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, UsageError
-from buckeye.sizing.gpu_layout import Gpus, plan_gpus
+from buckeye.sizing.devices import Gpus, plan_gpus
 from buckeye_mcp.config import GymConfig
 from buckeye_mcp.recipe.compose import Recipe, run_text, to_toml
 from buckeye_mcp.recipe.estimate import estimate_time

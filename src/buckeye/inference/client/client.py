@@ -18,10 +18,9 @@ import httpx
 from buckeye.errors import InferenceError
 from buckeye.inference.client.fleet import Fleet
 from buckeye.inference.client.replica import Replica, ReplicaLostError, gather
-from buckeye.inference.client.requests import version_of
 from buckeye.inference.client.router import Router
 from buckeye.inference.client.weights import Target
-from buckeye.inference.types import Generation, SamplingParams
+from buckeye.inference.types import Generation, SamplingParams, version_of
 from buckeye.transport.weights import Canary
 
 _RECOVERY_SECONDS = 60.0

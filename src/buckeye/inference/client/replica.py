@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import httpx
 
 from buckeye.errors import InferenceError
-from buckeye.inference.client.requests import error_message, generation_of, sampling_fields
-from buckeye.inference.types import Generation, SamplingParams
-from buckeye.monitor.stopwatch import BusyClock
+from buckeye.inference.types import Generation, SamplingParams, error_message, generation_of, sampling_fields
+from buckeye.monitor.metrics import BusyClock
 
 _IDLE_CONNECTIONS = 256  # are kept for the next requests
 _CONNECT_ATTEMPTS = 6

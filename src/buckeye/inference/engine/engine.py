@@ -22,9 +22,8 @@ from buckeye.base import heartbeat
 from buckeye.inference.engine.commands import CommandQueue
 from buckeye.inference.engine.decoder import Chunk, Decoder, batches
 from buckeye.inference.engine.prefixes import Kept, KeptPrefixes, RunningPrompts
-from buckeye.inference.engine.ranking import Ranking
 from buckeye.inference.engine.sampling import SamplingBatch, sample, sampling_batch, uniforms
-from buckeye.inference.engine.sequences import RunningSequences, Sequence
+from buckeye.inference.engine.sequences import Ranking, RunningSequences, Sequence
 from buckeye.inference.engine.weights import Checkpoint, ModelWeights
 from buckeye.inference.types import FinishReason
 

@@ -21,8 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from buckeye.base.storage import read_json
 from buckeye.errors import InferenceError
-from buckeye.inference.engine.architecture import ModelSpec
-from buckeye.inference.engine.dtype import auto_compute_dtype
+from buckeye.inference.engine.architecture import ModelSpec, auto_compute_dtype
 from buckeye.inference.engine.projection import Projection
 
 _EMBED, _HEAD = "model.embed_tokens.weight", "lm_head.weight"

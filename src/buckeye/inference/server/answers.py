@@ -15,7 +15,7 @@ from buckeye.errors import InferenceError
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.text import GrowingText
 from buckeye.inference.render import Conversation
-from buckeye.inference.render.forcing import Opening
+from buckeye.inference.render.renderer import Opening
 from buckeye.inference.server.reply import GrowingReply, Part
 from buckeye.inference.server.service import Service
 

@@ -15,7 +15,7 @@ from buckeye.chat.openai_answers import least, usage_fields
 from buckeye.chat.openai_requests import ChatRequest, CompletionRequest, GenerateRequest, TextRequest, parse
 from buckeye.errors import InferenceError
 from buckeye.inference.engine.sequences import Sequence
-from buckeye.inference.render.forcing import NO_OPENING, call_opening
+from buckeye.inference.render.renderer import NO_OPENING, call_opening
 from buckeye.inference.server.answers import Answer, ChatAnswer, Choice, CompletionAnswer
 from buckeye.inference.server.protocol import DetokenizeRequest, EventStream, TokenizeRequest, json_response
 from buckeye.inference.server.service import DEFAULT_MAX_TOKENS, Service, Submission

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from buckeye.inference.render import ChatRenderer, Conversation
-from buckeye.inference.render.forcing import NO_OPENING, WRITTEN_AS_TEXT, Opening
+from buckeye.inference.render.renderer import NO_OPENING, WRITTEN_AS_TEXT, Opening
 from buckeye.inference.render.template import opens_thinking
 
 _THINK, _END_THINK, _CALL = "<think>", "</think>", "<tool_call>"

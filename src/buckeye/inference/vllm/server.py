@@ -1,14 +1,19 @@
-"""Starts vLLM's server and stays with it: ready, watched, ended with this process."""
+"""vLLM's server: its command line and environment, its start; ready, watched, ended with this process."""
 
 from __future__ import annotations
 
+import ast
+import difflib
+import json
 import logging
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -16,8 +21,8 @@ from buckeye.base import heartbeat
 from buckeye.base.process import StopFlag, cpu_threads
 from buckeye.base.request_gate import Rules
 from buckeye.config.inference import InferenceConfig
-from buckeye.errors import InferenceError
-from buckeye.inference.vllm.command import server_command, server_environment
+from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.engine.architecture import read_config
 from buckeye.inference.vllm.interpreter import Vllm
 from buckeye.monitor.log import SUCCESS
 
@@ -128,3 +133,186 @@ def _reachable(host: str | None) -> str:
     if host is None or host in ("0.0.0.0", "::", "localhost"):  # noqa: S104  a comparison
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
+
+
+PLUGIN = Path(__file__).with_name("plugin")
+_SERVER = "buckeye_vllm_server"
+_CPU_CACHE_GB = 1
+_CPU_BATCHED_TOKENS = 4096
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+_ARGUMENT_FILES = {
+    Path("engine", "arg_utils.py"): {"EngineArgs", "AsyncEngineArgs"},
+    Path("entrypoints", "launchers", "cli_args.py"): {"BaseFrontendArgs", "FrontendArgs"},
+}
+_OURS = {
+    "model": "inference.model.name",
+    "served_model_name": "inference.model.name",
+    "host": "inference.server.host",
+    "port": "inference.server.port",
+    "api_key": "inference.server.api_key_var",
+    "dtype": "inference.model.dtype",
+    "max_model_len": "inference.model.max_model_len",
+    "max_num_seqs": "inference.max_num_seqs",
+    "enforce_eager": "inference.model.enforce_eager",
+    "trust_remote_code": "inference.model.trust_remote_code",
+    "tensor_parallel_size": "inference.parallel.tp",
+    "data_parallel_size": "inference.parallel.dp",
+    "gpu_memory_utilization": "inference.gpu_memory_utilization",
+    "seed": "inference.seed",
+    "kv_cache_memory_bytes": "inference.kv_cache_gb",
+    "max_lora_rank": "inference.max_lora_rank",
+    "enable_auto_tool_choice": "inference.model.enable_auto_tool_choice",
+    "tool_call_parser": "inference.model.tool_call_parser",
+}
+# What training relies on: log-probs of what was sampled, token ids in and out, weights in flight.
+_FIXED = {
+    "logprobs_mode": "processed_logprobs",
+    "generation_config": "vllm",
+    "weight_transfer_config": {"backend": "buckeye_fs"},
+    "worker_extension_cls": "buckeye_vllm_worker.WorkerExtension",
+    "middleware": ["buckeye_vllm_gate.Gate"],
+    "enable_scale_out": True,
+    "disable_uvicorn_access_log": True,
+}
+
+
+_REFUSED = {
+    "hf_token": "it would be seen in the list of processes: set HF_TOKEN in the environment",
+    "uds": "Buckeye reaches its server by host and port",
+    "headless": "Buckeye talks to the server over HTTP",
+    "logits_processors": "it changes what is sampled from, and the trainer would not know",
+    "root_path": "Buckeye expects vLLM's own paths",
+    "api_server_count": "weights are replaced through one API server; raise inference.parallel.dp",
+    **dict.fromkeys(
+        ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"),
+        "Buckeye speaks plain HTTP to its own server: put a proxy before it",
+    ),
+}
+
+
+def server_command(config: InferenceConfig, vllm: Vllm, directory: Path, *, cpu: bool) -> list[str]:
+    """The argument vector of vLLM's server for the model in `directory`. Holds no secret.
+
+    Raises UsageError for a key of `[inference.vllm]` that this vLLM lacks or that Buckeye sets itself, and
+    for adapters of a larger rank than vLLM's kernels have.
+    """
+    check_extra(config.vllm, known_arguments(vllm))
+    model = config.model
+    cache_gb = config.kv_cache_gb or (_CPU_CACHE_GB if cpu else None)  # else vLLM takes most of the RAM
+    arguments: dict[str, Any] = {
+        "model": str(directory),
+        "served_model_name": model.name,
+        "host": config.server.host or "127.0.0.1",
+        "port": config.server.port,
+        "max_num_seqs": config.max_num_seqs,
+        "max_model_len": model.max_model_len,
+        "seed": config.seed if config.seed is not None else 0,
+        "dtype": "float32" if cpu and model.dtype == "auto" else model.dtype,
+        "enforce_eager": cpu or model.enforce_eager or None,
+        "trust_remote_code": model.trust_remote_code or None,
+        "tensor_parallel_size": config.parallel.tp,
+        "gpu_memory_utilization": None if cpu else config.gpu_memory_utilization,
+        "kv_cache_memory_bytes": None if cache_gb is None else int(cache_gb * 1e9),
+        **_adapters(config.max_lora_rank),
+        "enable_auto_tool_choice": model.enable_auto_tool_choice or None,
+        "tool_call_parser": model.tool_call_parser if model.enable_auto_tool_choice else None,
+        **(_whole_prompts(config, directory) if cpu else {}),
+        **_FIXED,
+        **config.vllm,
+    }
+    words = [word for name, value in arguments.items() for word in _words(name, value)]
+    return [str(vllm.python), "-m", _SERVER, *words]
+
+
+def _adapters(rank: int | None) -> dict[str, Any]:
+    """Room for LoRA adapters of this rank and less: vLLM knows some ranks only."""
+    if rank is None:
+        return {}
+    room = next((known for known in _LORA_RANKS if known >= rank), None)
+    if room is None:
+        raise UsageError(f"inference.max_lora_rank = {rank}: vLLM takes adapters up to {_LORA_RANKS[-1]}.")
+    return {"enable_lora": True, "max_lora_rank": room}
+
+
+def _whole_prompts(config: InferenceConfig, directory: Path) -> dict[str, Any]:
+    """On a CPU a prompt is computed in one go: having computed a part of one, vLLM rewinds the generator of a
+    request with a seed, and generators for CPUs cannot be rewound (the engine dies)."""
+    described = read_config(directory / "config.json") if config.model.max_model_len is None else {}
+    longest = config.model.max_model_len or described.get("max_position_embeddings", 0)
+    return {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(longest, _CPU_BATCHED_TOKENS),
+    }
+
+
+def server_environment(config: InferenceConfig, rules: Rules, *, cpu: bool, threads: int) -> dict[str, str]:
+    """The environment variables of vLLM's server, this process's own included."""
+    environment = dict(os.environ)
+    for name in ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE"):  # of somebody else's server, and over our words
+        environment.pop(name, None)
+    plugins = [str(PLUGIN), environment.get("PYTHONPATH", "")]
+    environment |= {
+        "PYTHONPATH": os.pathsep.join(path for path in plugins if path),
+        "VLLM_SERVER_DEV_MODE": "1",  # the routes for weight updates; the gate asks for the key
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": environment.get("VLLM_LOGGING_LEVEL", "WARNING"),
+    }
+    # Spawned processes import the main module, which makes them die with their parents; forked ones do not.
+    environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    environment["BUCKEYE_VLLM_PARENT"] = str(os.getpid())
+    if config.max_lora_rank is not None:
+        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # the routes; the gate asks for the key
+    if rules.key is not None:
+        environment["VLLM_API_KEY"] = rules.key
+    told = asdict(rules)
+    del told["key"]
+    environment["BUCKEYE_VLLM_RULES"] = json.dumps(told)
+    environment["BUCKEYE_VLLM_WEIGHTS_DIR"] = str((config.weights_dir or config.output_dir).absolute())
+    if cpu:
+        environment |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(threads),
+        }
+    return environment
+
+
+def check_extra(extra: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise UsageError for a key of `[inference.vllm]` that cannot be passed on, and say what to write."""
+    names = set(known)
+    for key in extra:
+        if key in _FIXED:
+            raise UsageError(f"inference.vllm.{key} is set by Buckeye: training relies on it. Remove it.")
+        if key in _REFUSED:
+            raise UsageError(f"inference.vllm.{key} cannot be passed on: {_REFUSED[key]}.")
+        if key in _OURS:
+            raise UsageError(f"inference.vllm.{key} is {_OURS[key]} here. Set that instead.")
+        if key not in names:
+            close = difflib.get_close_matches(key, names, 1)
+            meant = f" Did you mean inference.vllm.{close[0]}?" if close else ""
+            raise UsageError(f"inference.vllm.{key}: this vLLM has no argument of that name.{meant}")
+
+
+def known_arguments(vllm: Vllm) -> set[str]:
+    """The names of the arguments that this vLLM takes, read from its source (importing it takes seconds)."""
+    names: set[str] = set()
+    for file, classes in _ARGUMENT_FILES.items():
+        tree = ast.parse((vllm.package / file).read_text("utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name in classes:
+                fields = [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
+                names |= {target.id for target in fields if isinstance(target, ast.Name)}
+    return names
+
+
+def _words(name: str, value: object) -> list[str]:
+    """`max_num_seqs = 8` -> `--max-num-seqs 8`; false is `--no-...`; None is left out; a list goes on."""
+    flag = f"--{name.replace('_', '-')}"
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{name.replace('_', '-')}"]
+    if isinstance(value, Mapping):
+        return [flag, json.dumps(value)]
+    if isinstance(value, (list, tuple)):
+        return [flag, *(json.dumps(item) if isinstance(item, Mapping) else str(item) for item in value)]
+    return [flag, str(value)]

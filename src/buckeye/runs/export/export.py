@@ -22,7 +22,7 @@ from buckeye.runs.export.facts import (
     passages_of,
     read_config,
 )
-from buckeye.sizing.model_files import fetch_model, find_model, revision_of
+from buckeye.sizing.model import fetch_model, find_model, revision_of
 from buckeye.transport.checkpoint import CheckpointInfo, read_scores, trainer_state, verify_checkpoint
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ They take flat tensors of the N trained tokens of a row, and the caller divides 
 whole batch.
 """
 
-from buckeye.trainer.losses.base import LossInputs, LossSums, TokenLosses
+from buckeye.trainer.losses.base import LossInputs, LossSums, TokenLosses, averages, ratio_range
 from buckeye.trainer.losses.registry import (
     LOSS_TYPES,
     check_loss,
@@ -13,7 +13,6 @@ from buckeye.trainer.losses.registry import (
     statistic_names,
     total_loss,
 )
-from buckeye.trainer.losses.statistics import averages, ratio_range
 
 __all__ = [
     "LOSS_TYPES",

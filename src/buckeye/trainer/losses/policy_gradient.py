@@ -1,22 +1,24 @@
-"""The losses but for the default one (`masked_ratio`): those that clip a ratio, those that weigh the
-gradient of a token, and a function of the user's."""
+"""The losses of a token: the default one (`masked_ratio`), which leaves out tokens of extreme ratios, those
+that clip a ratio or weigh the gradient by it, a function of the user's; and the correction of weights."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from buckeye.base.own_function import load_own_function
-from buckeye.config.losses import CustomLossConfig
+from buckeye.config.losses import CorrectionConfig, CustomLossConfig, KlMask, Level, MaskCorrectionConfig
 from buckeye.errors import UsageError
 from buckeye.trainer.losses.base import (
     LossInputs,
     TokenLosses,
     log_ratios,
     sequence_log_ratios,
+    sequence_sums,
     with_gradient_of,
 )
 
@@ -98,8 +100,8 @@ def dppo_loss(
 
 # Losses that clip a ratio as PPO does.
 
-MARKS = ("clipped_low", "clipped_high")
-PPO_MARKS = (*MARKS, "clipped_dual")
+CLIP_MASKS = ("clipped_low", "clipped_high")
+PPO_CLIP_MASKS = (*CLIP_MASKS, "clipped_dual")
 
 
 def ppo_loss(
@@ -166,3 +168,87 @@ def _clipped_objective(
         "clipped_high": (advantages > 0) & (ratios.detach() > high),
     }
     return objective, marks
+
+
+CORRECTION_MASKS = ("corrected_low", "corrected_high")
+
+
+def correction_factors(
+    log_weights: Tensor, sequences: Tensor, config: CorrectionConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What to multiply the term of each token with, [N] and detached, and which tokens are below or above the
+    limits. `log_weights` [N] are the logarithms of the tokens' weights."""
+    levelled = _at_level(log_weights.detach(), sequences, config.level)
+    above = levelled > math.log(config.high)
+    if isinstance(config, MaskCorrectionConfig):
+        below = levelled < (math.log(config.low) if config.low else -math.inf)
+        factors = (~(below | above)).to(levelled.dtype)
+    else:
+        below = torch.zeros_like(above)
+        factors = (math.log(config.high) - levelled).clamp_max(0.0).exp()
+    return factors, {"corrected_low": below, "corrected_high": above}
+
+
+def _at_level(log_weights: Tensor, sequences: Tensor, level: Level) -> Tensor:
+    if level == "token":
+        return log_weights
+    totals = sequence_sums(log_weights, sequences)
+    if level == "geometric":
+        totals = totals / sequence_sums(torch.ones_like(log_weights), sequences)
+    return totals[sequences]
+
+
+MASKED_RATIO_MASKS = ("masked_low", "masked_high", "masked_sequence")
+_SEQUENCE_LIMIT = 10.0
+
+
+def masked_ratio_loss(
+    inputs: LossInputs,
+    *,
+    ratio_type: Literal["token", "sequence"] = "token",
+    ratio_length_norm: bool = False,
+    mask_ratio_low: float = 0.125,
+    mask_ratio_high: float = 8.0,
+    sequence_mask_ratio_low: float = 0.0,
+    kl_tau: float = 0.0,
+    kl_mask_type: KlMask = "all",
+) -> TokenLosses:
+    """-1{kept} rho_t A_t + kl_tau 1{in K} l_t.
+
+    With `token`, rho_t = r_t. With `sequence`, all tokens of a sequence have one ratio, of s = sum_t l_t or,
+    with `ratio_length_norm`, the mean (then it is GSPO's, Zheng et al. 2025, arXiv 2507.18071, eq. 7):
+    rho_t = exp(min(log pi_t - sg[log pi_t] + sg[s], 10)).
+
+    Kept are tokens with rho_t in [mask_ratio_low, mask_ratio_high] in a sequence without any ratio below
+    `sequence_mask_ratio_low`. Nothing is clipped: a token left out gives no policy gradient. This was the
+    default of launchers of late 2025, and is what IcePop does on both sides ("Every Step Evolves", arXiv
+    2510.18855). K is every token (`all`), those left out (`masked`) or those kept (`unmasked`).
+
+    The term in l_t is that launcher's, kept for its configurations. Its expectation under the sampler is
+    -kl_tau KL(mu || pi): it does not hold the policy to the sampler, and is better left at 0.
+    """
+    difference = log_ratios(inputs)
+    if ratio_type == "token":
+        ratios = difference.exp()
+    else:
+        total = sequence_log_ratios(inputs, mean=ratio_length_norm)
+        ratios = with_gradient_of(total, inputs.logprobs).clamp_max(_SEQUENCE_LIMIT).exp()
+    marks = {
+        "masked_low": ratios.detach() < mask_ratio_low,
+        "masked_high": ratios.detach() > mask_ratio_high,
+        "masked_sequence": _smallest_in_sequence(ratios.detach(), inputs.sequences) < sequence_mask_ratio_low,
+    }
+    kept = ~(marks["masked_low"] | marks["masked_high"] | marks["masked_sequence"])
+    penalty = None
+    if kl_tau:
+        chosen = {"all": torch.ones_like(kept), "masked": ~kept, "unmasked": kept}[kl_mask_type]
+        penalty = kl_tau * torch.where(chosen, difference, 0.0)
+    policy = -torch.where(kept, ratios, 0.0) * inputs.advantages
+    return TokenLosses(policy=policy, penalty=penalty, marks=marks)
+
+
+def _smallest_in_sequence(ratios: Tensor, sequences: Tensor) -> Tensor:
+    """For each token, the smallest ratio in its sequence."""
+    count = int(sequences.max()) + 1 if len(sequences) else 0
+    smallest = ratios.new_full((count,), torch.inf).scatter_reduce(0, sequences, ratios, "amin")
+    return smallest[sequences]

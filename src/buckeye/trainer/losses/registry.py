@@ -14,10 +14,20 @@ from buckeye.config.losses import (
     Normalization,
     NormalizedLossConfig,
 )
-from buckeye.trainer.losses import correction, masked_ratio, policy_gradient, statistics
-from buckeye.trainer.losses.base import LossInputs, LossSums, TokenLosses, log_ratios, sequence_lengths
+from buckeye.trainer.losses import policy_gradient
+from buckeye.trainer.losses.base import (
+    REFERENCE_SUMS,
+    SUMS,
+    LossInputs,
+    LossSums,
+    TokenLosses,
+    log_ratios,
+    regularization,
+    sequence_lengths,
+    token_sums,
+    with_kl_reward,
+)
 from buckeye.trainer.losses.policy_gradient import custom_loss, load_custom_loss
-from buckeye.trainer.losses.regularization import regularization, with_kl_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +39,11 @@ class LossType:
 
 
 LOSS_TYPES: Mapping[str, LossType] = {
-    "masked_ratio": LossType(masked_ratio.masked_ratio_loss, masked_ratio.MARKS),
-    "ppo": LossType(policy_gradient.ppo_loss, policy_gradient.PPO_MARKS),
-    "dr_grpo": LossType(policy_gradient.ppo_loss, policy_gradient.PPO_MARKS),
-    "gspo": LossType(policy_gradient.gspo_loss, policy_gradient.MARKS),
-    "decoupled_ppo": LossType(policy_gradient.decoupled_ppo_loss, policy_gradient.MARKS),
+    "masked_ratio": LossType(policy_gradient.masked_ratio_loss, policy_gradient.MASKED_RATIO_MASKS),
+    "ppo": LossType(policy_gradient.ppo_loss, policy_gradient.PPO_CLIP_MASKS),
+    "dr_grpo": LossType(policy_gradient.ppo_loss, policy_gradient.PPO_CLIP_MASKS),
+    "gspo": LossType(policy_gradient.gspo_loss, policy_gradient.CLIP_MASKS),
+    "decoupled_ppo": LossType(policy_gradient.decoupled_ppo_loss, policy_gradient.CLIP_MASKS),
     "cispo": LossType(policy_gradient.cispo_loss, policy_gradient.CISPO_CLIP_MASKS),
     "dppo": LossType(policy_gradient.dppo_loss, policy_gradient.DPPO_CLIP_MASKS),
     "reinforce": LossType(policy_gradient.reinforce_loss, ()),
@@ -68,14 +78,16 @@ def total_loss(inputs: LossInputs, config: LossConfig) -> LossSums:
     terms, marks = losses.policy, dict(losses.marks)
     if isinstance(config, NormalizedLossConfig) and config.correction is not None:
         log_weights = losses.log_weights if losses.log_weights is not None else log_ratios(inputs)
-        factors, corrected = correction.correction_factors(log_weights, inputs.sequences, config.correction)
+        factors, corrected = policy_gradient.correction_factors(
+            log_weights, inputs.sequences, config.correction
+        )
         terms, marks = terms * factors, {**marks, **corrected}
     for addition in (losses.penalty, regularization(inputs, config)):
         if addition is not None:
             terms = terms + addition
     if normalization_of(config) == "sequence":
         terms = terms / sequence_lengths(inputs)
-    return LossSums(loss=terms.sum(), statistics=statistics.token_sums(inputs, marks))
+    return LossSums(loss=terms.sum(), statistics=token_sums(inputs, marks))
 
 
 def statistic_names(config: LossConfig) -> tuple[str, ...]:
@@ -83,10 +95,10 @@ def statistic_names(config: LossConfig) -> tuple[str, ...]:
     marks = () if isinstance(config, CustomLossConfig) else _loss_type(config).marks
     corrected = isinstance(config, NormalizedLossConfig) and config.correction is not None
     return (
-        *statistics.SUMS,
-        *(statistics.REFERENCE_SUMS if config.kl_coef else ()),
+        *SUMS,
+        *(REFERENCE_SUMS if config.kl_coef else ()),
         *marks,
-        *(correction.MARKS if corrected else ()),
+        *(policy_gradient.CORRECTION_MASKS if corrected else ()),
     )
 
 

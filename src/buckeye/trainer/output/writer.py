@@ -1,4 +1,4 @@
-"""What a trainer leaves on disk: versions of the weights, and checkpoints."""
+"""What a trainer leaves on disk, written while it goes on: versions of the weights, and checkpoints."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import logging
 import os
 import secrets
 import shutil
+import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from buckeye.base import heartbeat
 from buckeye.base.disk import Writing, human_bytes, size_of, write_when_room
 from buckeye.base.faults import fault_point
 from buckeye.base.process import RunIdentity
@@ -24,12 +26,10 @@ from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.trainer.background import Background
-from buckeye.trainer.canary import greedy_canary
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.model.adapter_files import has_adapter, save_weights
 from buckeye.trainer.optim.rounding import stored_as
-from buckeye.trainer.output.served_weights import ServedWeights
+from buckeye.trainer.output.served_weights import ServedWeights, greedy_canary
 from buckeye.trainer.output.state import Captured, capture_state, write_state
 from buckeye.trainer.parallel.ranks import write_together
 from buckeye.trainer.parallel.shards import write_pieces
@@ -322,3 +322,55 @@ def _stored(config: TrainerConfig | SFTConfig, learner: Learner) -> Stored:
         stochastic=stochastic,
         seed=config.seed,
     )
+
+
+_THREAD_POLL_SECONDS = 0.5
+_TELL_SECONDS = 60.0
+
+
+class Background:
+    """Runs one piece of work at a time on a thread. What it raises is raised here, later."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._what = ""
+        self._error: BaseException | None = None
+
+    def start(self, what: str, work: Callable[[], None]) -> None:
+        """Begin some work; `what` names it in messages. Waits for the one before."""
+        self.wait()
+        self._what = what
+        self._thread = threading.Thread(target=self._run, args=(work,), name=what, daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether some work goes on."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raise what the work has raised, if it has by now."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def wait(self) -> None:
+        """Until the work is done; then as `check`. It has deadlines of its own for all that it waits for."""
+        began = told = time.monotonic()
+        thread = self._thread
+        if thread is not None and thread.is_alive():
+            logger.info("Waiting for %s, which is still being written", self._what)
+        while thread is not None and thread.is_alive():
+            heartbeat.report(f"{self._what} to be written", on="disk")
+            thread.join(_THREAD_POLL_SECONDS)
+            if time.monotonic() > told + _TELL_SECONDS:
+                told = time.monotonic()
+                logger.info("Still waiting for %s, for %.0f s", self._what, told - began)
+        self._thread = None
+        self.check()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._error = error

@@ -16,6 +16,12 @@ from buckeye.errors import UsageError
 if TYPE_CHECKING:
     from buckeye_audit.evaluation.play import EvalReport
 
+_ApiKeyVar = Annotated[str, typer.Option(metavar="NAME", help="The variable that holds the server's key.")]
+_Arg = Annotated[
+    list[str] | None,
+    typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument: JSON, a,b,c or text."),
+]
+
 
 def evaluate(
     env_id: Annotated[str, typer.Argument(metavar="ENV", help="NAME, OWNER/NAME[@VERSION], or a path.")],
@@ -25,13 +31,8 @@ def evaluate(
     base_url: Annotated[
         str | None, typer.Option(metavar="URL", help="An OpenAI-compatible server, as http://host:port/v1.")
     ] = None,
-    api_key_var: Annotated[
-        str, typer.Option(metavar="NAME", help="The variable that holds the server's key.")
-    ] = "OPENAI_API_KEY",
-    arg: Annotated[
-        list[str] | None,
-        typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument: JSON, a,b,c or text."),
-    ] = None,
+    api_key_var: _ApiKeyVar = "OPENAI_API_KEY",
+    arg: _Arg = None,
     args: Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")] = None,
     variables: Variables = None,
     split: Annotated[str | None, typer.Option(help="Which tasks; eval if there is such a split.")] = None,

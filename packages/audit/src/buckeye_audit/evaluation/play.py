@@ -29,7 +29,7 @@ from buckeye.orchestrator.environments import (
 )
 from buckeye.orchestrator.evaluation import play_tasks
 from buckeye.orchestrator.rollout import Rollout
-from buckeye.sizing.model_files import fetch_served
+from buckeye.sizing.model import fetch_served
 from buckeye_audit.evaluation.chat_policy import ChatPlayer, ChatSampling, ChatServer
 from buckeye_audit.evaluation.figures import Figures, figures_of
 from buckeye_audit.evaluation.rows import ROLLOUTS, Row, RowFile, read_rows, row_of

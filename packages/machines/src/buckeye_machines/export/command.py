@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from buckeye.base.storage import write_file
-from buckeye.cli.pages import Commands
+from buckeye.cli.help import Commands
 from buckeye.errors import UsageError
-from buckeye.sizing.gpu_layout import alike, short_name
+from buckeye.sizing.devices import alike, short_name
 from buckeye_machines.export.job import Job, indented, install_script, read_job, start_script
 from buckeye_machines.export.k8s import k8s_manifests, unsaid_by_k8s
 

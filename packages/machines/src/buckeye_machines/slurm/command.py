@@ -25,7 +25,7 @@ from buckeye.errors import ConfigError, RunError, UsageError
 from buckeye.launch.hosts import keys_of_run
 from buckeye.launch.resume import resume_command, without_flags
 from buckeye.run_files.directory import is_in_use, refuse_used
-from buckeye.sizing.gpu_layout import alike, parse_gpus, short_name
+from buckeye.sizing.devices import alike, parse_gpus, short_name
 from buckeye_machines.slurm.script import KEYS_FILE, LOG, SCRIPT, SlurmJob, exported, slurm_script, slurm_time
 
 _SUBMIT_SECONDS = 60.0

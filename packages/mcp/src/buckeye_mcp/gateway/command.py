@@ -14,67 +14,78 @@ from buckeye.errors import UsageError
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.I)
 
 
+_Host = Annotated[str, typer.Option(help="Address to listen on; one that others reach needs a key.")]
+_Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
+_Image = Annotated[str | None, typer.Option(help="Image for sessions without an Mcp-Image header.")]
+_Command = Annotated[
+    str | None, typer.Option(help="Serve all sessions with this program, an MCP server on stdio.")
+]
+_Folder = Annotated[
+    Path | None, typer.Option("--dir", help="Serve all sessions with the server of this Python project.")
+]
+_Runtime = Annotated[str, typer.Option(help="What runs images: auto, docker, podman, apptainer or chroot.")]
+_Sessions = Annotated[int, typer.Option(min=1, help="Environments that run at once; more sessions wait.")]
+_QueueSeconds = Annotated[float, typer.Option(min=0, help="How long a session waits for its turn.")]
+_StartSeconds = Annotated[
+    float, typer.Option(min=0.1, help="How long an environment may take to answer first.")
+]
+_IdleSeconds = Annotated[
+    float, typer.Option(min=0.1, help="A session that asks nothing for so long is ended.")
+]
+_LeftSeconds = Annotated[
+    float, typer.Option(min=0.1, help="A session whose client closed its stream so long ago is ended.")
+]
+_SessionSeconds = Annotated[float, typer.Option(min=0.1, help="Longest life of a session.")]
+_Warm = Annotated[
+    int, typer.Option(min=0, help="Environments kept started for each of the last images asked for.")
+]
+_Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="Most memory of an environment, as 2g.")]
+_Processes = Annotated[
+    int, typer.Option(min=1, help="Most processes and threads of an environment at a time.")
+]
+_Disk = Annotated[
+    str, typer.Option(metavar="SIZE", help="Most that the files of an environment take, as 4g.")
+]
+_Cpus = Annotated[float | None, typer.Option(min=0.01, help="Processors of a container.")]
+_Variable = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A variable that clients may set for a server, with Env-NAME."),
+]
+_NoKey = Annotated[bool, typer.Option("--no-key", help="Ask for no key; else one is made where none is set.")]
+_AllowHost = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="A further name that clients reach it by.")
+]
+_AllowOrigin = Annotated[list[str] | None, typer.Option(metavar="URL", help="A web page that may use it.")]
+_Preload = Annotated[
+    bool, typer.Option(help="Import the libraries of a Python server once, and fork its sessions.")
+]
+_Network = Annotated[bool, typer.Option(help="Whether environments reach the network.")]
+
+
 def gateway(
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; one that others reach needs a key.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765,
-    image: Annotated[str | None, typer.Option(help="Image for sessions without an Mcp-Image header.")] = None,
-    command: Annotated[
-        str | None, typer.Option(help="Serve all sessions with this program, an MCP server on stdio.")
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--dir", help="Serve all sessions with the server of this Python project.")
-    ] = None,
-    runtime: Annotated[
-        str, typer.Option(help="What runs images: auto, docker, podman, apptainer or chroot.")
-    ] = "auto",
-    sessions: Annotated[
-        int, typer.Option(min=1, help="Environments that run at once; more sessions wait.")
-    ] = 64,
-    queue_seconds: Annotated[
-        float, typer.Option(min=0, help="How long a session waits for its turn.")
-    ] = 120.0,
-    start_seconds: Annotated[
-        float, typer.Option(min=0.1, help="How long an environment may take to answer first.")
-    ] = 60.0,
-    idle_seconds: Annotated[
-        float, typer.Option(min=0.1, help="A session that asks nothing for so long is ended.")
-    ] = 600.0,
-    left_seconds: Annotated[
-        float, typer.Option(min=0.1, help="A session whose client closed its stream so long ago is ended.")
-    ] = 60.0,
-    session_seconds: Annotated[float, typer.Option(min=0.1, help="Longest life of a session.")] = 7200.0,
-    warm: Annotated[
-        int, typer.Option(min=0, help="Environments kept started for each of the last images asked for.")
-    ] = 0,
-    memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Most memory of an environment, as 2g.")
-    ] = None,
-    processes: Annotated[
-        int, typer.Option(min=1, help="Most processes and threads of an environment at a time.")
-    ] = 1024,
-    disk: Annotated[
-        str, typer.Option(metavar="SIZE", help="Most that the files of an environment take, as 4g.")
-    ] = "4g",
-    cpus: Annotated[float | None, typer.Option(min=0.01, help="Processors of a container.")] = None,
-    variable: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A variable that clients may set for a server, with Env-NAME."),
-    ] = None,
-    no_key: Annotated[
-        bool, typer.Option("--no-key", help="Ask for no key; else one is made where none is set.")
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A further name that clients reach it by.")
-    ] = None,
-    allow_origin: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="A web page that may use it.")
-    ] = None,
-    preload: Annotated[
-        bool, typer.Option(help="Import the libraries of a Python server once, and fork its sessions.")
-    ] = True,
-    network: Annotated[bool, typer.Option(help="Whether environments reach the network.")] = True,
+    host: _Host = "127.0.0.1",
+    port: _Port = 8765,
+    image: _Image = None,
+    command: _Command = None,
+    folder: _Folder = None,
+    runtime: _Runtime = "auto",
+    sessions: _Sessions = 64,
+    queue_seconds: _QueueSeconds = 120.0,
+    start_seconds: _StartSeconds = 60.0,
+    idle_seconds: _IdleSeconds = 600.0,
+    left_seconds: _LeftSeconds = 60.0,
+    session_seconds: _SessionSeconds = 7200.0,
+    warm: _Warm = 0,
+    memory: _Memory = None,
+    processes: _Processes = 1024,
+    disk: _Disk = "4g",
+    cpus: _Cpus = None,
+    variable: _Variable = None,
+    no_key: _NoKey = False,
+    allow_host: _AllowHost = None,
+    allow_origin: _AllowOrigin = None,
+    preload: _Preload = True,
+    network: _Network = True,
 ) -> None:
     """Serve MCP environments on one address; every session gets an environment of its own."""
     from buckeye.base import heartbeat

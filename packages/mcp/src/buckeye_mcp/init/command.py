@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from buckeye.cli.pages import Commands
+from buckeye.cli.help import Commands
 from buckeye.cli.waiting import status_line
 from buckeye.errors import UsageError
 

@@ -22,8 +22,8 @@ from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, ConfigError, UsageError
 from buckeye.run_files.directory import RUN_FILE, files_of_a_run, is_in_use, is_unstarted, locked, put_aside
+from buckeye.sizing.devices import parse_gpus
 from buckeye.sizing.disk import estimate_disk
-from buckeye.sizing.gpu_layout import parse_gpus
 from buckeye_mcp.config import GymConfig, load_gym_config
 from buckeye_mcp.environment import McpEnvironment
 from buckeye_mcp.images.command import push_if_needed

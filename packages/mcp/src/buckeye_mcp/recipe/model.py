@@ -9,8 +9,7 @@ from pathlib import Path
 
 from buckeye.base.storage import read_json
 from buckeye.errors import UsageError
-from buckeye.sizing.model import read_shape
-from buckeye.sizing.model_files import find_model
+from buckeye.sizing.model import find_model, read_shape
 
 # Models that are only served by others: they can be evaluated, and not trained.
 
