@@ -4,14 +4,14 @@ import io
 import sys
 import time
 
-from buckeye.cli import waiting
+from buckeye.cli import terminal
 
 
 def test_without_a_terminal_plain_lines_say_what_is_being_done(monkeypatch):
-    monkeypatch.setattr(waiting, "FIRST_LINE", 0.001)
-    monkeypatch.setattr(waiting, "RAREST_LINE", 0.001)
+    monkeypatch.setattr(terminal, "FIRST_LINE", 0.001)
+    monkeypatch.setattr(terminal, "RAREST_LINE", 0.001)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with waiting.status_line("reading") as show:
+    with terminal.status_line("reading") as show:
         _until("reading ...\n")
         show("playing")
         _until("playing ...\n")
@@ -20,8 +20,8 @@ def test_without_a_terminal_plain_lines_say_what_is_being_done(monkeypatch):
 
 def test_what_is_soon_over_says_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(waiting, "FIRST_LINE", 3600.0)
-    with waiting.status_line("reading") as show:
+    monkeypatch.setattr(terminal, "FIRST_LINE", 3600.0)
+    with terminal.status_line("reading") as show:
         show("playing")
     assert sys.stderr.getvalue() == ""
 

@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 from pydantic import ValidationError
 
-from buckeye.config.base import BaseConfig
 from buckeye.config.environments import EvalsConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
+from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import all_classes
 from buckeye.config.trainer import TrainerConfig
 

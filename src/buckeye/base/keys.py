@@ -19,8 +19,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from buckeye.base.foreign_files import read_regular
+from buckeye.base.process import is_secret
 from buckeye.base.request_gate import is_loopback
-from buckeye.base.secret_variables import is_secret
 from buckeye.base.storage import is_locked, write_file
 from buckeye.errors import UsageError
 

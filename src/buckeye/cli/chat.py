@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import typer
 
-from buckeye.cli.waiting import status_line
+from buckeye.cli.terminal import status_line
 from buckeye.errors import UsageError
 from buckeye.launch.serve import served_model
 from buckeye.sizing.model import fetch_served

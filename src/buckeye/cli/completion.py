@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
-    from buckeye.config.base import BaseConfig
+    from buckeye.config.shared import BaseConfig
 
 _ASKED = "_BUCKEYE_COMPLETE"
 """The variable with which the scripts of typer ask a program for words."""

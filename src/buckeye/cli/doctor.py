@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from buckeye.cli.waiting import status_line
+from buckeye.cli.terminal import status_line
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from buckeye.base import heartbeat
-from buckeye.base.process import raise_open_files_limit
-from buckeye.base.secret_variables import take_secrets
+from buckeye.base.process import raise_open_files_limit, take_secrets
 from buckeye.errors import BuckeyeError, UsageError
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from buckeye.cli.completion import complete, is_asked
 from buckeye.cli.errors import run_command, take_debug_flag
 
 if TYPE_CHECKING:
-    from buckeye.config.base import BaseConfig
     from buckeye.config.rl import RLConfig
     from buckeye.config.sft import SFTConfig
+    from buckeye.config.shared import BaseConfig
 
     T = TypeVar("T", bound=BaseConfig)
 
@@ -118,7 +118,7 @@ def _rl(argv: list[str]) -> int:
         from buckeye.cli.runs import run_command_on_runs
 
         return run_command_on_runs(argv)
-    from buckeye.cli.rl_help import asks_for_help, show_help
+    from buckeye.cli.help import asks_for_help, show_help
 
     if asks_for_help(argv):
         show_help(RLConfig, "rl", argv)
@@ -253,7 +253,7 @@ def _evals(argv: list[str]) -> int:
 
 def _load(model: type[T], argv: list[str], program: str) -> T:
     _tune_libraries(program)
-    from buckeye.cli.rl_help import asks_for_help, show_help
+    from buckeye.cli.help import asks_for_help, show_help
 
     if asks_for_help(argv):
         show_help(model, program, argv)
@@ -296,7 +296,7 @@ def _of_model(config: T, directory: Path) -> T:
 
 def _schema(argv: list[str]) -> int:
     """`rl schema [DIR]`: print the JSON Schemas of all configuration files, or write one file each."""
-    from buckeye.cli.rl_help import asks_for_help, show_schema_help
+    from buckeye.cli.help import asks_for_help, show_schema_help
 
     if asks_for_help(argv):
         show_schema_help()

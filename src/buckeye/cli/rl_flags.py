@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from buckeye.config.base import BaseConfig, closest, did_you_mean, report
 from buckeye.config.flags import apply, parse_bool, parse_flags
 from buckeye.config.load import read_variables
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Settings
+from buckeye.config.shared import BaseConfig, closest, did_you_mean, report
 from buckeye.config.structure import fields_of, resolve
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError, UsageError

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from buckeye.base.heartbeat import BEAT_VARIABLE
-from buckeye.base.secret_variables import handed_over
+from buckeye.base.process import handed_over
 
 
 def start_session(

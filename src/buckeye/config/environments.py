@@ -7,9 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from buckeye.config.base import BaseConfig, conflict
 from buckeye.config.rewards import Share
-from buckeye.config.shared import ClientConfig, EvalSamplingConfig, LogConfig, PolicyModelConfig
+from buckeye.config.shared import (
+    BaseConfig,
+    ClientConfig,
+    EvalSamplingConfig,
+    LogConfig,
+    PolicyModelConfig,
+    conflict,
+)
 
 AllOrCount = Annotated[int, Field(ge=-1)]
 

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from buckeye.config.base import BaseConfig
-from buckeye.config.shared import FilesystemBroadcastConfig, LogConfig, Port, WeightBroadcast
+from buckeye.config.shared import BaseConfig, FilesystemBroadcastConfig, LogConfig, Port, WeightBroadcast
 
 
 class ServerConfig(BaseConfig):

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from buckeye.config.base import BaseConfig, Problem, report
 from buckeye.config.flags import FileReference, apply, parse_flags, parse_text
 from buckeye.config.help import help_text
 from buckeye.config.settings import Layer, Place, Settings
+from buckeye.config.shared import BaseConfig, Problem, report
 from buckeye.config.source import read_file
 from buckeye.config.structure import resolve, unknown_setting, use_field_names
 from buckeye.config.supported import check_supported

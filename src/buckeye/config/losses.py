@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag, model_validator
 
-from buckeye.config.base import BaseConfig, OwnFunctionConfig, conflict, variant
+from buckeye.config.shared import BaseConfig, OwnFunctionConfig, conflict, variant
 
 Level = Literal["token", "sequence", "geometric"]
 Normalization = Literal["token", "sequence", "constant"]

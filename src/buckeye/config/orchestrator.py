@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from buckeye.config.base import BaseConfig, conflict
 from buckeye.config.environments import (
     AllOrCount,
     EnvConfig,
@@ -29,6 +28,7 @@ from buckeye.config.rewards import (
     SimpleBufferConfig,
 )
 from buckeye.config.shared import (
+    BaseConfig,
     CheckpointConfig,
     ClientConfig,
     EvalSamplingConfig,
@@ -37,6 +37,7 @@ from buckeye.config.shared import (
     PolicyModelConfig,
     WandbConfig,
     WeightBroadcast,
+    conflict,
     most_token_age,
 )
 

@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import PurePath
 from typing import Any
 
-from buckeye.config.base import BaseConfig, Problem
 from buckeye.config.devices import share_devices
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.settings import MISSING, KeyPath, Layer, Place, Settings, dotted, flag_of
+from buckeye.config.shared import BaseConfig, Problem
 from buckeye.config.structure import fields_of, shape_at
 from buckeye.config.trainer import LoRAConfig
 

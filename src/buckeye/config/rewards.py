@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag, model_validator
 
-from buckeye.config.base import BaseConfig, OwnFunctionConfig, conflict, variant
+from buckeye.config.shared import BaseConfig, OwnFunctionConfig, conflict, variant
 
 # Settings of the buffer: which groups of rollouts make a batch.
 

@@ -8,12 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationInfo, model_validator
 
-from buckeye.config.base import BaseConfig, conflict, report
 from buckeye.config.devices import INFERENCE_DEVICES, TRAINER_DEVICES
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.propagate import Reading, in_python, propagate
-from buckeye.config.shared import CheckpointConfig, LogConfig, Port, WandbConfig
+from buckeye.config.shared import BaseConfig, CheckpointConfig, LogConfig, Port, WandbConfig, conflict, report
 from buckeye.config.trainer import TrainerConfig
 
 # Settings of a run that has several hosts.

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import PositiveInt
 
-from buckeye.config.base import BaseConfig
-from buckeye.config.shared import LogConfig, WandbConfig
+from buckeye.config.shared import BaseConfig, LogConfig, WandbConfig
 from buckeye.config.trainer import (
     AdamWConfig,
     ConstantSchedulerConfig,

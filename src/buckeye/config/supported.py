@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from buckeye.config.base import BaseConfig, Level, Problem
 from buckeye.config.environments import EvalsConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
@@ -18,6 +17,7 @@ from buckeye.config.propagate import shared_settings
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath
 from buckeye.config.sft import SFTConfig
+from buckeye.config.shared import BaseConfig, Level, Problem
 from buckeye.config.trainer import TrainerConfig
 
 

@@ -8,14 +8,16 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Tag, model_validator
 
-from buckeye.config.base import BaseConfig, conflict, variant
 from buckeye.config.losses import LossConfig, MaskedRatioLossConfig
 from buckeye.config.shared import (
+    BaseConfig,
     CheckpointConfig,
     FilesystemBroadcastConfig,
     LogConfig,
     WandbConfig,
     WeightBroadcast,
+    conflict,
+    variant,
 )
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]

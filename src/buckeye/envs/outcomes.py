@@ -8,8 +8,14 @@ from typing import get_args
 
 from buckeye.base.satellites import folders
 from buckeye.envs.base import Boundary, Outcome
-from buckeye.envs.stdlib_only.outcomes import OutcomeError, checked_outcome, shortened
-from buckeye.envs.stdlib_only.traces import checked_frames, frames_of, place_of
+from buckeye.envs.stdlib_only.outcomes import (
+    OutcomeError,
+    checked_frames,
+    checked_outcome,
+    frames_of,
+    place_of,
+    shortened,
+)
 
 _KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET)S?\b")
 _ABSENT = re.compile(r"missing|must be set|not set|credential|KeyError|not found|required", re.I)

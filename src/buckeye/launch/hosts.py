@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.base.keys import KEYS, variables
+from buckeye.base.process import is_secret
 from buckeye.base.satellites import ask, is_there
-from buckeye.base.secret_variables import is_secret
 from buckeye.config.environments import EnvConfig
 from buckeye.config.rl import RLConfig
 from buckeye.sizing.plan import Role

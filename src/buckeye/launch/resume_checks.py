@@ -16,12 +16,11 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import LoRAConfig, TrainerConfig
 from buckeye.errors import UsageError
-from buckeye.monitor.redact import redacted
+from buckeye.monitor.log import redacted
 from buckeye.run_files.record import RunRecord, read_record
 from buckeye.sizing.model import find_model
-from buckeye.trainer.model.adapter_files import base_digest
 from buckeye.transport.checkpoint import CheckpointInfo, trainer_state
-from buckeye.transport.checkpoint.shards import SHARDS_DIRECTORY, has_shards
+from buckeye.transport.checkpoint.shards import SHARDS_DIRECTORY, base_digest, has_shards
 
 # What has changed in the configuration of a run since its newest attempt was started.
 

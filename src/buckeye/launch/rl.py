@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from buckeye import __version__
-from buckeye.base.process import INTERRUPTED, StopFlag
-from buckeye.base.secret_variables import forbid_looking
+from buckeye.base.process import INTERRUPTED, StopFlag, forbid_looking
 from buckeye.cluster.address import own_addresses
 from buckeye.cluster.head import Nodes
 from buckeye.cluster.key import KEY_FILE, key_for_run
@@ -34,14 +33,21 @@ from buckeye.launch.resume import (
     wait_for_leftovers,
 )
 from buckeye.launch.resume_checks import changed_settings, earlier_start, record_config
-from buckeye.launch.stop_requests import Stopping
 from buckeye.launch.supervisor import Supervisor
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.monitor.metrics import Step, read_run
 from buckeye.monitor.signals import nothing_learnt
 from buckeye.monitor.tracker import check_wandb, tracked
 from buckeye.monitor.verdict import training_level
-from buckeye.run_files.directory import REMOTE_FILE, begin_attempt, clean, locked, put_aside, refuse_used
+from buckeye.run_files.directory import (
+    REMOTE_FILE,
+    Stopping,
+    begin_attempt,
+    clean,
+    locked,
+    put_aside,
+    refuse_used,
+)
 from buckeye.run_files.known_runs import register
 from buckeye.run_files.logs import LAUNCHER, prune_logs
 from buckeye.run_files.record import RunRecord

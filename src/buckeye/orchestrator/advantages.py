@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buckeye.base.own_function import load_own_function
-from buckeye.config.base import OwnFunctionConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rewards import (
     AdvantageConfig,
@@ -19,6 +18,7 @@ from buckeye.config.rewards import (
     RewardShapingConfig,
     TurnAdvantageConfig,
 )
+from buckeye.config.shared import OwnFunctionConfig
 from buckeye.envs.base import Task
 from buckeye.errors import RunError, UsageError
 

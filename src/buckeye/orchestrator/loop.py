@@ -12,8 +12,7 @@ from typing import Any
 
 from buckeye.base import heartbeat
 from buckeye.base.keys import key_for
-from buckeye.base.process import die_with_parent, run_identity
-from buckeye.base.secret_variables import forbid_looking
+from buckeye.base.process import die_with_parent, forbid_looking, run_identity
 from buckeye.config.environments import EnvConfig, EvalEnvConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import RunError, UsageError
@@ -33,7 +32,7 @@ from buckeye.orchestrator.batch import (
     prune_rollouts,
     write_rollouts,
 )
-from buckeye.orchestrator.collected import Collected
+from buckeye.orchestrator.collected import Collected, group_filter
 from buckeye.orchestrator.collection import CollectionWatch
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.deterministic_sampling import Lockstep, lockstep_of
@@ -47,7 +46,6 @@ from buckeye.orchestrator.environments import (
 )
 from buckeye.orchestrator.evaluation import EvalResult, evaluate
 from buckeye.orchestrator.evaluations import Evaluations, sampling_params
-from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.loop_watch import (
     LoopTimes,
     LoopWatch,

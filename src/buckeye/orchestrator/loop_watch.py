@@ -19,7 +19,7 @@ from typing import Any
 
 from buckeye.base import heartbeat
 from buckeye.base.satellites import folders
-from buckeye.envs.stdlib_only.traces import described, own_frames, place_of
+from buckeye.envs.stdlib_only.outcomes import described, own_frames, place_of
 from buckeye.inference.client import InferenceClient
 from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics, Stopwatch
 from buckeye.monitor.signals import NUMBERS, findings

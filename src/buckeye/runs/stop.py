@@ -22,8 +22,7 @@ from buckeye.errors import ConfigError, RunError, UsageError
 from buckeye.launch.progress import human_duration
 from buckeye.launch.resume import to_resume
 from buckeye.launch.resume_checks import RECORDED_CONFIG, changed_settings
-from buckeye.launch.stop_requests import request_stop, withdraw_stop
-from buckeye.run_files.directory import locked
+from buckeye.run_files.directory import locked, request_stop, withdraw_stop
 from buckeye.run_files.known_runs import read_elsewhere
 from buckeye.run_files.record import (
     GOING_ON,

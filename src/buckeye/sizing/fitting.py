@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from buckeye.base.disk import human_bytes
-from buckeye.config.base import BaseConfig
 from buckeye.config.rl import RLConfig
+from buckeye.config.shared import BaseConfig
 from buckeye.config.trainer import ActivationCheckpointConfig, AdamW8bitConfig, LoRAConfig
 from buckeye.sizing.check import Check, failed, ok, warning
 from buckeye.sizing.devices import Gpu

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from buckeye.base.own_function import missing_function
-from buckeye.config.base import OwnFunctionConfig
 from buckeye.config.losses import LossConfig
 from buckeye.config.rl import RLConfig
+from buckeye.config.shared import OwnFunctionConfig
 from buckeye.errors import InferenceError
 from buckeye.inference.engine.architecture import read_config, tensor_shapes
 from buckeye.sizing.model import find_model

@@ -7,7 +7,7 @@ from tests.places import ROOT
 
 from buckeye.config.load import load_config
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.config.yaml_file import read_yaml
+from buckeye.config.source import read_yaml
 from buckeye_mcp.actions.check import compile_actions
 from buckeye_mcp.actions.expressions import FUNCTIONS, METHODS
 from buckeye_mcp.actions.literals import read_call

@@ -12,7 +12,7 @@ import pytest
 from tests.waiting import wait_for
 
 from buckeye.base.keys import child_environment
-from buckeye.base.secret_variables import is_secret
+from buckeye.base.process import is_secret
 
 PLANTED = {
     name: f"planted-{number}"
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="is about /proc"
 
 HOLDS = """
 import os, sys, time
-from buckeye.base.secret_variables import take_secrets, forbid_looking
+from buckeye.base.process import take_secrets, forbid_looking
 take_secrets()
 {more}
 assert os.environ["HF_TOKEN"] == "planted-0", os.environ.get("HF_TOKEN")
@@ -88,7 +88,7 @@ def test_a_process_of_a_run_gets_its_keys_by_a_pipe(tmp_path):
     script = (
         "import os, sys, time\n"
         "before = open('/proc/self/environ').read()\n"
-        "from buckeye.base.secret_variables import take_secrets\n"
+        "from buckeye.base.process import take_secrets\n"
         "take_secrets()\n"
         "print(json.dumps(['planted' in before, dict(os.environ)]) if (json := __import__('json')) else '')\n"
     )

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from buckeye.config.base import BaseConfig, Problem, conflict, report
 from buckeye.config.settings import Layer, Place, Settings
+from buckeye.config.shared import BaseConfig, Problem, conflict, report
+from buckeye.config.source import read_yaml
 from buckeye.config.validation import validate
-from buckeye.config.yaml_file import read_yaml
 from buckeye.errors import ConfigError
 from buckeye_mcp.actions.check import ACTIONS_SCHEMA, MappingProblem, compile_actions
 from buckeye_mcp.actions.mapping import Action

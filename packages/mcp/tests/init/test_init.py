@@ -13,7 +13,7 @@ import yaml
 from tests.command import run_here
 from tests.places import ROOT
 
-from buckeye.cli import waiting
+from buckeye.cli import terminal
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye_mcp.actions.mapping import bind
 from buckeye_mcp.actions.parser import parse_reply
@@ -478,7 +478,7 @@ def test_a_project_folder_is_installed_and_played(init, tmp_path, monkeypatch):
 
 
 def test_a_mute_server_is_waited_for_in_words(monkeypatch, tmp_path):
-    monkeypatch.setattr(waiting, "FIRST_LINE", 0.1)
+    monkeypatch.setattr(terminal, "FIRST_LINE", 0.1)
     mute = f"{sys.executable} -c 'import time; time.sleep(2)'"
     done = run_here("rl", "init", "--command", mute, cwd=tmp_path)
     assert done.returncode == 1

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from buckeye.base.storage import read_json
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.model_fields import complete, rope_of, shown
@@ -208,15 +206,3 @@ def _eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...
     if eos is None:
         return ()
     return tuple(map(int, eos)) if isinstance(eos, list) else (int(eos),)
-
-
-_BFLOAT16_PARAMETERS = 5_000_000
-
-
-def auto_compute_dtype(parameters: int, device: torch.device) -> torch.dtype:
-    """What to compute in where nothing is asked for: bfloat16 on a GPU; on a CPU float32, in which engine and
-    trainer agree to the last digits, unless the model is large and the processor multiplies in bfloat16."""
-    if device.type != "cpu":
-        return torch.bfloat16
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if fast and parameters >= _BFLOAT16_PARAMETERS else torch.float32

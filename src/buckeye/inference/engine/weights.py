@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from buckeye.base.storage import read_json
 from buckeye.errors import InferenceError
-from buckeye.inference.engine.architecture import ModelSpec, auto_compute_dtype
+from buckeye.inference.engine.architecture import ModelSpec
 from buckeye.inference.engine.projection import Projection
 
 _EMBED, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -389,3 +389,15 @@ def _safetensors_files(directory: Path) -> list[Path]:
     if not single.is_file():
         raise InferenceError(f"{directory} has no model.safetensors (nor an index of several).")
     return [single]
+
+
+_BFLOAT16_PARAMETERS = 5_000_000
+
+
+def auto_compute_dtype(parameters: int, device: torch.device) -> torch.dtype:
+    """What to compute in where nothing is asked for: bfloat16 on a GPU; on a CPU float32, in which engine and
+    trainer agree to the last digits, unless the model is large and the processor multiplies in bfloat16."""
+    if device.type != "cpu":
+        return torch.bfloat16
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast and parameters >= _BFLOAT16_PARAMETERS else torch.float32

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.trainer.output.export import read_tokenizer_files, save_model
+from buckeye.transport.checkpoint.shards import base_digest
 
 ADAPTER = "default"
 """The name that the adapter has in the model. In a file it has none."""
@@ -158,32 +157,3 @@ def _config(model: PreTrainedModel) -> dict[str, Any]:
     content = model.peft_config[ADAPTER].to_dict()
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in content.items()}
     return {**plain, "inference_mode": True}
-
-
-_SAMPLES = 64
-_SAMPLE_BYTES = 4096
-
-
-@cache
-def base_digest(base: str) -> str | None:
-    """SHA-256 over the names, sizes and headers of a model directory's safetensors files and over samples of
-    4 KiB at 64 even distances in each; None for what is no directory with such files.
-
-    Training changes nearly every weight, so that two models of one shape differ in the samples.
-    """
-    files = sorted(Path(base).glob("*.safetensors"))
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            _add(digest, file, path.name, path.stat().st_size)
-    return digest.hexdigest() if files else None
-
-
-def _add(digest: hashlib._Hash, file: BinaryIO, name: str, size: int) -> None:
-    prefix = file.read(8)
-    header = int.from_bytes(prefix, "little")
-    digest.update(f"{name} {size} ".encode() + prefix + file.read(header))
-    start = 8 + header
-    for index in range(_SAMPLES):
-        file.seek(start + (size - start) * index // _SAMPLES)
-        digest.update(file.read(_SAMPLE_BYTES))

@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from buckeye.errors import UsageError
-from buckeye.inference.engine.architecture import auto_compute_dtype, check_sizes
+from buckeye.inference.engine.architecture import check_sizes
+from buckeye.inference.engine.weights import auto_compute_dtype
 from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
 from buckeye.trainer.model.attention import PACKED_ATTENTION, flash_available
 from buckeye.trainer.model.logprobs import token_logprobs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buckeye.cli.env_args import Variables, print_table, variable_names
-from buckeye.cli.waiting import status_line
+from buckeye.cli.terminal import status_line
 
 if TYPE_CHECKING:
     from buckeye_adapters.installed import InstalledEnvironment

@@ -52,7 +52,6 @@ class WorkerSide:
     def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self._frames = importlib.import_module(f"{PACKAGE}.frames")
         self._outcomes = importlib.import_module(f"{PACKAGE}.outcomes")
-        self._traces = importlib.import_module(f"{PACKAGE}.traces")
         self._link = importlib.import_module(f"{PACKAGE}.link").Link(connection)
         self._loop = loop
         self._pid = os.getpid()
@@ -129,7 +128,7 @@ class WorkerSide:
             answer = self._error(frame["id"], boundary, error, f"the answer cannot be sent: {error}")
         except BaseException as error:  # also SystemExit: it is the environment that wanted to end
             _print_traceback(error)
-            trace = [] if type(error).__name__ == "AdapterError" else self._traces.frames_of(error)
+            trace = [] if type(error).__name__ == "AdapterError" else self._outcomes.frames_of(error)
             boundary = getattr(error, "boundary", boundary)
             answer = self._error(frame["id"], boundary, error, _text(error), trace)
         if os.getpid() != self._pid:

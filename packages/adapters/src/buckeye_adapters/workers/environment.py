@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.secret_variables import without_secrets
+from buckeye.base.process import without_secrets
 from buckeye.envs.base import Outcome, Policy, Task
 from buckeye.envs.outcomes import how_to_pass
 from buckeye.envs.settings import WorkerSettings

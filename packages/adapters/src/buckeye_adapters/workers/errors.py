@@ -8,7 +8,7 @@ from typing import Any
 
 from buckeye.envs.base import Boundary
 from buckeye.envs.outcomes import boundary_of
-from buckeye.envs.stdlib_only.traces import checked_frames, place_of
+from buckeye.envs.stdlib_only.outcomes import checked_frames, place_of
 
 
 class Fault(Exception):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from buckeye.cli.env_args import Variables, environment_args, variable_names
-from buckeye.cli.waiting import status_line
+from buckeye.cli.terminal import status_line
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:

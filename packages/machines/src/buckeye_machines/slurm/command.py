@@ -15,10 +15,10 @@ from pydantic import Field, PositiveInt
 
 from buckeye.base.storage import write_file
 from buckeye.cli.dry import carry_out
-from buckeye.config.base import BaseConfig, report
 from buckeye.config.flags import apply, parse_flags
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Settings
+from buckeye.config.shared import BaseConfig, report
 from buckeye.config.structure import fields_of
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError, RunError, UsageError

@@ -28,8 +28,7 @@ from pydantic import ValidationError
 
 from buckeye import __version__
 from buckeye.base.keys import local_key
-from buckeye.base.process import clean_environment
-from buckeye.base.secret_variables import without_secrets
+from buckeye.base.process import clean_environment, without_secrets
 from buckeye_mcp.client.bounded_http import BoundedTransport
 from buckeye_mcp.client.errors import (
     BadAnswer,

@@ -90,8 +90,7 @@ def gateway(
     """Serve MCP environments on one address; every session gets an environment of its own."""
     from buckeye.base import heartbeat
     from buckeye.base.keys import variables
-    from buckeye.base.process import die_with_parent
-    from buckeye.base.secret_variables import forbid_looking
+    from buckeye.base.process import die_with_parent, forbid_looking
     from buckeye.monitor.log import setup_logging
     from buckeye_mcp.gateway.serve import run_gateway
     from buckeye_mcp.gateway.settings import API_KEY_VARIABLE, GatewaySettings

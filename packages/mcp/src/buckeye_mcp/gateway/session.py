@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from buckeye.base.secret_variables import without_secrets
+from buckeye.base.process import without_secrets
 from buckeye_mcp.client.errors import McpFault
 from buckeye_mcp.gateway.access import Refusal, Wish
 from buckeye_mcp.gateway.frames import (

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buckeye.cli.ask import confirm
-from buckeye.cli.waiting import status_line
+from buckeye.cli.terminal import confirm, status_line
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:

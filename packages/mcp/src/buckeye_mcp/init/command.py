@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buckeye.cli.help import Commands
-from buckeye.cli.waiting import status_line
+from buckeye.cli.terminal import status_line
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:

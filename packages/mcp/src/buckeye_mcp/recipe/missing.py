@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buckeye.cli.ask import ask_text, choose, confirm, show_file
 from buckeye.cli.rl_flags import TrainFlags
+from buckeye.cli.terminal import ask_text, choose, confirm, show_file
 from buckeye.errors import UsageError
 from buckeye_mcp.recipe.found import Found
 from buckeye_mcp.recipe.model import SUGGESTED, usual_model

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from buckeye.base.storage import write_file
-from buckeye.config.base import BaseConfig, Problem, conflict, report
 from buckeye.config.settings import Layer, Place
+from buckeye.config.shared import BaseConfig, Problem, conflict, report
+from buckeye.config.source import read_yaml
 from buckeye.config.validation import validate
-from buckeye.config.yaml_file import read_yaml
 from buckeye.errors import ConfigError
 from buckeye_mcp.tasks.images import ImageName, parse_image
 

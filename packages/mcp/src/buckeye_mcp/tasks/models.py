@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from buckeye.config.base import BaseConfig
+from buckeye.config.shared import BaseConfig
 
 NAME, ARGUMENTS = "name", "arguments"
 NonEmpty = Annotated[str, Field(min_length=1)]

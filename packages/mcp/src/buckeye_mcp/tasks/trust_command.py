@@ -25,7 +25,7 @@ def trust(
 def ask_for_trust(dataset: str, *, yes: bool) -> None:
     """Have the user allow what the tasks of a hub use, unless that was done. Raises UsageError if it is not
     allowed, or if nobody can be asked."""
-    from buckeye.cli.ask import ask_text, can_ask
+    from buckeye.cli.terminal import ask_text, can_ask
     from buckeye_mcp.tasks.trust import allow, is_of_others, read_taskset, trusted_digests, uses_of
 
     if not is_of_others(dataset):

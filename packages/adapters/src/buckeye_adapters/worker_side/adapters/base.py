@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ..traces import frames_of
+from ..outcomes import frames_of
 
 Json = dict[str, Any]
 """A JSON object."""
