@@ -18,7 +18,7 @@ from buckeye.base.keys import (
     variables,
 )
 from buckeye.errors import UsageError
-from buckeye.monitor.log import redacted
+from buckeye.monitor.redact import redacted
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, UsageError
 from buckeye.launch.dry_run import plan_table
-from buckeye.launch.rl import other_nodes
 from buckeye.sizing.devices import Machine
+from buckeye.sizing.network import held_ports
 from buckeye.sizing.plan import Site, make_plan
-from buckeye.sizing.ports import held_ports
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}", "--inference-gpu-ids", "0,1")
 
@@ -28,14 +27,21 @@ def site(number, *, gpus=(0, 1, 2, 3), cores=8):
     )
 
 
-def plan(config, *others, gpus=(0, 1, 2, 3)):
+def plan(config, *others, gpus=(0, 1, 2, 3), address="127.0.0.1"):
     with held_ports() as ports:
         machine = Machine(cores=8, gpus=gpus)
-        return make_plan(config, machine, model_path=None, ports=ports, others=others or None)
+        return make_plan(
+            config,
+            machine,
+            model_path=None,
+            ports=ports,
+            others=others or None,
+            address=address if others else None,
+        )
 
 
 def test_every_node_has_the_devices_of_a_single_host():
-    config = load("--cluster.nodes", "2", "--cluster.address", "127.0.0.1")
+    config = load("--cluster.nodes", "2")
     found = plan(config, site(1))
     assert [(role.title, role.node, role.devices) for role in found.roles] == [
         ("inference 0", 0, (0,)),
@@ -62,7 +68,7 @@ def test_every_node_has_the_devices_of_a_single_host():
 
 def test_the_nodes_of_trainer_and_inference_can_be_chosen():
     words = ("--cluster.nodes", "3", "--cluster.trainer-nodes", "1,2", "--cluster.inference-nodes", "0")
-    found = plan(load(*words, "--cluster.address", "127.0.0.1"), site(1), site(2))
+    found = plan(load(*words), site(1), site(2))
     assert [role.node for role in found.of_kind("inference")] == [0, 0]
     assert [role.node for role in found.of_kind("trainer")] == [1, 1, 2, 2]
     assert {role.env["MASTER_ADDR"] for role in found.of_kind("trainer")} == {"10.0.0.2"}
@@ -86,7 +92,7 @@ def test_a_single_host_is_as_it_was():
 )
 def test_a_node_without_the_gpus_is_named(gpus, said):
     with pytest.raises(UsageError) as raised:
-        plan(load("--cluster.nodes", "2", "--cluster.address", "127.0.0.1"), site(1, gpus=gpus))
+        plan(load("--cluster.nodes", "2"), site(1, gpus=gpus))
     assert said in str(raised.value)
 
 
@@ -108,9 +114,3 @@ def test_a_node_without_the_gpus_is_named(gpus, said):
 def test_what_cannot_be_is_refused(words, said):
     with pytest.raises(ConfigError, match=said):
         load(*words)
-
-
-def test_several_nodes_need_an_address(tmp_path):
-    config = load("--cluster.nodes", "2", "--output-dir", str(tmp_path))
-    with pytest.raises(UsageError, match=r"Add --cluster.address"), other_nodes(config):
-        pass

@@ -184,10 +184,9 @@ RUN = {
     "cluster.trainer_nodes": None,
     "cluster.inference_nodes": None,
     "cluster.address": None,
-    "cluster.port": 29400,
-    "cluster.key_file": None,
+    "cluster.engine": "auto",
+    "cluster.ray_address": "auto",
     "cluster.join_timeout": 600.0,
-    "cluster.lost_timeout": 30.0,
 }
 SECTIONS = [
     (TrainerConfig, "--ckpt", {"interval": 10, "resume_step": None, "keep": 3, "skip_progress": False}),

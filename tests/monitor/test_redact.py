@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buckeye.monitor.log import redacted
+from buckeye.monitor.redact import redacted
 
 
 def test_names_that_say_secret():

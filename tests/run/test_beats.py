@@ -25,7 +25,7 @@ def processes(tmp_path):
     started.begin(RunIdentity(run_id="a", attempt=3))
     yield started
     for child in started.children:
-        child.process.send_signal(signal.SIGCONT)
+        child.process.signal(signal.SIGCONT, session=False)
         started.kill(child, "the test is over")
         child.process.wait()
 
@@ -78,14 +78,14 @@ time.sleep(60)
 def test_a_suspended_process_is_silent_and_one_that_wakes_is_heard(processes):
     child = start(processes, "time.sleep(60)")
     listen(child, lambda: child.beats.heard is not None)
-    child.process.send_signal(signal.SIGSTOP)
+    child.process.signal(signal.SIGSTOP, session=False)
     time.sleep(1.2)  # what was on its way
     child.beats.read(time.monotonic())
     heard = child.beats.heard
     time.sleep(1.5)
     child.beats.read(time.monotonic())
     assert child.beats.heard == heard
-    child.process.send_signal(signal.SIGCONT)
+    child.process.signal(signal.SIGCONT, session=False)
     listen(child, lambda: child.beats.heard > heard)
 
 

@@ -11,7 +11,7 @@ from buckeye.envs.base import Reply
 from buckeye.envs.registry import load_environment
 from buckeye_mcp.client.session import Deadlines, open_session
 from buckeye_mcp.tasks.files import read_tasks
-from buckeye_mcp.tasks.models import StdioServer
+from buckeye_mcp.tasks.task_schema import StdioServer
 
 HOME = Path(__file__).parent.parent
 SERVER = StdioServer(command=sys.executable, args=["-m", "text_2048"])

@@ -11,7 +11,7 @@ import pytest
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, RunError, UsageError
-from buckeye_machines.slurm.command import start_slurm
+from buckeye_machines.slurm import command
 from buckeye_machines.slurm.script import SlurmJob, exported, slurm_script, slurm_time
 
 GOLDEN = Path(__file__).parent / "golden_job.sh"
@@ -29,6 +29,10 @@ id = "letters.py"
 
 def load(words):
     return load_config(RLConfig, list(words), environ={})
+
+
+def start(words, load, carry_out_run=None):
+    return command.launch(words, load, carry_out_run)
 
 
 @pytest.fixture
@@ -106,7 +110,7 @@ def test_what_looks_like_a_key_does_not_go_with_the_job():
 
 def test_a_dry_run_prints_and_writes_nothing(project, capsys):
     words = ["@", "run.toml", "--launcher", "slurm", "--nodes", "2", "--dry-run", "--sbatch=--qos=high"]
-    assert start_slurm(words, load) == 0
+    assert start(words, load) == 0
     said = capsys.readouterr().out
     assert "#SBATCH --nodes=2\n" in said
     assert "#SBATCH --exclusive\n" in said
@@ -118,7 +122,7 @@ def test_a_dry_run_prints_and_writes_nothing(project, capsys):
 
 def test_a_job_is_submitted_without_keys(sbatch, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    assert start_slurm(["@", "run.toml", "--launcher=slurm", "--max-steps", "3"], load) == 0
+    assert start(["@", "run.toml", "--launcher=slurm", "--max-steps", "3"], load) == 0
     files = sbatch / "outputs" / "my run" / "slurm"
     assert (sbatch / "words").read_text() == f"--parsable\n{files}/job.sh\n"
     assert "hf_secret" not in (sbatch / "variables").read_text() + (files / "job.sh").read_text()
@@ -136,25 +140,25 @@ def test_a_run_that_is_there_is_not_begun_again(sbatch):
     (sbatch / "outputs" / "my run").mkdir(parents=True)
     (sbatch / "outputs" / "my run" / "run.json").write_text("{}")
     with pytest.raises(UsageError, match="already holds a run"):
-        start_slurm(["@", "run.toml", "--launcher", "slurm"], load)
-    assert start_slurm(["@", "run.toml", "--launcher", "slurm", "--resume"], load) == 0
+        start(["@", "run.toml", "--launcher", "slurm"], load)
+    assert start(["@", "run.toml", "--launcher", "slurm", "--resume"], load) == 0
 
 
 def test_what_slurm_says_is_said(sbatch):
     (sbatch / "bin" / "sbatch").write_text("#!/bin/sh\necho no such partition >&2\nexit 1\n")
     with pytest.raises(RunError, match="Slurm did not take the job: no such partition"):
-        start_slurm(["@", "run.toml", "--launcher", "slurm"], load)
+        start(["@", "run.toml", "--launcher", "slurm"], load)
 
 
 def test_without_slurm_it_is_said(project, monkeypatch):
     monkeypatch.setenv("PATH", str(project))
     with pytest.raises(UsageError, match="no sbatch here"):
-        start_slurm(["@", "run.toml", "--launcher", "slurm"], load)
+        start(["@", "run.toml", "--launcher", "slurm"], load)
 
 
 def test_a_misspelt_launcher_is_refused(project):
     with pytest.raises(ConfigError, match="slurm"):
-        start_slurm(["@", "run.toml", "--launcher", "slrum"], load)
+        start(["@", "run.toml", "--launcher", "slrum"], load)
 
 
 def test_every_field_of_the_job_is_in_the_script():
@@ -189,8 +193,33 @@ def test_every_field_of_the_job_is_in_the_script():
     ],
 )
 def test_the_gpus_that_are_asked_for(project, capsys, gpus, gres, said):
-    assert start_slurm(["@", "run.toml", "--launcher", "slurm", "--gpus", gpus, "--dry-run"], load) == 0
+    assert start(["@", "run.toml", "--launcher", "slurm", "--gpus", gpus, "--dry-run"], load) == 0
     captured = capsys.readouterr()
     assert f"#SBATCH --gres={gres}\n" in captured.out
     assert captured.err.startswith("note: " if said else "")
     assert said in captured.err
+
+
+def test_ray_is_what_its_settings_say(project):
+    seen = []
+
+    def carry_out_run(config, words):
+        seen.append((config.cluster.engine, config.cluster.ray_address, config.cluster.nodes, words[:2]))
+        return 7
+
+    words = ["@", "run.toml", "--launcher", "ray", "--address", "10.0.0.1:6379", "--nodes", "2"]
+    assert start(words, load, carry_out_run) == 7
+    assert seen == [("ray", "10.0.0.1:6379", 2, ["@", "run.toml"])]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("ray", "--partition", "gpu"), "--partition is of --launcher slurm"),
+        (("slurm", "--address", "auto"), "--address is of --launcher ray"),
+        (("local",), "leave it out"),
+    ],
+)
+def test_words_of_another_launcher_are_refused(project, words, said):
+    with pytest.raises(UsageError, match=said):
+        start(["@", "run.toml", "--launcher", *words], load)

@@ -59,7 +59,6 @@ GROUPS = {
         "Parts of a run": {
             "trainer": "the trainer alone",
             "orchestrator": "the orchestrator alone",
-            "node": "make this host a node of another's run",
         },
     },
     "env": {
@@ -268,7 +267,7 @@ _GROUPS = {
     ),
     "How": ("yes", "trust", "dry_run", "as_json", "quiet"),
 }
-_ANOTHER_LAUNCHER = {"--launcher slurm": "As a job of Slurm; with @ FILE.toml."}
+_ANOTHER_LAUNCHER = {"--launcher slurm|ray": "As a job of Slurm, or on a Ray cluster; with @ FILE.toml."}
 _SETTING_VALUES = {
     "config": "FILE.yaml",
     "dataset": "TASKS",

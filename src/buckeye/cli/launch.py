@@ -124,8 +124,8 @@ def _rl(argv: list[str]) -> int:
         show_help(RLConfig, "rl", argv)
         return 0
     if any(word == "--launcher" or word.startswith("--launcher=") for word in argv):
-        start_slurm = ask("buckeye_machines.slurm.command:start_slurm", "--launcher slurm")
-        return int(start_slurm(argv, lambda words: _load(RLConfig, words, "rl")))
+        launch = ask("buckeye_machines.slurm.command:launch", "--launcher")
+        return int(launch(argv, lambda words: _load(RLConfig, words, "rl"), _carry_out_run))
     from buckeye.cli.rl_flags import read_words
 
     words = read_words(argv)
@@ -135,9 +135,9 @@ def _rl(argv: list[str]) -> int:
         return int(run_of_parts(words, _start_run))
     settings = words.plain_settings()
     config = _load(RLConfig, settings, "rl")
-    from buckeye.cli.dry import carry_out
-
     if words.flags.remote:
+        from buckeye.cli.dry import carry_out
+
         show_remote = ask("buckeye_machines.command:show_remote", "--provider")
         start_remote = ask("buckeye_machines.command:start_remote", "--provider")
         file, flags, resume = words.only_file(), words.flags, words.resumes
@@ -146,9 +146,15 @@ def _rl(argv: list[str]) -> int:
             show=lambda: show_remote(file, config, flags, resume=resume),
             start=lambda: start_remote(file, flags, resume=resume),
         )
-    command = (
-        [Path(sys.argv[0]).name, *settings] if sys.argv[0].endswith("rl") else ["buckeye", "rl", *settings]
-    )
+    return _carry_out_run(config, settings)
+
+
+def _carry_out_run(config: RLConfig, settings: list[str]) -> int:
+    """Start a run from here, or show it. `settings` are the words that it was loaded from."""
+    from buckeye.cli.dry import carry_out
+
+    program = [Path(sys.argv[0]).name] if sys.argv[0].endswith("rl") else ["buckeye", "rl"]
+    command = [*program, *settings]
     return carry_out(
         config, show=lambda: _show_run(config, command), start=lambda: _start_run(config, command)
     )

@@ -12,7 +12,7 @@ from buckeye.config.devices import INFERENCE_DEVICES, TRAINER_DEVICES
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.propagate import Reading, in_python, propagate
-from buckeye.config.shared import BaseConfig, CheckpointConfig, LogConfig, Port, WandbConfig, conflict, report
+from buckeye.config.shared import BaseConfig, CheckpointConfig, LogConfig, WandbConfig, conflict, report
 from buckeye.config.trainer import TrainerConfig
 
 # Settings of a run that has several hosts.
@@ -21,7 +21,7 @@ NodeNumbers = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
 
 class ClusterConfig(BaseConfig):
-    """The hosts of a run. Node 0 is the one where `rl` is started; `buckeye node` makes the others of it."""
+    """The hosts of a run. Node 0 is where `rl` is started; an engine starts processes on the others."""
 
     nodes: PositiveInt = 1
     """How many hosts the run has."""
@@ -29,16 +29,14 @@ class ClusterConfig(BaseConfig):
     """Nodes with a trainer on each of the trainer_gpu_ids; None is all of them."""
     inference_nodes: NodeNumbers | None = None
     """Nodes with inference on each of the inference_gpu_ids; None is all of them."""
+    engine: Literal["auto", "srun", "ray"] = "auto"
+    """What starts processes on other nodes; auto is srun within a job of Slurm, and Ray elsewhere."""
+    ray_address: str = "auto"
+    """Where the Ray cluster is: HOST:PORT or ray://HOST:PORT; auto is the one that this host is part of."""
     address: str | None = None
-    """The address of node 0 under which the other nodes reach it, in a network that you trust."""
-    port: Port = 29400
-    """The port of node 0 that the other nodes connect to."""
-    key_file: Path | None = None
-    """The file with the key that the nodes share, made if missing; None is cluster.key in output_dir."""
+    """The address of node 0 under which the others reach it; None has the engine find it."""
     join_timeout: PositiveFloat = 600.0
     """Seconds that are waited for a node, at the start and when it was lost."""
-    lost_timeout: PositiveFloat = 30.0
-    """Seconds without a sign of life from a node after which all of its processes count as dead."""
 
     @property
     def of_trainer(self) -> list[int]:

@@ -13,9 +13,9 @@ from typing import Literal
 
 from buckeye.base.disk import disk_is_full
 from buckeye.base.process import RunIdentity
-from buckeye.cluster.head import Nodes
 from buckeye.config.rl import RLConfig
 from buckeye.errors import CheckpointError, RunError, UsageError
+from buckeye.launch.hosts import Nodes
 from buckeye.launch.processes import Child, Origin, Processes, write_role_configs
 from buckeye.launch.restarts import FULL_DISK_SECONDS, NODE_SECONDS, Budget, Ended, GiveUp, described
 from buckeye.launch.resume import newest_commit
@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """A start of a run: what does not change while it goes on. It began at the checkpoint of `step` (None: at
-    the model), as attempt `first`. `nodes` are the other hosts, if there are any."""
+    the model), as attempt `first`. `nodes` are the other hosts."""
 
     config: RLConfig
     model_path: Path
     first: RunIdentity
     step: int | None
-    nodes: Nodes | None = None
+    nodes: Nodes
 
 
 class Attempts:

@@ -1,112 +1,325 @@
-"""The servers that environments need beside the run: gateways, where tasks name MCP servers on this machine.
+"""Where the processes of a run are started: this machine, and the other nodes that an engine offers.
 
-Who knows such environments starts their servers; the core asks, and without any there is nothing to start.
+Everybody above knows hosts by their numbers, and processes by handles. Which engine starts them on other
+nodes, Slurm's srun or Ray, is known to nobody in the core.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Protocol
 
-from buckeye.base.keys import KEYS, variables
-from buckeye.base.process import is_secret
-from buckeye.base.satellites import ask, is_there
-from buckeye.config.environments import EnvConfig
+import psutil
+
+from buckeye import __version__
+from buckeye.base.heartbeat import BEAT_VARIABLE
+from buckeye.base.process import handed_over
+from buckeye.base.satellites import ask
+from buckeye.base.storage import write_file
 from buckeye.config.rl import RLConfig
-from buckeye.sizing.plan import Role
-
-_MCP = "buckeye_mcp"
-_FOR_RUNS = "buckeye_mcp.gateway.for_runs"
-_WHAT = "an environment of MCP servers"
-DEFAULT_ROLLOUTS = 64
-"""At a time, where nobody has said how many are played."""
+from buckeye.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hosts:
-    """The processes that a run starts for its environments, looks after and ends, and the variables that all
-    its processes need for them: a key, where there is none."""
+class Start:
+    """A process to be started. `argv` begins with this host's Python, for which another host takes its own;
+    what is printed is appended to `stdout`. `title` is what messages call it."""
 
-    roles: tuple[Role, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    title: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    stdout: Path
 
 
-def run_hosts(environments: Iterable[EnvConfig], *, rollouts: int) -> Hosts:
-    """What has to be started for a run that plays so many `rollouts` at a time. Raises UsageError for tasks
-    that cannot be read."""
-    if not is_there(_MCP):
-        return Hosts()
-    hosts: Hosts = ask(f"{_FOR_RUNS}:run_gateways", _WHAT)(environments, rollouts=rollouts)
-    return hosts
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What a host has. Others reach it at `address`; `variables` tell gloo and NCCL how it reaches them."""
+
+    name: str
+    version: str
+    python: str
+    cores: int
+    gpus: tuple[int, ...]
+    address: str
+    variables: Mapping[str, str]
+
+
+class Handle(Protocol):
+    """A process that was started."""
+
+    beats: int
+    """The end of the pipe that its heartbeats come from."""
+    lost: str | None
+    """Why nothing is known of it any more."""
+
+    @property
+    def pid(self) -> int:
+        """Its number on its host."""
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; the signal that ended it, negative; None while it runs. What is left of its session
+        is killed as soon as it is seen to have ended."""
+
+    def signal(self, number: int, *, session: bool) -> None:
+        """Send a signal to it, or to all processes of its session; nothing if it has ended."""
+
+    def wait(self) -> int:
+        """Until it has ended; the exit code."""
+
+    def memory(self) -> int | None:
+        """The bytes of memory that it uses, if that is known."""
+
+
+class Host(Protocol):
+    """One machine of a run."""
+
+    @property
+    def absent(self) -> str | None:
+        """What messages call it if it is not there now."""
+
+    def facts(self) -> Facts:
+        """What it has."""
+
+    def choose_ports(self, count: int) -> list[int]:
+        """Free ports of it."""
+
+    def sees(self, path: Path, content: str) -> bool:
+        """Whether a file that was just written here is there, too."""
+
+    def start(self, start: Start) -> Handle:
+        """Start a process. If the host is lost, so is the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The hosts of a run beside this one, by their numbers from 1 on, which reach this one at `address`."""
+
+    address: str | None = None
+    hosts: Mapping[int, Host] = field(default_factory=dict)
 
 
 @contextmanager
-def hosts_here(environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int) -> Iterator[None]:
-    """The same for environments that are played in this process: started before the block, ended after it.
-    Raises as `run_hosts` does, and RunError for what does not get ready."""
-    if not is_there(_MCP):
-        yield
+def other_nodes(config: RLConfig) -> Iterator[Nodes]:
+    """The other nodes of a run, when all are there; none for a run of one. Raises RunError if they cannot be
+    had, and UsageError for one of another version, or that does not see the output directory."""
+    if config.cluster.nodes == 1:
+        yield Nodes()
         return
-    with ask(f"{_FOR_RUNS}:gateway_here", _WHAT)(environments, log_file, rollouts=rollouts):
-        yield
+    engine: AbstractContextManager[Nodes] = ask("buckeye_machines.engines:nodes", "a run on several nodes")(
+        config
+    )
+    with engine as nodes:
+        for number, host in nodes.hosts.items():
+            _check(number, host, config.output_dir.absolute())
+        yield nodes
 
 
-def variables_of(environments: Iterable[EnvConfig]) -> list[str]:
-    """The names of the variables that the servers of the environments are given. Raises as `run_hosts`."""
-    if not is_there(_MCP):
-        return []
-    names: list[str] = ask(f"{_FOR_RUNS}:variables_of", _WHAT)(environments)
-    return names
+def _check(number: int, host: Host, output_dir: Path) -> None:
+    facts = host.facts()
+    title = f"node {number} ({facts.name})"
+    if facts.version != __version__:
+        raise UsageError(
+            f"{title} has version {facts.version} of Buckeye, and this host {__version__}: install the same "
+            "on all nodes."
+        )
+    content, probe = secrets.token_hex(16), output_dir / ".node-probe"
+    output_dir.mkdir(parents=True, exist_ok=True)
+    write_file(probe, content)
+    try:
+        seen = host.sees(probe, content)
+    finally:
+        probe.unlink(missing_ok=True)
+    if not seen:
+        raise UsageError(
+            f"{title} does not see {output_dir} of this host. A run of several nodes needs an output_dir on "
+            "a file system that all of them share, under the same path."
+        )
 
 
-# The keys that a run needs where it does not find them by itself: on another machine, in a job of Slurm.
+class LocalHost:
+    """This machine."""
 
-_NOT_KEYS = {"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"}
-_OF_MACHINES = ("PRIME_", "AWS_", "GOOGLE_", "AZURE_")
-_RENTING = "PRIME_API_KEY"  # never leaves: it could rent and end everything
-
-
-def played_environments(config: RLConfig) -> list[EnvConfig]:
-    """The environments of training and of evaluations."""
-    evaluated = config.orchestrator.eval.env if config.orchestrator.eval is not None else []
-    return [*config.orchestrator.env, *evaluated]
+    def start(self, start: Start) -> Handle:
+        """Call it from the main thread only: on Linux what is started ends with the thread."""
+        with start.stdout.open("ab") as output:
+            return LocalProcess(*start_session(start.argv, env=start.env, output=output))
 
 
-def names_of_keys(config: RLConfig) -> list[str]:
-    """The keys that Buckeye knows, and the variables that environments and servers of tasks are given. What
-    a prompt mentions is no reason to send it."""
-    known, played = variables(), played_environments(config)
-    names = [*KEYS, *variables_of(played)]
-    names += [name for env in played for name in env.variables]
-    asked = dict.fromkeys(name if name in known else name.upper() for name in names)
-    return [name for name in asked if name not in (*_NOT_KEYS, _RENTING)]
+class LocalProcess:
+    """A process of this machine, and all of its session."""
+
+    lost: str | None = None
+
+    def __init__(self, process: subprocess.Popen[bytes], beats: int) -> None:
+        self._process = process
+        self.beats = beats
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """See `Handle`."""
+        return self._process.returncode if ended(self._process) else None
+
+    def signal(self, number: int, *, session: bool) -> None:
+        """See `Handle`."""
+        if ended(self._process):
+            return
+        if session:
+            signal_session(self.pid, number)
+        else:
+            self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """See `Handle`."""
+        return self._process.wait()
+
+    def memory(self) -> int | None:
+        """See `Handle`."""
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
+            return None
 
 
-def forget_other_keys(config: RLConfig) -> None:
-    """Take from this process the keys to machines, unless the run's settings name them: what it starts, also
-    by libraries of others, has its variables."""
-    named = {*names_of_keys(config), *_texts(config.model_dump(mode="json"))}
-    for name in [name for name in os.environ if name.startswith(_OF_MACHINES) and name not in named]:
-        if is_secret(name):
-            del os.environ[name]
+class OtherProcess:
+    """A process on another node, as an engine tells of it: by `started`, `printed`, `beaten`, `ended` or
+    `lose`, from any thread. `send` carries a signal there."""
+
+    def __init__(self, stdout: Path, send: Callable[[int, bool], None]) -> None:
+        self.pid = 0
+        self.lost: str | None = None
+        self.beats, self._beats = os.pipe()
+        os.set_blocking(self._beats, False)
+        self._output = stdout.open("ab", buffering=0)
+        self._send = send
+        self._returncode: int | None = None
+        self._changed = threading.Condition()
+
+    @property
+    def returncode(self) -> int | None:
+        """See `Handle`."""
+        return self._returncode
+
+    def signal(self, number: int, *, session: bool) -> None:
+        """See `Handle`."""
+        if self._returncode is None:
+            self._send(int(number), session)
+
+    def wait(self) -> int:
+        """See `Handle`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._returncode is not None)
+        assert self._returncode is not None
+        return self._returncode
+
+    def memory(self) -> int | None:
+        """Nobody tells."""
+        return None
+
+    def started(self, pid: int) -> None:
+        """It is there."""
+        self.pid = pid
+
+    def printed(self, data: bytes) -> None:
+        """What it has written."""
+        with suppress(OSError, ValueError):  # a full disk costs lines, as it does processes of this host
+            self._output.write(data)
+
+    def beaten(self, lines: bytes, now: float) -> None:
+        """Its heartbeats, sent at `now` on the monotonic clock of its node."""
+        with suppress(OSError):  # full, or nobody listens any more
+            if self._returncode is None:
+                os.write(self._beats, on_this_clock(lines, time.monotonic() - now))
+
+    def ended(self, code: int, problem: str | None = None) -> None:
+        """It has ended with `code`, or could not be started, for `problem`."""
+        if problem is not None:
+            self.printed(f"error: it could not be started: {problem}\n".encode())
+        with self._changed:
+            if self._returncode is not None:
+                return
+            os.close(self._beats)
+            self._output.close()
+            self._returncode = code
+            self._changed.notify_all()
+
+    def lose(self, why: str) -> None:
+        """Its node is gone, and with it the process."""
+        if self._returncode is None:
+            self.lost = why
+            self.ended(-signal.SIGKILL)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
+def on_this_clock(lines: bytes, shift: float) -> bytes:
+    """Heartbeats with their times moved by `shift` seconds."""
+    moved = []
+    for line in lines.splitlines():
+        try:
+            beat = json.loads(line)
+        except ValueError:  # of a process that was killed while it wrote
+            continue
+        for name in ("since", "pulse"):
+            if isinstance(beat, dict) and isinstance(beat.get(name), float):
+                beat[name] += shift
+        moved.append(json.dumps(beat).encode() + b"\n")
+    return b"".join(moved)
 
 
-def keys_of_run(config: RLConfig) -> dict[str, str]:
-    """Those keys, as far as they are set."""
-    known = variables()
-    return {name: known[name] for name in names_of_keys(config) if known.get(name)}
+# A process of a run as its host sees it: a session of its own, and a pipe for its heartbeats.
+
+
+def start_session(
+    argv: Sequence[str], *, env: Mapping[str, str], output: IO[bytes] | int, cwd: Path | None = None
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a program of Buckeye's, which prints to `output`, and return it with the end of the pipe that its
+    heartbeats come from. Call it from the main thread only: on Linux what is started ends with the thread."""
+    reading, writing = os.pipe()
+    plain, secret = handed_over(env)
+    passed = (writing,) if secret is None else (writing, secret)
+    try:
+        process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**plain, BEAT_VARIABLE: str(writing)},
+            cwd=cwd,
+            pass_fds=passed,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        for descriptor in passed:
+            os.close(descriptor)
+    return process, reading
+
+
+def signal_session(leader: int, number: int) -> None:
+    """Send a signal to all processes of a session, whose first one's number is `leader`."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.Signals(number))
+
+
+def ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process has ended. What is left of its session is killed as soon as it is seen: later the
+    number may be another process's."""
+    if process.returncode is None and process.poll() is not None:
+        signal_session(process.pid, signal.SIGKILL)
+    return process.returncode is not None

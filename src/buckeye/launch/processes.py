@@ -1,11 +1,10 @@
-"""Starting, watching and ending the processes of a plan on this machine."""
+"""Starting, watching and ending the processes of a plan."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +13,12 @@ from pathlib import Path
 from buckeye.base.keys import child_environment
 from buckeye.base.process import RunIdentity
 from buckeye.base.storage import write_file
-from buckeye.cluster.head import Nodes
-from buckeye.cluster.remote import RemoteProcess
-from buckeye.cluster.session import ended, signal_session, start_session
 from buckeye.config.load import to_json
 from buckeye.config.orchestrator import OrchestratorCheckpointConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import TrainerCheckpointConfig
 from buckeye.launch.heartbeats import BeatReader
+from buckeye.launch.hosts import Handle, Host, LocalHost, Start
 from buckeye.run_files.directory import attempt_logs, link_log, log_path
 from buckeye.run_files.record import PLACE_VARIABLE, place_of
 from buckeye.sizing.plan import Role, RolePlan
@@ -35,10 +32,10 @@ _POLL_SECONDS = 0.05
 @dataclass(slots=True)
 class Child:
     """A started role. `killed` is why the launcher has killed it, `memory` the bytes that it was last seen to
-    have in use. Of one on another node nobody knows the latter."""
+    have in use."""
 
     role: Role
-    process: subprocess.Popen[bytes] | RemoteProcess
+    process: Handle
     stdout: Path
     beats: BeatReader
     killed: str | None = None
@@ -50,12 +47,10 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs. What is left of its session is killed as soon as it is seen to have ended."""
-        if isinstance(self.process, RemoteProcess):
-            self.killed = self.killed or self.process.lost
-        else:
-            ended(self.process)
-        return self.process.returncode
+        """None while it runs."""
+        code = self.process.returncode
+        self.killed = self.killed or self.process.lost
+        return code
 
     @property
     def key(self) -> tuple[int, int]:
@@ -65,24 +60,24 @@ class Child:
     @property
     def is_here(self) -> bool:
         """Whether it is a process of this host."""
-        return not isinstance(self.process, RemoteProcess)
+        return self.role.node == 0
 
 
 class Processes:
     """The children of a run. Each has its own session, so the terminal's Ctrl-C reaches only the launcher,
-    and each ends with the launcher, however that one ends (`die_with_parent`). Those of other nodes, for
-    which `nodes` is needed, get their variables there, the run's `shared_env`, and those of their role."""
+    and each ends with the launcher, however that one ends (`die_with_parent`). Those of the other `nodes` get
+    the run's `shared_env` beside the variables of their node."""
 
     def __init__(
         self,
         output_dir: Path,
         env: Mapping[str, str],
         *,
-        nodes: Nodes | None = None,
+        nodes: Mapping[int, Host] | None = None,
         shared_env: Mapping[str, str] | None = None,
     ) -> None:
         self._output_dir = output_dir
-        self._nodes = nodes
+        self._here, self._nodes = LocalHost(), dict(nodes or {})
         self._shared_env = dict(shared_env or {})
         self._env = {**os.environ, **env, "BUCKEYE_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         self._attempt: int | None = None
@@ -105,7 +100,10 @@ class Processes:
         the latter."""
         stdout = self._log_of(role)
         stdout.parent.mkdir(parents=True, exist_ok=True)
-        child = self._start_there(role, stdout) if role.node else self._start_here(role, stdout)
+        host = self._nodes[role.node] if role.node else self._here
+        start = Start(title=role.title, argv=role.argv, env=self._environment(role), stdout=stdout)
+        process = host.start(start)
+        child = Child(role, process, stdout, BeatReader.of(process.beats))
         self.children.append(child)
         if self._attempt is not None:
             link_log(self._output_dir, self._attempt, stdout.name)
@@ -114,19 +112,12 @@ class Processes:
     def absent(self, roles: Iterable[Role]) -> list[str]:
         """What messages call the nodes of these roles that are not there now."""
         numbers = sorted({role.node for role in roles if role.node})
-        return self._nodes.absent(numbers) if self._nodes is not None and numbers else []
+        return [name for number in numbers if (name := self._nodes[number].absent) is not None]
 
-    def _start_here(self, role: Role, stdout: Path) -> Child:
-        env = {**child_environment(self._env, plays=role.kind == "orchestrator"), **role.env}
-        with stdout.open("ab") as output:
-            process, beats = start_session(role.argv, env=env, output=output)
-        return Child(role, process, stdout, BeatReader.of(beats))
-
-    def _start_there(self, role: Role, stdout: Path) -> Child:
-        assert self._nodes is not None, "a plan with other nodes is carried out with them"
-        env = {**self._shared_env, **role.env}
-        process = self._nodes.start(role.node, title=role.title, words=role.argv[1:], env=env, stdout=stdout)
-        return Child(role, process, stdout, BeatReader.of(process.beats))
+    def _environment(self, role: Role) -> dict[str, str]:
+        if role.node:
+            return {**self._shared_env, **role.env}
+        return {**child_environment(self._env, plays=role.kind == "orchestrator"), **role.env}
 
     def _log_of(self, role: Role) -> Path:
         if self._attempt is None:
@@ -145,8 +136,7 @@ class Processes:
     def request_stop(self, children: Sequence[Child]) -> None:
         """Ask children to end by themselves (SIGTERM)."""
         for child in children:
-            if child.running:
-                _signal_session(child, signal.SIGTERM)
+            child.process.signal(signal.SIGTERM, session=True)
 
     def stop(self, children: Sequence[Child], grace: float) -> None:
         """SIGTERM; after `grace` seconds SIGKILL to the whole session. Returns when all have ended."""
@@ -157,31 +147,22 @@ class Processes:
         for child in children:
             if child.running:
                 log.warning("%s did not end within %.0f s of SIGTERM: killed", child.role.title, grace)
-            _signal_session(child, signal.SIGKILL)
+            child.process.signal(signal.SIGKILL, session=True)
             child.process.wait()
 
     def kill(self, child: Child, why: str) -> None:
         """End a child, and its session, without asking; `why` is said of it afterwards."""
         child.killed = why
-        _signal_session(child, signal.SIGKILL)
+        child.process.signal(signal.SIGKILL, session=True)
 
     def ask_for_stacks(self, child: Child) -> None:
         """Have a child that beats write its Python stacks to its log."""
         if child.running and child.beats.heard is not None:
-            child.process.send_signal(signal.SIGUSR1)
+            child.process.signal(signal.SIGUSR1, session=False)
 
     def stop_all(self) -> None:
         """End every child that still runs."""
         self.stop(self.children, TERM_GRACE_SECONDS)
-
-
-def _signal_session(child: Child, number: signal.Signals) -> None:
-    if not child.running:
-        return
-    if isinstance(child.process, RemoteProcess):
-        child.process.signal_session(number)
-    else:
-        signal_session(child.process.pid, number)
 
 
 def last_lines(path: Path, count: int) -> list[str]:

@@ -16,7 +16,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import LoRAConfig, TrainerConfig
 from buckeye.errors import UsageError
-from buckeye.monitor.log import redacted
+from buckeye.monitor.redact import redacted
 from buckeye.run_files.record import RunRecord, read_record
 from buckeye.sizing.model import find_model
 from buckeye.transport.checkpoint import CheckpointInfo, trainer_state

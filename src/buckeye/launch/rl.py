@@ -5,23 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-from buckeye import __version__
 from buckeye.base.process import INTERRUPTED, StopFlag, forbid_looking
-from buckeye.cluster.address import own_addresses
-from buckeye.cluster.head import Nodes
-from buckeye.cluster.key import KEY_FILE, key_for_run
 from buckeye.config.rl import RLConfig
-from buckeye.errors import UsageError
 from buckeye.launch.attempts import Launch
-from buckeye.launch.hosts import forget_other_keys, played_environments, run_hosts
+from buckeye.launch.gateways import forget_other_keys, played_environments, run_hosts
+from buckeye.launch.hosts import Host, Nodes, other_nodes
 from buckeye.launch.processes import TERM_GRACE_SECONDS, Child, Origin, Processes, write_role_configs
 from buckeye.launch.progress import ChildWarnings, Progress, human_duration
 from buckeye.launch.recorder import Recorder
@@ -54,58 +47,24 @@ from buckeye.run_files.record import RunRecord
 from buckeye.sizing.devices import Machine, this_machine
 from buckeye.sizing.disk import check_disk, disk_environment
 from buckeye.sizing.model import fetch_model
+from buckeye.sizing.network import Ports, held_ports
 from buckeye.sizing.plan import RolePlan, Site, make_plan
-from buckeye.sizing.ports import Ports, held_ports
 from buckeye.transport.checkpoint import list_checkpoints
 
-# The other hosts of a run: awaited before it begins, told when it is over.
+# The other hosts of a run, as its plan sees them.
 
 
-@contextmanager
-def other_nodes(config: RLConfig) -> Iterator[Nodes | None]:
-    """The other nodes of a run, when all have joined; None for a run of one. Raises RunError if they do not,
-    and UsageError if one does not see the output directory."""
-    if config.cluster.nodes == 1:
-        yield None
-        return
-    if config.cluster.address is None:
-        there = ", ".join(own_addresses()) or "none but the loopback"
-        raise UsageError(
-            f"cluster.nodes = {config.cluster.nodes}, and cluster.address does not say under which address "
-            f"of this host the other nodes reach it. Add --cluster.address; there are: {there}"
-        )
-    setup_logging(config.log.level, "rl", None)
-    path = key_path(config)
-    nodes = Nodes(config.cluster, key_for_run(path), config.output_dir, version=__version__)
-    try:
-        nodes.wait(join_command(config, path))
-        yield nodes
-    finally:
-        nodes.close()
-
-
-def key_path(config: RLConfig) -> Path:
-    """Where the nodes' key is."""
-    return (config.cluster.key_file or config.output_dir / KEY_FILE).absolute()
-
-
-def join_command(config: RLConfig, path: Path) -> str:
-    """What makes a host a node of the run."""
-    head = f"{config.cluster.address}:{config.cluster.port}"
-    return shlex.join(["buckeye", "node", "--head", head, "--key-file", str(path)])
-
-
-def sites_of(nodes: Nodes | None, config: RLConfig) -> list[Site]:
+def sites_of(nodes: Nodes) -> list[Site]:
     """What the other nodes have, in the order of their numbers."""
-    return [_site(nodes, number) for number in range(1, config.cluster.nodes)] if nodes is not None else []
+    return [_site(number, host) for number, host in sorted(nodes.hosts.items())]
 
 
-def _site(nodes: Nodes, number: int) -> Site:
-    facts = nodes.facts(number)
+def _site(number: int, host: Host) -> Site:
+    facts = host.facts()
     return Site(
         name=f"node {number} ({facts.name})",
         machine=Machine(cores=facts.cores, gpus=facts.gpus),
-        choose_ports=partial(nodes.choose_ports, number),
+        choose_ports=host.choose_ports,
         address=facts.address,
         variables=facts.variables,
     )
@@ -147,11 +106,17 @@ def _run_planned(
     begin: Beginning,
     model_path: Path,
     ports: Ports,
-    nodes: Nodes | None,
+    nodes: Nodes,
 ) -> int:
     output_dir = config.output_dir
-    others = sites_of(nodes, config)
-    plan = make_plan(config, this_machine(), model_path=model_path, ports=ports, others=others)
+    plan = make_plan(
+        config,
+        this_machine(),
+        model_path=model_path,
+        ports=ports,
+        others=sites_of(nodes),
+        address=nodes.address,
+    )
     disk_warning = check_disk(config, plan.disk)
     ports.take(plan.fixed_ports, patience=_PORT_SECONDS)
     aside = None
@@ -237,16 +202,11 @@ def _run(
     env: Mapping[str, str],
 ) -> int:
     stop = StopFlag().install()
-    stopping = Stopping(launch.config.output_dir, stop, launch.nodes)
+    stopping = Stopping(launch.config.output_dir, stop)
     config, identity = launch.config, launch.first
     log.info("Starting RL run %s (attempt %d) in %s", identity.run_id, identity.attempt, config.output_dir)
     shared = _run_environment(config)
-    processes = Processes(
-        config.output_dir,
-        {**shared, "BUCKEYE_INFERENCE_KEY": _inference_key(launch.nodes), **env},
-        nodes=launch.nodes,
-        shared_env=shared,
-    )
+    processes = Processes(config.output_dir, {**shared, **env}, nodes=launch.nodes.hosts, shared_env=shared)
     processes.begin(identity)
     progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
     warnings = ChildWarnings(run_log(config.output_dir), own=LAUNCHER)
@@ -302,14 +262,13 @@ def _what_is_there(config: RLConfig) -> str:
 
 
 def _run_environment(config: RLConfig) -> dict[str, str]:
-    """What all processes are told. It holds no key: it goes to other hosts."""
-    return {"TOKENIZERS_PARALLELISM": "false", **disk_environment(config.disk)}
-
-
-def _inference_key(nodes: Nodes | None) -> str:
-    """That of the servers of the run."""
-    given = os.environ.get("BUCKEYE_INFERENCE_KEY")
-    return given or (nodes.inference_key if nodes is not None else secrets.token_urlsafe(24))
+    """What all processes are told, on all nodes; of keys only that of the run's own servers."""
+    key = os.environ.get("BUCKEYE_INFERENCE_KEY") or secrets.token_urlsafe(24)
+    return {
+        "BUCKEYE_INFERENCE_KEY": key,
+        "TOKENIZERS_PARALLELISM": "false",
+        **disk_environment(config.disk),
+    }
 
 
 def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command: Sequence[str]) -> int:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from buckeye.base.disk import advice, waits_for_disk, what_is_free
 from buckeye.errors import RunError
 from buckeye.launch.attempts import Attempts, Launch
@@ -19,8 +17,8 @@ from buckeye.launch.progress import human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.restarts import Restarts
 from buckeye.launch.waits import circle, sentence, waits_of
+from buckeye.sizing.network import Ports
 from buckeye.sizing.plan import RolePlan
-from buckeye.sizing.ports import Ports
 from buckeye.transport.checkpoint import checkpoints_by_age
 
 # Tells the user that a run waits for disk space: its own log may be on the disk that is full.
@@ -161,7 +159,7 @@ class Supervisor:
     def _look(self, now: float) -> None:
         """What need not be known ten times a second."""
         for child in self._processes.children:
-            child.memory = _memory_of(child) or child.memory
+            child.memory = child.process.memory() or child.memory
         commits = checkpoints_by_age(self._launch.config.output_dir / "checkpoints")
         newest = max((info.step for info in commits if info.attempt >= self._launch.first.attempt), default=0)
         if newest > self._committed:
@@ -207,9 +205,8 @@ class Supervisor:
 
     def _another_port(self, child: Child) -> int:
         node = child.role.node
-        if node and self._launch.nodes is not None:
-            return self._launch.nodes.choose_ports(node, 1)[0]
-        return self._ports.choose(1)[0]
+        choose = self._launch.nodes.hosts[node].choose_ports if node else self._ports.choose
+        return choose(1)[0]
 
     def _move(self, homeless: list[Child], now: float) -> None:
         """Give servers that cannot have their port another, and tell the orchestrator by a new attempt."""
@@ -234,12 +231,3 @@ class Supervisor:
         )
         self._restarts.move(moved.of_kind("inference"))
         self._attempts.move(moved, now)
-
-
-def _memory_of(child: Child) -> int | None:
-    if not child.is_here:
-        return None
-    try:
-        return int(psutil.Process(child.process.pid).memory_info().rss)
-    except psutil.Error:
-        return None

@@ -1,21 +1,17 @@
-"""One set-up of logging for every process: `HH:MM:SS    LEVEL message`, to stdout and to the run's log file,
-without keys."""
+"""One set-up of logging for every process: `HH:MM:SS    LEVEL message`, to stdout and to the run's log
+file."""
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from buckeye.base.json_lines import LineStream, is_file
-from buckeye.base.keys import variables
 from buckeye.base.satellites import SATELLITES
-from buckeye.errors import UsageError
 
 # Printing to someone who may go away (a closed terminal, a reader of a pipe that has ended).
 
@@ -141,81 +137,3 @@ def _survive_full_disks() -> None:
 def run_log(output_dir: Path) -> Path:
     """The one log file of a run, shared by its processes."""
     return output_dir / "logs" / "run.log"
-
-
-REDACTED = "(redacted)"
-
-_SECRET_NAME = re.compile(
-    r"(^|[_\-.])(key|api_?keys?|token|(access|api|auth|refresh)_?tokens|secrets?|passwords?|passwd|pwd|"
-    r"credentials?|headers?|auth|authorization|bearer|cookies?)$",
-    re.I,
-)
-_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # of openaiApiKey, APIKey
-_QUERY = re.compile(r"(?<=[?&;])([\w.\-]+)=([^&;#\s]+)")
-_SECRET_OF_A_QUERY = re.compile(r"(^|[_\-.])sig(nature)?$", re.I)
-_BEARER = re.compile(r"\b(Bearer\s+)[\w.~+/=\-]{8,}", re.I)
-_SECRET_VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)$")
-_SECRET_VALUE = re.compile(r"\b(sk|hf|pit|ghp|gho|github_pat|xox[a-z]|AKIA)[-_]?[A-Za-z0-9_\-]{16,}")
-_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
-_SHORTEST_SECRET = 8
-
-
-def redacted(settings: Any) -> Any:
-    """A copy of JSON-like settings in which secrets are replaced by `(redacted)`.
-
-    Secret is what a name says (`api_key`, `openaiApiKey`, `token`, `headers`; not a number such as
-    `max_tokens`), what is the value of an environment variable with such a name, what looks like a known kind
-    of key, and what follows `Bearer`; of an address, the login, and values of its query with such names.
-    """
-    return _redacted(settings, _values_of_secret_variables())
-
-
-def _redacted(value: Any, known: frozenset[str]) -> Any:
-    if isinstance(value, Mapping):
-        return {
-            name: _hidden(item) if _is_secret(str(name)) else _redacted(item, known)
-            for name, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_redacted(item, known) for item in value]
-    if isinstance(value, str):
-        return _without_secrets(value, known)
-    return value
-
-
-def _is_secret(name: str) -> bool:
-    return _SECRET_NAME.search(_WORD_BOUNDARY.sub("_", name)) is not None
-
-
-def _hidden(value: Any) -> Any:
-    """Text is hidden, and what a mapping or list holds; no secret is a number, a truth value, or empty."""
-    if isinstance(value, Mapping):
-        return {name: _hidden(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_hidden(item) for item in value]
-    return REDACTED if isinstance(value, str) and value else value
-
-
-def _without_secrets(text: str, known: frozenset[str]) -> str:
-    for secret in known:
-        text = text.replace(secret, REDACTED)
-    text = _BEARER.sub(rf"\g<1>{REDACTED}", _SECRET_VALUE.sub(REDACTED, text))
-    return _LOGIN.sub(f"{REDACTED}@", _QUERY.sub(_query_without_secret, text))
-
-
-def _query_without_secret(pair: re.Match[str]) -> str:
-    name = pair[1]
-    return f"{name}={REDACTED}" if _is_secret(name) or _SECRET_OF_A_QUERY.search(name) else pair[0]
-
-
-def _values_of_secret_variables() -> frozenset[str]:
-    """The values of keys, from wherever they are read."""
-    try:
-        known: Mapping[str, str] = variables()
-    except UsageError:  # a damaged file gives no key to anyone
-        known = os.environ
-    return frozenset(
-        value
-        for name, value in known.items()
-        if _SECRET_VARIABLE.search(name) and len(value) >= _SHORTEST_SECRET
-    )

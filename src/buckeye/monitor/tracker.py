@@ -23,8 +23,8 @@ from buckeye.base.keys import key
 from buckeye.base.storage import read_json, write_file
 from buckeye.config.shared import BaseConfig, WandbConfig, WandbExtrasConfig
 from buckeye.errors import UsageError
-from buckeye.monitor.log import redacted
 from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics, Step
+from buckeye.monitor.redact import redacted
 from buckeye.monitor.rollouts import read_rollouts
 
 # Sample rollouts and distributions of a step, as Weights & Biases shows them.

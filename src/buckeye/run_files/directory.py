@@ -16,7 +16,6 @@ from pathlib import Path
 
 from buckeye.base.process import RunIdentity, StopFlag
 from buckeye.base.storage import is_locked, read_json, remove_directory, step_directories, write_file
-from buckeye.cluster.head import Nodes
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import TRAINERS, read_metrics
 from buckeye.monitor.tracker import WANDB_FOLDER
@@ -262,9 +261,9 @@ _LOOK_SECONDS = 2.0
 class Stopping:
     """Whether the run is to end. Requests that were left for an earlier start do not count."""
 
-    def __init__(self, output_dir: Path, stop: StopFlag, nodes: Nodes | None) -> None:
+    def __init__(self, output_dir: Path, stop: StopFlag) -> None:
         self._path = output_dir / STOP_FILE
-        self._stop, self._nodes = stop, nodes
+        self._stop = stop
         self._asked = False
         self._look_at = 0.0
         self._path.unlink(missing_ok=True)
@@ -275,8 +274,7 @@ class Stopping:
         if now >= self._look_at and not self._asked:
             self._look_at = now + _LOOK_SECONDS
             self._asked = self._path.exists()
-        by_node = self._nodes is not None and self._nodes.stop_asked
-        return self._stop.requested or self._asked or by_node
+        return self._stop.requested or self._asked
 
 
 def request_stop(output_dir: Path) -> None:

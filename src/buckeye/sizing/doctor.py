@@ -28,6 +28,7 @@ from buckeye.sizing.disk import estimate_disk
 from buckeye.sizing.fitting import MEMORY, check_memory
 from buckeye.sizing.memory import Hardware, processor_has_bfloat16
 from buckeye.sizing.model import check_model, check_tokenizer, fetch_small_files, find_model, read_shape
+from buckeye.sizing.network import AnyPorts
 from buckeye.sizing.places import (
     check_clock,
     check_directory,
@@ -38,7 +39,6 @@ from buckeye.sizing.places import (
     check_shared_memory,
 )
 from buckeye.sizing.plan import RolePlan, make_plan
-from buckeye.sizing.ports import AnyPorts
 from buckeye.sizing.tasks import check_tasks, check_tasks_at_once, title_of
 from buckeye.sizing.trainer_checks import reference_warnings, trainer_warnings
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from buckeye.base.process import STORE_VARIABLE, idle_spins
-from buckeye.cluster.address import socket_variables
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.sizing.devices import Machine
 from buckeye.sizing.disk import DiskEstimate, estimate_disk
-from buckeye.sizing.ports import AnyPorts, Ports
+from buckeye.sizing.network import AnyPorts, Ports, socket_variables
 
 LOOPBACK = "127.0.0.1"
 
@@ -100,14 +99,16 @@ def make_plan(
     model_path: Path | None,
     ports: Ports | AnyPorts,
     others: Sequence[Site] | None = None,
+    address: str | None = None,
 ) -> RolePlan:
     """Turn a resolved configuration into processes on this machine's devices, and on those of the `others`,
-    which are nodes 1 and so on (None: they are as this one). Ports that nobody has chosen come from `ports`.
+    which are nodes 1 and so on (None: they are as this one) and reach this one at `address`. Ports that
+    nobody has chosen come from `ports`.
 
     `model_path` is the local model directory, if there is one, for the disk estimate. Raises UsageError for
     GPU ids that do not exist, with what to type instead.
     """
-    here = this_site(config, machine, ports)
+    here = this_site(machine, ports, address)
     sites = [here, *([here] * (config.cluster.nodes - 1) if others is None else others)]
     on_gpu = bool(_used(config, sites)[0].machine.gpus) and config.trainer.model.device != "cpu"
     if on_gpu:
@@ -128,19 +129,12 @@ def make_plan(
     )
 
 
-def this_site(config: RLConfig, machine: Machine, ports: Ports | AnyPorts) -> Site:
-    """The host where `rl` is started."""
-    address = config.cluster.address
-    if config.cluster.nodes == 1 or address is None:
-        return Site(name="this machine", machine=machine, choose_ports=ports.choose)
-    variables = socket_variables(address, os.environ)
-    return Site(
-        name="this machine",
-        machine=machine,
-        choose_ports=ports.choose,
-        address=address,
-        variables=variables,
-    )
+def this_site(machine: Machine, ports: Ports | AnyPorts, address: str | None) -> Site:
+    """The host where `rl` is started, which other nodes, if there are any, reach at `address`."""
+    site = Site(name="this machine", machine=machine, choose_ports=ports.choose)
+    if address is None:
+        return site
+    return replace(site, address=address, variables=socket_variables(address, os.environ))
 
 
 def _used(config: RLConfig, sites: Sequence[Site]) -> list[Site]:

@@ -963,7 +963,7 @@ def _loss(folder):
 
 
 def _replies(folder):
-    from buckeye.inference.render.calls import bare_call, tagged_calls
+    from buckeye.inference.render.parse_reply import bare_call, tagged_calls
     from buckeye_mcp.actions.parser import parse_reply, parse_tool_calls
     from buckeye_mcp.config import ParserConfig
 

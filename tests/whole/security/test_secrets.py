@@ -83,7 +83,7 @@ def test_the_memory_of_who_starts_code_of_others_is_not_read_by_the_same_user():
 
 
 def test_a_process_of_a_run_gets_its_keys_by_a_pipe(tmp_path):
-    from buckeye.cluster.session import start_session
+    from buckeye.launch.hosts import start_session
 
     script = (
         "import os, sys, time\n"

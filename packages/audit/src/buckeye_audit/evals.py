@@ -14,7 +14,7 @@ from buckeye.config.environments import EvalsConfig
 from buckeye.errors import RunError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
-from buckeye.launch.hosts import DEFAULT_ROLLOUTS, hosts_here
+from buckeye.launch.gateways import DEFAULT_ROLLOUTS, hosts_here
 from buckeye.launch.serve import served_model
 from buckeye.monitor.log import setup_logging
 from buckeye.orchestrator.environments import fallback_note, load_environments, names_of

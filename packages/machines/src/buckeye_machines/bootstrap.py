@@ -28,6 +28,8 @@ _CUTS = 5
 _VLLM, _INSTALLED = "vLLM", "environments"
 _TORCH_INDEX = "https://download.pytorch.org/whl"
 _SAID = "buckeye: "
+EXTRAS = ("train", "mcp")
+"""Of Buckeye, for a machine that trains alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,11 @@ class Software:
     vllm: str | None
 
 
-def steps(environments: Sequence[NeededEnvironment] = ()) -> list[Step]:
+def steps(environments: Sequence[NeededEnvironment] = (), extras: Sequence[str] = EXTRAS) -> list[Step]:
     """All of them, in order; the fourth makes the environment whose key is its own."""
     files = code_files()
     code = _key(*(part for name in sorted(files) for part in (name.encode(), files[name])))
-    needed = requirements(["train", "mcp"])
+    needed = requirements(extras)
     fixed = pins(needed)
     torch = torch_version()
     packages = _key("\n".join([*needed, "", *fixed, torch]).encode(), scripts.PACKAGES.encode())
@@ -110,10 +112,14 @@ def _environments(needed: Sequence[NeededEnvironment], venv: str) -> Step:
 
 
 async def bootstrap(
-    link: Link, *, tell: Callable[[str], None], environments: Sequence[NeededEnvironment] = ()
+    link: Link,
+    *,
+    tell: Callable[[str], None],
+    environments: Sequence[NeededEnvironment] = (),
+    extras: Sequence[str] = EXTRAS,
 ) -> Software:
     """Carry out what is not done yet. Raises RemoteError with the last words of a step that fails."""
-    needed = steps(environments)
+    needed = steps(environments, extras)
     for number, step in enumerate(needed, 1):
         tell(f"{number}/{len(needed)} {step.title} ...")
         if await _carry_out(link, step, tell):

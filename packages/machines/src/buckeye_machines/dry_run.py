@@ -10,8 +10,8 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.run_files.directory import refuse_used
 from buckeye_machines.base import Provider, RemoteRequest
+from buckeye_machines.engines.ray_over_ssh import check_hosts
 from buckeye_machines.launch import check_installed
-from buckeye_machines.nodes import check_hosts
 from buckeye_machines.offers import disk_gb, fitting_offers, left_out_text, offer_table, price_text
 from buckeye_machines.project import Project, project_of
 from buckeye_machines.providers.choose import open_provider

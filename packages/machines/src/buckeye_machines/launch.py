@@ -27,8 +27,8 @@ from buckeye_machines import job as jobs
 from buckeye_machines.base import RemoteRequest
 from buckeye_machines.bootstrap import Software, bootstrap
 from buckeye_machines.connection import Link, check_identity
+from buckeye_machines.engines.ray_over_ssh import RayOverSsh, check_hosts
 from buckeye_machines.follow import Follower
-from buckeye_machines.nodes import OtherNodes, check_hosts
 from buckeye_machines.offers import ask_price, disk_gb
 from buckeye_machines.pods import RentedPod, rented
 from buckeye_machines.project import Project, read_project, words_for_a_pod
@@ -114,7 +114,7 @@ class _RemoteRun:
         self._dead_man, self._rents = dead_man, rents
         self._follower: Follower | None = None
         self._work: asyncio.Task[int] | None = None
-        self._link, *others = (
+        links = [
             Link(
                 target,
                 known_hosts=pod.known_hosts,
@@ -123,8 +123,9 @@ class _RemoteRun:
                 tell=self._notes.tell,
             )
             for target in pod.ssh
-        )
-        self._nodes = OtherNodes(others, project.config.cluster, run_id, self._notes.tell)
+        ]
+        self._link = links[0]
+        self._hosts = RayOverSsh(links, project.config.cluster, run_id, self._notes.tell)
 
     async def carry_out(self) -> int:
         """From the first connection to the last file."""
@@ -142,7 +143,7 @@ class _RemoteRun:
             return await self._work
         finally:
             watching.cancel()
-            await self._nodes.close()
+            await self._hosts.close()
             await self._link.close()
 
     def _interrupt(self) -> None:
@@ -192,19 +193,22 @@ class _RemoteRun:
             self._notes.tell(f"Connecting to {self._link.target} ...")
             await self._link.connect(patience=_CONNECT_SECONDS)
             software = await bootstrap(
-                self._link, tell=self._notes.tell, environments=self._project.environments
+                self._link,
+                tell=self._notes.tell,
+                environments=self._project.environments,
+                extras=self._hosts.extras,
             )
-            await self._nodes.prepare()
+            await self._hosts.prepare(software.python)
             folder = f"{await jobs.home_of(self._link)}/.buckeye/jobs/{self._run_id}"
             job = jobs.Job(run_id=self._run_id, folder=folder, python=software.python)
             self._notes.tell(f"Sending what is not there yet to {self._link.target} ...")
             sent = await send_project(self._link, job.python, job.project, self._project.manifest)
             self._notes.tell(_sent_text(sent))
             settings = self._settings(job, software)
-            settings["argv"] += await self._nodes.head_words(self._link, job.python)
+            settings["argv"] = await self._hosts.command(settings["argv"])
             await jobs.prepare(self._link, job, settings)
             await jobs.start(self._link, job, self._secrets())
-            self._nodes.start()
+            self._hosts.start()
             self._remember(job)
             self._notes.tell(f"The run has started on {self._link.target}.")
             return await self._follow(job)
@@ -233,7 +237,7 @@ class _RemoteRun:
         found = dict(self._project.secrets)
         if found:
             self._notes.tell(f"Keys that go along: {', '.join(sorted(found))}")
-        found |= self._nodes.head_secrets
+        found |= self._hosts.secrets
         key = os.environ.get(POD_KEY_VARIABLE)
         return {**found, POD_KEY_VARIABLE: key} if key and self._rents else found
 

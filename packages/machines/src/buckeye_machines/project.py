@@ -10,7 +10,7 @@ from buckeye.base.foreign_files import NotRegularError, own_files
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.launch.hosts import keys_of_run, played_environments
+from buckeye.launch.gateways import keys_of_run, played_environments
 from buckeye.launch.resume import where_it_left_off
 from buckeye.launch.resume_checks import refuse_misfit
 from buckeye.run_files.directory import REMOTE_FILE, RUN_FILE

@@ -11,7 +11,7 @@ from buckeye.envs.base import START, Outcome, Policy, Task
 from buckeye.errors import UsageError
 from buckeye_mcp.client.errors import McpFault
 from buckeye_mcp.config import GymConfig, load_gym_config
-from buckeye_mcp.tasks.models import McpTask
+from buckeye_mcp.tasks.task_schema import McpTask
 from buckeye_mcp.tasks.trust import read_taskset
 
 NAME = "buckeye-vf-gym"

@@ -18,7 +18,7 @@ from buckeye_mcp.client.session import CallResult, Deadlines
 from buckeye_mcp.client.sessions_of_rollout import Sessions, open_sessions
 from buckeye_mcp.config import GymConfig
 from buckeye_mcp.rewards import result_object, reward_of, score
-from buckeye_mcp.tasks.models import McpTask, ToolCall, call_arguments
+from buckeye_mcp.tasks.task_schema import McpTask, ToolCall, call_arguments
 
 StopReason = Literal["done", "answered", "environment_done", "turn_limit", "time_limit", "truncated"]
 """`done`: the model called an action without a tool. `answered`: a reply without calls where native tool

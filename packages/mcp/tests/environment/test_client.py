@@ -22,7 +22,7 @@ from buckeye_mcp.client.errors import (
     ToolTimeout,
 )
 from buckeye_mcp.client.session import Deadlines, open_session
-from buckeye_mcp.tasks.models import StdioServer
+from buckeye_mcp.tasks.task_schema import StdioServer
 
 RAW = str(Path(__file__).with_name("raw_server.py"))
 PATIENT = Deadlines(start=60.0, call=60.0, close=5.0)

@@ -10,7 +10,7 @@ import pytest
 
 from buckeye_mcp.client.errors import BadAnswer, OutputFlood, SessionLost, StartError, ToolTimeout
 from buckeye_mcp.client.session import Deadlines, open_session
-from buckeye_mcp.tasks.models import HttpServer
+from buckeye_mcp.tasks.task_schema import HttpServer
 
 DEADLINES = Deadlines(start=60.0, call=60.0, close=1.0)
 QUICK = Deadlines(start=60.0, call=1.0, close=1.0)

@@ -13,7 +13,7 @@ from packages.mcp.tests.environment.scripted import Scripted, native
 from buckeye.errors import ConfigError, UsageError
 from buckeye_mcp.config import GymConfig
 from buckeye_mcp.environment import McpEnvironment
-from buckeye_mcp.tasks.models import McpTask
+from buckeye_mcp.tasks.task_schema import McpTask
 
 RAW = str(Path(__file__).with_name("raw_server.py"))
 

@@ -16,7 +16,7 @@ from packages.mcp.tests.environment.test_rollout import DONE, RAW, config, play,
 from tests.places import ROOT
 
 from buckeye_mcp.client.session import Deadlines, open_session
-from buckeye_mcp.tasks.models import StdioServer
+from buckeye_mcp.tasks.task_schema import StdioServer
 
 CACHE = ROOT / ".cache" / "venvs"
 EVERYTHING = "@modelcontextprotocol/server-everything@2026.8.31"

@@ -17,7 +17,7 @@ from buckeye_mcp.recipe.compose import Recipe, run_text, to_toml
 from buckeye_mcp.recipe.estimate import estimate_time
 from buckeye_mcp.recipe.model import SUGGESTED, ModelFacts, model_facts, refuse_hosted
 from buckeye_mcp.recipe.sizes import choose_sizes, learning_rate
-from buckeye_mcp.tasks.models import McpTask
+from buckeye_mcp.tasks.task_schema import McpTask
 
 GYM = GymConfig.model_validate(
     {

@@ -21,7 +21,7 @@ from buckeye.errors import UsageError
 from buckeye.run_files.directory import begin_attempt, locked
 from buckeye.sizing import devices as machine
 from buckeye_mcp.tasks.dataset import write_dataset
-from buckeye_mcp.tasks.models import McpTask
+from buckeye_mcp.tasks.task_schema import McpTask
 
 SEEN = machine._visible_gpus
 

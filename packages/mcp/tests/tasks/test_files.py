@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from buckeye.errors import UsageError
 from buckeye_mcp.tasks.files import read_rows, read_tasks
-from buckeye_mcp.tasks.models import HttpServer, StdioServer, ToolCall, call_arguments
+from buckeye_mcp.tasks.task_schema import HttpServer, StdioServer, ToolCall, call_arguments
 
 PRINTED = """{
   "id": "task-001",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.envs.base import Message, Tool
-from buckeye.inference.render.calls import Call, Parsed, make_call
+from buckeye.inference.render.parse_reply import Call, Parsed, make_call
 from buckeye.inference.render.template import PROBE_TOOLS, QUESTION, TOOL_TURN, ChatTemplate, readable
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from typing import Any
 from buckeye.base.storage import read_json
 from buckeye.envs.base import Message, Tool
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.render.calls import (
+from buckeye.inference.render.families import FamilyParser, find_family
+from buckeye.inference.render.parse_reply import (
     Parsed,
     bare_call,
     count_calls,
@@ -22,7 +23,6 @@ from buckeye.inference.render.calls import (
     split_reasoning,
     tagged_calls,
 )
-from buckeye.inference.render.families import FamilyParser, find_family
 from buckeye.inference.render.template import ChatTemplate, opens_thinking
 
 # A model's tokenizer, without torch where that is possible.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from buckeye.base.keys import key
 from buckeye.base.storage import write_directory
 from buckeye.errors import RunError, UsageError
-from buckeye.monitor.log import redacted
+from buckeye.monitor.redact import redacted
 from buckeye.runs.export.facts import (
     Choice,
     RunFacts,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from buckeye.base.distribution import DISTRIBUTION
 from buckeye.base.storage import read_json
 from buckeye.errors import UsageError
-from buckeye.monitor.log import redacted
 from buckeye.monitor.metrics import read_run
+from buckeye.monitor.redact import redacted
 from buckeye.transport.checkpoint import (
     CheckpointInfo,
     Score,

@@ -49,7 +49,7 @@ def env_check(
 
     from buckeye.base.keys import check_variables
     from buckeye.config.environments import EnvConfig
-    from buckeye.launch.hosts import DEFAULT_ROLLOUTS, hosts_here
+    from buckeye.launch.gateways import DEFAULT_ROLLOUTS, hosts_here
     from buckeye_audit.check import CheckOptions
     from buckeye_audit.checks.result import count_of
 

@@ -15,7 +15,7 @@ import httpx
 from buckeye.base.storage import well_formed
 from buckeye.envs.base import NO_OPTIONS, CallOptions, FinishReason, Message, Reply, Tool
 from buckeye.errors import InferenceError, PromptTooLongError
-from buckeye.monitor.log import redacted
+from buckeye.monitor.redact import redacted
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.player import TaskPlayer
 from buckeye.orchestrator.training_samples import Segment

@@ -17,7 +17,7 @@ from buckeye.base.storage import read_json, write_file
 from buckeye.config.environments import EnvConfig
 from buckeye.envs.base import Task
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.hosts import hosts_here
+from buckeye.launch.gateways import hosts_here
 from buckeye.launch.serve import served_model
 from buckeye.monitor.verdict import verdict
 from buckeye.orchestrator.environments import (

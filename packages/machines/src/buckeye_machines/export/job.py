@@ -13,7 +13,7 @@ from buckeye.base.distribution import DISTRIBUTION
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.launch.hosts import names_of_keys
+from buckeye.launch.gateways import names_of_keys
 from buckeye.sizing.devices import Gpus, parse_gpus
 from buckeye_machines.offers import disk_gb
 from buckeye_machines.travel import inside, named_here

@@ -1,4 +1,4 @@
-"""`buckeye rl ... --launcher slurm`: the run as a job of Slurm."""
+"""`buckeye rl ... --launcher slurm`: the run as a job of Slurm; `--launcher ray`: on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from buckeye.config.shared import BaseConfig, report
 from buckeye.config.structure import fields_of
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError, RunError, UsageError
-from buckeye.launch.hosts import keys_of_run
+from buckeye.launch.gateways import keys_of_run
 from buckeye.launch.resume import resume_command, without_flags
 from buckeye.run_files.directory import is_in_use, refuse_used
 from buckeye.sizing.devices import alike, parse_gpus, short_name
@@ -31,11 +31,13 @@ from buckeye_machines.slurm.script import KEYS_FILE, LOG, SCRIPT, SlurmJob, expo
 _SUBMIT_SECONDS = 60.0
 
 
-class SlurmFlags(BaseConfig):
-    """What is asked of Slurm."""
+class LauncherFlags(BaseConfig):
+    """What is asked of Slurm or Ray."""
 
-    launcher: Literal["local", "slurm"] = "local"
-    """Who starts the processes: this command, or a job of Slurm."""
+    launcher: Literal["local", "slurm", "ray"] = "local"
+    """Who starts the run: this command here, a job of Slurm, or this command on a Ray cluster."""
+    address: str | None = None
+    """The Ray cluster: auto, HOST:PORT or ray://HOST:PORT; None is cluster.ray_address."""
     nodes: PositiveInt | None = None
     """How many nodes; None is cluster.nodes."""
     partition: str | None = None
@@ -52,13 +54,22 @@ class SlurmFlags(BaseConfig):
     """Further options of sbatch, as --sbatch=--constraint=ib"""
 
 
-def start_slurm(argv: Sequence[str], load: Callable[[list[str]], RLConfig]) -> int:
-    """Submit the run as a job, and say how to look at it; the exit code. Raises UsageError for words that
-    make no sense, RunError if Slurm refuses the job."""
+def launch(
+    argv: Sequence[str],
+    load: Callable[[list[str]], RLConfig],
+    carry_out_run: Callable[[RLConfig, list[str]], int],
+) -> int:
+    """Submit the run as a job and say how to look at it, or have it carried out with Ray; the exit code.
+    Raises UsageError for words that make no sense, RunError if Slurm refuses the job."""
     flags, settings = _split(argv)
+    nodes = [] if flags.nodes is None else ["--cluster.nodes", str(flags.nodes)]
     if flags.launcher == "local":
         raise UsageError("--launcher local is what happens without it: leave it out")
-    nodes = [] if flags.nodes is None else ["--cluster.nodes", str(flags.nodes)]
+    if flags.launcher == "ray":
+        words = [*settings, *nodes, *_ray_words(flags)]
+        return carry_out_run(load(words), words)
+    if flags.address is not None:
+        raise UsageError("--address is of --launcher ray: leave it out")
     config = load([*settings, *nodes])
     job = _job(config, flags, without_flags(settings, ("--resume", "--dry-run", "--no-dry-run")))
     script = slurm_script(job)
@@ -68,6 +79,15 @@ def start_slurm(argv: Sequence[str], load: Callable[[list[str]], RLConfig]) -> i
         show=lambda: print(script, end=""),
         start=lambda: _submit_run(job, script, config, resume_command(["buckeye", "rl", *argv])),
     )
+
+
+def _ray_words(flags: LauncherFlags) -> list[str]:
+    """The settings that the flags stand for."""
+    of_slurm = flags.model_fields_set - {"launcher", "address", "nodes"}
+    if of_slurm:
+        raise UsageError(f"--{sorted(of_slurm)[0]} is of --launcher slurm: Ray counts its nodes itself")
+    address = [] if flags.address is None else ["--cluster.ray-address", flags.address]
+    return ["--cluster.engine", "ray", *address]
 
 
 def _submit_run(job: SlurmJob, script: str, config: RLConfig, again: str) -> int:
@@ -92,29 +112,29 @@ def _submit_run(job: SlurmJob, script: str, config: RLConfig, again: str) -> int
     return 0
 
 
-def _split(argv: Sequence[str]) -> tuple[SlurmFlags, list[str]]:
+def _split(argv: Sequence[str]) -> tuple[LauncherFlags, list[str]]:
     own: list[str] = []
     settings: list[str] = []
     words = list(argv)
     while words:
         word = words.pop(0)
         name = word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
-        if name not in fields_of(SlurmFlags):
+        if name not in fields_of(LauncherFlags):
             settings.append(word)
             continue
         own.append(word)
-        if "=" not in word and not fields_of(SlurmFlags)[name].is_flag and words:
+        if "=" not in word and not fields_of(LauncherFlags)[name].is_flag and words:
             own.append(words.pop(0))
-    parsed = parse_flags(SlurmFlags, own)
+    parsed = parse_flags(LauncherFlags, own)
     values = Settings()
     problems = [*parsed.problems, *apply(parsed.assignments, values)]
-    flags, wrong = validate(SlurmFlags, values)
+    flags, wrong = validate(LauncherFlags, values)
     if flags is None or problems or wrong:
         raise ConfigError(report([*problems, *wrong]))
     return flags, settings
 
 
-def _job(config: RLConfig, flags: SlurmFlags, words: Sequence[str]) -> SlurmJob:
+def _job(config: RLConfig, flags: LauncherFlags, words: Sequence[str]) -> SlurmJob:
     return SlurmJob(
         settings=tuple(words),
         output_dir=config.output_dir.absolute(),
@@ -129,7 +149,7 @@ def _job(config: RLConfig, flags: SlurmFlags, words: Sequence[str]) -> SlurmJob:
     )
 
 
-def _gres(config: RLConfig, flags: SlurmFlags) -> str | None:
+def _gres(config: RLConfig, flags: LauncherFlags) -> str | None:
     if flags.gpus is not None:
         asked = parse_gpus(flags.gpus)
         kind = f":{short_name(asked.type).lower()}" if asked.type else ""
@@ -140,7 +160,7 @@ def _gres(config: RLConfig, flags: SlurmFlags) -> str | None:
     return f"gpu:{max(ids) + 1}"
 
 
-def _tell_unsaid(flags: SlurmFlags) -> None:
+def _tell_unsaid(flags: LauncherFlags) -> None:
     """What the request for GPUs cannot say."""
     asked = parse_gpus(flags.gpus) if flags.gpus is not None else None
     if asked is not None and (others := alike(asked.type)):

@@ -1,5 +1,5 @@
-"""A run as a job of Slurm: the script that is submitted. Inside, every node has one task; that of the first
-node is the launcher, the others join it."""
+"""A run as a job of Slurm: the script that is submitted. It starts the launcher on the first node, which
+starts processes on the others as steps of the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ FOLDER = "slurm"
 SCRIPT, KEYS_FILE, LOG = "job.sh", "keys", "job.log"
 
 _MARGIN_SECONDS = 300  # before the time is over, for the last step and its checkpoint
-_END_SECONDS = 60  # for the other tasks when the first has ended
 _TIME = re.compile(r"(\d+)([mhd])")
 _SLURM_TIME = re.compile(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}")
 _AMBIGUOUS = re.compile(r"(\d+)(:\d\d)?")
@@ -107,8 +106,6 @@ def _words(job: SlurmJob) -> dict[str, str]:
         "files": shlex.quote(str(job.files)),
         "settings": shlex.join(job.settings),
         "run_file": RUN_FILE,
-        "end": str(_END_SECONDS),
-        "cpus": f"--cpus-per-task={job.cpus}" if job.cpus is not None else "",
         "stop": str(_MARGIN_SECONDS - 30),
     }
 
@@ -125,37 +122,16 @@ python={python}
 output={output}
 files={files}
 settings=({settings})
-srun_options=(--wait={end} --kill-on-bad-exit=1 {cpus})
 run_file={run_file}
 stop_seconds={stop}
 """
 
 _BODY = r"""
-# Every task runs this file again, and finds here which node it is.
-if [ -n "${BUCKEYE_TASK:-}" ]; then
-  if [ -e "$files/keys" ]; then set -a; . "$files/keys"; set +a; fi
-  if [ "$SLURM_NODEID" != 0 ]; then
-    exec "$python" -m buckeye node --head "$BUCKEYE_HEAD" --key-file "$output/cluster.key" \
-      --number "$SLURM_NODEID" --name "$SLURMD_NODENAME"
-  fi
-  words=(rl "${settings[@]}")
-  if [ "$SLURM_NNODES" -gt 1 ]; then
-    words+=(--cluster.nodes "$SLURM_NNODES")
-    words+=(--cluster.address "${BUCKEYE_HEAD%:*}" --cluster.port "${BUCKEYE_HEAD##*:}")
-  fi
-  if [ -e "$output/$run_file" ]; then words+=(--resume); fi
-  exec "$python" -m buckeye "${words[@]}"
-fi
-
 echo "== job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, start $((${SLURM_RESTART_COUNT:-0} + 1)), $(date)"
-export BUCKEYE_TASK=1
-if [ "$SLURM_NNODES" -gt 1 ]; then
-  # The address of this node is the one that reaches another: names often lead to the loopback.
-  other=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 2p)
-  place=$(scontrol show node "$other" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
-  address=$("$python" -m buckeye.cluster.address "${place:-$other}") || exit 1
-  export BUCKEYE_HEAD="$address:$((20000 + SLURM_JOB_ID % 10000))"
-fi
+if [ -e "$files/keys" ]; then set -a; . "$files/keys"; set +a; fi
+words=(rl "${settings[@]}")
+if [ "$SLURM_NNODES" -gt 1 ]; then words+=(--cluster.nodes "$SLURM_NNODES" --cluster.engine srun); fi
+if [ -e "$output/$run_file" ]; then words+=(--resume); fi
 
 # The time is nearly over: the run checkpoints and ends, and the job goes into the queue again.
 requeue=
@@ -165,12 +141,13 @@ nearly_over() {
 }
 trap nearly_over USR1
 
-srun "${srun_options[@]}" bash "$files/job.sh" &
-step=$!
+# The run is led from here; what it starts on the other nodes are steps of the job (srun --overlap).
+"$python" -m buckeye "${words[@]}" &
+run=$!
 while :; do
-  wait "$step"
+  wait "$run"
   code=$?
-  if ! kill -0 "$step" 2>/dev/null; then break; fi  # else it was the signal that ended the wait
+  if ! kill -0 "$run" 2>/dev/null; then break; fi  # else it was the signal that ended the wait
 done
 if [ -n "$requeue" ] && [ "$code" != 0 ]; then
   exec scontrol requeue "$SLURM_JOB_ID"

@@ -44,7 +44,7 @@ from buckeye_mcp.client.unreachable import shown_address, until_it_listens, why_
 from buckeye_mcp.fork_server.program import Program
 from buckeye_mcp.fork_server.start import start_program
 from buckeye_mcp.gateway.settings import API_KEY_VARIABLE
-from buckeye_mcp.tasks.models import HttpServer, StdioServer
+from buckeye_mcp.tasks.task_schema import HttpServer, StdioServer
 
 # It logs tracebacks of what is raised here as a typed error anyway.
 logging.getLogger("mcp").setLevel(logging.CRITICAL)

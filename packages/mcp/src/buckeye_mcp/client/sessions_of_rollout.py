@@ -11,7 +11,7 @@ from buckeye.base.keys import variables
 from buckeye.errors import UsageError
 from buckeye_mcp.client.errors import StartError
 from buckeye_mcp.client.session import CallResult, Deadlines, Server, Session, ToolInfo, open_session
-from buckeye_mcp.tasks.models import McpTask
+from buckeye_mcp.tasks.task_schema import McpTask
 from buckeye_mcp.tasks.variables import resolve, values_of
 
 

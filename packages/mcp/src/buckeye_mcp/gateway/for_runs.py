@@ -21,11 +21,11 @@ from buckeye.base.request_gate import is_loopback
 from buckeye.config.environments import EnvConfig
 from buckeye.envs.registry import EnvironmentId, names_a_file
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.hosts import Hosts
+from buckeye.launch.gateways import Hosts
 from buckeye.sizing.plan import Role
 from buckeye_mcp.environment import NAME
 from buckeye_mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS
-from buckeye_mcp.tasks.models import HttpServer, McpTask
+from buckeye_mcp.tasks.task_schema import HttpServer, McpTask
 from buckeye_mcp.tasks.trust import read_taskset
 from buckeye_mcp.tasks.variables import names_in_servers, resolve
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from buckeye_mcp.init.scripted_rollout import Proof
     from buckeye_mcp.init.source import Source
     from buckeye_mcp.tasks.lock import ToolEntry
-    from buckeye_mcp.tasks.models import McpTask
+    from buckeye_mcp.tasks.task_schema import McpTask
 
 
 # What `buckeye rl init` prints.

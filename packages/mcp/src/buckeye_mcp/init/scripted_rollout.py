@@ -19,7 +19,7 @@ from buckeye_mcp.environment import TRAIN, McpEnvironment
 from buckeye_mcp.init.generate import FILL_IN
 from buckeye_mcp.init.source import Source, task_on
 from buckeye_mcp.tasks.lock import ToolEntry
-from buckeye_mcp.tasks.models import McpTask, ToolCall
+from buckeye_mcp.tasks.task_schema import McpTask, ToolCall
 
 Ending = Literal["worked", "refused", "failed", "not tried"]
 """`refused`: the tool answered with an error, as it may to made-up arguments. `failed`: the call did not

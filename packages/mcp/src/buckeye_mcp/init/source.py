@@ -20,7 +20,7 @@ from buckeye_mcp.client.unreachable import shown_address
 from buckeye_mcp.init.generate import EnvironmentName
 from buckeye_mcp.tasks.images import ImageName, parse_image
 from buckeye_mcp.tasks.lock import LOCK_FILE, Lock, ToolEntry, read_lock
-from buckeye_mcp.tasks.models import HttpServer, McpTask, StdioServer, ToolCall
+from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer, ToolCall
 
 Server = StdioServer | HttpServer
 _LAUNCHERS = {"npx", "uvx", "uv", "pipx", "run", "exec", "env", "node", "deno", "bunx"}

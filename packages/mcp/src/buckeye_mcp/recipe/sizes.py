@@ -11,7 +11,7 @@ from pathlib import Path
 from buckeye.errors import UsageError
 from buckeye_mcp.config import GymConfig
 from buckeye_mcp.recipe.model import ModelFacts
-from buckeye_mcp.tasks.models import McpTask
+from buckeye_mcp.tasks.task_schema import McpTask
 
 GROUP = 8
 """Rollouts of a task, which are compared with each other."""

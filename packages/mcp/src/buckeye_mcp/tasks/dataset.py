@@ -13,8 +13,8 @@ from buckeye.base.keys import key
 from buckeye.base.storage import write_directory
 from buckeye.errors import UsageError
 from buckeye_mcp.tasks.files import read_rows, read_tasks
-from buckeye_mcp.tasks.models import HttpServer, McpTask
 from buckeye_mcp.tasks.rows import COLUMNS, NESTED, TEST, TRAIN, as_row
+from buckeye_mcp.tasks.task_schema import HttpServer, McpTask
 from buckeye_mcp.tasks.variables import names_in_servers
 
 CARD = "README.md"

@@ -17,7 +17,7 @@ from buckeye.config.shared import closest, did_you_mean
 from buckeye.config.source import load_json
 from buckeye.config.structure import fields_of
 from buckeye.errors import UsageError
-from buckeye_mcp.tasks.models import HttpServer, McpTask, StdioServer, ToolCall
+from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer, ToolCall
 
 _JSON_COLUMNS = ("mcp_config", "setup_tool", "evaluate_tool", "metadata")
 _CALLS = ("setup_tool", "evaluate_tool")

@@ -14,8 +14,8 @@ import typer
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
-    from buckeye_mcp.tasks.models import McpTask
     from buckeye_mcp.tasks.push import DatasetRepository
+    from buckeye_mcp.tasks.task_schema import McpTask
 
 _USUAL = ("tasks.json", "tasks.jsonl", "task.json", "*_tasks.json", "*_tasks.jsonl")
 

@@ -12,7 +12,7 @@ from typing import Any
 from buckeye.errors import UsageError
 from buckeye_mcp.tasks.files import Row, file_rows, tasks_of
 from buckeye_mcp.tasks.lock import Lock
-from buckeye_mcp.tasks.models import HttpServer, McpTask
+from buckeye_mcp.tasks.task_schema import HttpServer, McpTask
 
 COLUMNS = ("id", "prompt", "mcp_config", "setup_tool", "evaluate_tool", "metadata")
 NESTED = COLUMNS[2:]

@@ -23,7 +23,7 @@ from buckeye.base.storage import read_json, write_file
 from buckeye.errors import ConfigError, UsageError
 from buckeye_mcp.tasks.dataset import find_taskset, images_of, read_splits
 from buckeye_mcp.tasks.lock import LOCK_FILE, read_lock
-from buckeye_mcp.tasks.models import HttpServer, McpTask, StdioServer
+from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer
 from buckeye_mcp.tasks.variables import names_in_servers
 
 TRUSTED_VARIABLE = "BUCKEYE_TRUSTED"

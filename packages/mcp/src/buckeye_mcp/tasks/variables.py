@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
-    from buckeye_mcp.tasks.models import McpTask
+    from buckeye_mcp.tasks.task_schema import McpTask
 
 _VARIABLE = re.compile(
     r"\$(?:(?P<dollar>\$)|\{(?P<braced>[^{}]*)\}|(?P<bare>[A-Za-z_][A-Za-z0-9_]*)|(?P<open>\{))"

@@ -1,4 +1,4 @@
-"""The other hosts of a run: what happens when one cannot be a node."""
+"""The hosts that ssh reaches as a Ray cluster: what happens when one cannot be part of it."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -8,7 +8,7 @@ import pytest
 
 from buckeye.config.rl import ClusterConfig
 from buckeye.errors import RemoteError
-from buckeye_machines import nodes
+from buckeye_machines.engines import ray_over_ssh
 
 
 class FakeLink:
@@ -28,7 +28,8 @@ def host(monkeypatch):
     """Where jobs begin, and end at once with exit code 1."""
     begun = []
 
-    async def bootstrap(link, *, tell):
+    async def bootstrap(link, *, tell, extras):
+        assert "ray" in extras
         return SimpleNamespace(python="python")
 
     async def home(link):
@@ -47,12 +48,12 @@ def host(monkeypatch):
 
         yield SimpleNamespace(ask=ask)
 
-    monkeypatch.setattr(nodes, "bootstrap", bootstrap)
-    monkeypatch.setattr(nodes, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(ray_over_ssh, "bootstrap", bootstrap)
+    monkeypatch.setattr(ray_over_ssh, "_LOOK_SECONDS", 0.01)
     for name, fake in (("home_of", home), ("prepare", prepare), ("start", nothing)):
-        monkeypatch.setattr(nodes.jobs, name, fake)
-    monkeypatch.setattr(nodes.jobs, "forget_secrets", nothing)
-    monkeypatch.setattr(nodes.jobs, "questions", questions)
+        monkeypatch.setattr(ray_over_ssh.jobs, name, fake)
+    monkeypatch.setattr(ray_over_ssh.jobs, "forget_secrets", nothing)
+    monkeypatch.setattr(ray_over_ssh.jobs, "questions", questions)
     return begun
 
 
@@ -61,32 +62,38 @@ def kept_until(words):
     told = []
 
     async def keep():
-        others = nodes.OtherNodes([FakeLink()], ClusterConfig(address="10.0.0.1"), "ab12", told.append)
-        await others.prepare()
-        await others.head_words(FakeLink(), "python")
-        others.start()
+        config = ClusterConfig(address="10.0.0.1")
+        hosts = ray_over_ssh.RayOverSsh([FakeLink(), FakeLink()], config, "ab12", told.append)
+        await hosts.prepare("python")
+        argv = await hosts.command(["python", "-m", "buckeye", "rl"])
+        assert argv[1:5] == ["-m", "buckeye_machines.engines.ray_cluster", "10.0.0.1", "6379"]
+        assert argv[5:9] == ["python", "-m", "buckeye", "rl"]
+        assert argv[9:11] == ["--cluster.nodes", "2"]
+        assert hosts.secrets["RAY_AUTH_MODE"] == "token"
+        assert hosts.secrets["RAY_AUTH_TOKEN"] not in argv
+        hosts.start()
         async with asyncio.timeout(30):
             while not any(words in line for line in told):
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # in which nothing more may happen
-        await others.close()
+        await hosts.close()
 
     asyncio.run(keep())
     return told
 
 
-def test_a_node_that_ends_at_once_is_not_started_for_ever(host):
+def test_ray_that_ends_at_once_is_not_started_for_ever(host):
     told = kept_until("it is not started again")
-    assert [run_id for run_id, _ in host] == ["ab12-node1-1", "ab12-node1-2", "ab12-node1-3"]
-    assert host[0][1][-4:] == ["--number", "1", "--name", "10.0.0.2"]
-    assert "/root/.buckeye/jobs/ab12-node1-3/log there says why" in told[-1]
+    assert [run_id for run_id, _ in host] == ["ab12-ray1-1", "ab12-ray1-2", "ab12-ray1-3"]
+    assert host[0][1][-2:] == ["--address", "10.0.0.1:6379"]
+    assert "/root/.buckeye/jobs/ab12-ray1-3/log there says why" in told[-1]
 
 
-def test_what_keeps_a_host_from_being_a_node_is_said(host, monkeypatch):
+def test_what_keeps_a_host_from_being_part_of_it_is_said(host, monkeypatch):
     async def full(link, job, settings):
         raise RemoteError("No space left on device")
 
-    monkeypatch.setattr(nodes.jobs, "prepare", full)
+    monkeypatch.setattr(ray_over_ssh.jobs, "prepare", full)
     told = kept_until("No space left on device")
     assert host == []
-    assert told[-1].startswith("error: node 1 on ")
+    assert told[-1].startswith("error: Ray on ")

@@ -1,4 +1,4 @@
-"""The hosts of a run beside the first: made ready as that one is, and kept as nodes of the run."""
+"""Several hosts that are reached by ssh: made ready as one is, and kept as a Ray cluster for the run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from buckeye.cluster.key import KEY_VARIABLE
 from buckeye.config.rl import ClusterConfig
 from buckeye.errors import BuckeyeError, RemoteError, UsageError
 from buckeye_machines import job as jobs
-from buckeye_machines.bootstrap import bootstrap
+from buckeye_machines.bootstrap import EXTRAS, bootstrap
 from buckeye_machines.connection import Link, LostConnectionError
 
 T = TypeVar("T")
@@ -25,6 +23,7 @@ _CONNECT_SECONDS = 600.0
 _LOOK_SECONDS = 5.0
 _LAST_SECONDS = 20.0
 _AT_ONCE_SECONDS, _MOST_AT_ONCE = 60.0, 3
+_PORT = 6379
 
 
 def check_hosts(config: ClusterConfig, hosts: int, *, rented: bool) -> None:
@@ -37,54 +36,58 @@ def check_hosts(config: ClusterConfig, hosts: int, *, rented: bool) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Head:
-    """Where the first host awaits the others."""
-
-    address: str
-    port: int
-
-
-class OtherNodes:
-    """Hosts 1 and so on of a run. Their key is made here and never written down but on the way into their
-    processes."""
+class RayOverSsh:
+    """The hosts of a run as a Ray cluster, whose head is the first. Its token is made here and never written
+    down but on the way into its processes. One host alone needs none."""
 
     def __init__(
         self, links: Sequence[Link], config: ClusterConfig, run_id: str, tell: Callable[[str], None]
     ) -> None:
         self._links, self._config, self._run_id, self._tell = links, config, run_id, tell
-        self._key = secrets.token_urlsafe(32)
+        self._token = secrets.token_hex(32)
+        self._address = ""
         self._pythons: list[str] = []
         self._keeping: list[asyncio.Task[None]] = []
         self._jobs: dict[int, jobs.Job] = {}
 
-    async def prepare(self) -> None:
-        """Have all of them connected, and with this version of Buckeye."""
-        for link in self._links:
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The extras of Buckeye that every host needs."""
+        return (*EXTRAS, "ray") if len(self._links) > 1 else EXTRAS
+
+    async def prepare(self, python: str) -> None:
+        """Have all hosts connected, and with this version of Buckeye; the first one has it in `python`."""
+        self._pythons = [python]
+        for link in self._links[1:]:
             self._tell(f"Connecting to {link.target} ...")
             await link.connect(patience=_CONNECT_SECONDS)
-            self._pythons.append((await bootstrap(link, tell=self._tell)).python)
+            self._pythons.append((await bootstrap(link, tell=self._tell, extras=self.extras)).python)
 
-    async def head_words(self, first: Link, python: str) -> list[str]:
-        """What `rl` on the first host is told beside the run's own words."""
-        if not self._links:
-            return []
-        address = self._config.address or await self._address(first, python)
-        self._head = _Head(address=address, port=self._config.port)
+    async def command(self, words: Sequence[str]) -> list[str]:
+        """How `words`, which start a run on one host, start it on all: the first is the cluster's head for as
+        long as the run goes on."""
+        if len(self._links) == 1:
+            return list(words)
+        self._address = self._config.address or await self._find_address()
         return [
-            *("--cluster.nodes", str(len(self._links) + 1)),
-            *("--cluster.address", address, "--cluster.port", str(self._config.port)),
+            *(self._pythons[0], "-m", "buckeye_machines.engines.ray_cluster", self._address, str(_PORT)),
+            *(*words, "--cluster.nodes", str(len(self._links)), "--cluster.engine", "ray"),
+            *("--cluster.address", self._address, "--cluster.ray-address", f"{self._address}:{_PORT}"),
         ]
 
     @property
-    def head_secrets(self) -> dict[str, str]:
+    def secrets(self) -> dict[str, str]:
         """What it is told in secret."""
-        return {KEY_VARIABLE: self._key} if self._links else {}
+        if len(self._links) == 1:
+            return {}
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token}
 
     def start(self) -> None:
-        """Make the hosts nodes of the run, and keep them so until `close`: one that is lost is started again
-        when it is back."""
-        pairs = zip(self._links, self._pythons, strict=True)
+        """Make the hosts beside the first part of the cluster, and keep them so until `close`: one that is
+        lost is started again when it is back."""
+        pairs = list(zip(self._links, self._pythons, strict=True))[1:]
+        if pairs:
+            self._tell(f"Starting Ray on {len(self._links)} hosts; it ends with the run.")
         self._keeping = [
             asyncio.create_task(self._keep(number, link, python))
             for number, (link, python) in enumerate(pairs, 1)
@@ -95,7 +98,7 @@ class OtherNodes:
         for task in self._keeping:
             task.cancel()
         await asyncio.gather(*self._keeping, return_exceptions=True)
-        for number, link in enumerate(self._links, 1):
+        for number, link in enumerate(self._links[1:], 1):
             job = self._jobs.get(number)
             if job is not None:
                 with suppress(BuckeyeError, OSError, TimeoutError):
@@ -104,10 +107,11 @@ class OtherNodes:
                         await self._stop(link, job)
             await link.close()
 
-    async def _address(self, first: Link, python: str) -> str:
+    async def _find_address(self) -> str:
         """The address of the first host that reaches the second."""
-        other = self._links[0].target.host
-        found = await first.run([python, "-m", "buckeye.cluster.address", other])
+        first, other = self._links[0], self._links[1].target.host
+        program = "import sys; from buckeye.sizing.network import address_towards as a; print(a(sys.argv[1]))"
+        found = await first.run([self._pythons[0], "-c", program, other])
         if found.code != 0:
             raise RemoteError(
                 f"{first.target} does not know how to reach {other} ({found.text()}). Name its address for "
@@ -116,19 +120,19 @@ class OtherNodes:
         return found.stdout.decode().strip()
 
     async def _keep(self, number: int, link: Link, python: str) -> None:
-        """Until the node has ended in good order, or can be none. The run's head then says what it lacks."""
+        """Until Ray has ended in good order, or cannot run there. The run then says what it lacks."""
         at_once = 0
         for start in itertools.count(1):
             begun = time.monotonic()
             try:
                 job, code = await self._once(number, start, link, python)
             except BuckeyeError as error:
-                self._tell(f"error: node {number} on {link.target}: {error}")
+                self._tell(f"error: Ray on {link.target}: {error}")
                 return
             if code == 0:
                 return
             at_once = at_once + 1 if time.monotonic() - begun < _AT_ONCE_SECONDS else 0
-            ended = f"Node {number} on {link.target} has ended ({job.folder}/log there says why)"
+            ended = f"Ray on {link.target} has ended ({job.folder}/log there says why)"
             if at_once == _MOST_AT_ONCE:
                 self._tell(f"error: {ended}, {at_once} times at once: it is not started again")
                 return
@@ -137,10 +141,10 @@ class OtherNodes:
 
     async def _once(self, number: int, start: int, link: Link, python: str) -> tuple[jobs.Job, int | None]:
         """Have the node started, and wait for its end."""
-        run_id = f"{self._run_id}-node{number}-{start}"
+        run_id = f"{self._run_id}-ray{number}-{start}"
         folder = f"{await self._home(link)}/.buckeye/jobs/{run_id}"
         job = self._jobs[number] = jobs.Job(run_id=run_id, folder=folder, python=python)
-        await self._through_cuts(link, partial(self._begin, link, job, number))
+        await self._through_cuts(link, partial(self._begin, link, job))
         return job, await self._until_end(link, job)
 
     async def _home(self, link: Link) -> str:
@@ -156,19 +160,17 @@ class OtherNodes:
                 self._tell(f"warning: {error}")
                 await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _begin(self, link: Link, job: jobs.Job, number: int) -> None:
+    async def _begin(self, link: Link, job: jobs.Job) -> None:
+        program = [job.python, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
         settings: dict[str, object] = {
-            "argv": [
-                *(job.python, "-m", "buckeye", "node", "--head", f"{self._head.address}:{self._head.port}"),
-                *("--number", str(number), "--name", link.target.host),
-            ],
+            "argv": [*program, "--address", f"{self._address}:{_PORT}"],
             "cwd": job.folder,
             "output_dir": job.folder,
             "env": {},
             "dead_man": None,
         }
         await jobs.prepare(link, job, settings)
-        await jobs.start(link, job, self.head_secrets)
+        await jobs.start(link, job, self.secrets)
 
     async def _until_end(self, link: Link, job: jobs.Job) -> int | None:
         """The exit code of a job; None if its host was switched off meanwhile."""

@@ -1,19 +1,22 @@
-"""Loopback ports for the servers of a run.
+"""Ports of this host for the servers of a run, and addresses under which other hosts reach it.
 
-Two runs of one user never choose the same one: a port is held by a locked file for as long as the run goes
-on, also while nobody listens on it.
+Two runs of one user never choose the same port: it is held by a locked file for as long as the run goes on,
+also while nobody listens on it.
 """
 
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import logging
 import os
 import random
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+import psutil
 
 from buckeye.base.storage import private_folder
 from buckeye.errors import RunError, UsageError
@@ -116,3 +119,57 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+# Which interface of this host has an address, and which of its addresses reaches another host.
+
+_CHOSEN_BY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has an address; None if none has it."""
+    wanted = ipaddress.ip_address(address)
+    loopback = None
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            try:
+                found = ipaddress.ip_address(one.address.partition("%")[0])
+            except ValueError:  # of hardware
+                continue
+            if found == wanted:
+                return name
+            if found.is_loopback:
+                loopback = name
+    return loopback if wanted.is_loopback else None  # it has the whole of 127.0.0.0/8
+
+
+def socket_variables(address: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """What tells gloo and NCCL to meet others on the interface of an address, but for what `environ` says
+    already."""
+    interface = interface_of(address)
+    if interface is None:
+        return {}
+    return {name: interface for name in _CHOSEN_BY if name not in environ}
+
+
+def own_addresses() -> list[str]:
+    """The addresses of this host that others may reach it under."""
+    found = []
+    for addresses in psutil.net_if_addrs().values():
+        for one in addresses:
+            try:
+                address = ipaddress.ip_address(one.address)
+            except ValueError:
+                continue
+            if not address.is_loopback and not address.is_link_local:
+                found.append(str(address))
+    return found
+
+
+def address_towards(host: str) -> str:
+    """The address of this host under which another one is reached, and should reach it. Raises OSError for a
+    name that nobody knows."""
+    family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(place)  # sends nothing
+        return str(probe.getsockname()[0])

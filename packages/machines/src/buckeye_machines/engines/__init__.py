@@ -1,0 +1,35 @@
+"""Engines that start the processes of a run on other nodes: Slurm's srun, and Ray.
+
+What a process is told, watched for and replaced by is the core's; here is only how it gets to another node.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from buckeye.config.rl import RLConfig
+from buckeye.launch.hosts import Nodes
+
+
+def engine_of(config: RLConfig) -> str:
+    """The engine that `cluster.engine` means here: `srun` or `ray`."""
+    if config.cluster.engine != "auto":
+        return config.cluster.engine
+    return "srun" if "SLURM_JOB_ID" in os.environ and "RAY_ADDRESS" not in os.environ else "ray"
+
+
+@contextmanager
+def nodes(config: RLConfig) -> Iterator[Nodes]:
+    """The other nodes of a run, while the block lasts. Raises UsageError where there is no such engine, and
+    RunError if it has not so many nodes within `cluster.join_timeout`."""
+    if engine_of(config) == "srun":
+        from buckeye_machines.engines.srun import srun_nodes
+
+        yield srun_nodes(config)
+        return
+    from buckeye_machines.engines.ray_cluster import ray_nodes  # Ray takes a second
+
+    with ray_nodes(config) as found:
+        yield found

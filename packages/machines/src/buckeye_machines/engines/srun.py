@@ -1,0 +1,194 @@
+"""Other nodes by Slurm: within an allocation every process is a step of its own, started by srun.
+
+Slurm places the step, binds its devices, carries what it prints, and ends it with the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from buckeye.config.rl import RLConfig
+from buckeye.errors import RunError, UsageError
+from buckeye.launch.hosts import Facts, Nodes, OtherProcess, Start
+from buckeye.sizing.network import address_towards
+from buckeye_machines.engines.node import frames, tell
+
+_PROGRAM = ("-m", "buckeye_machines.engines.node")
+_SCONTROL_SECONDS = 60.0
+_END_SECONDS = 20.0
+_SHOWN = 2000
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def srun_nodes(config: RLConfig) -> Nodes:
+    """The nodes of this job beside the one that this runs on. Raises UsageError outside of a job, and where
+    it has too few."""
+    listed = os.environ.get("SLURM_JOB_NODELIST")
+    if listed is None or shutil.which("srun") is None:
+        raise UsageError(
+            "cluster.engine = srun works within a job of Slurm (sbatch, salloc). From a login node type "
+            f"`rl ... --launcher slurm --nodes {config.cluster.nodes}`."
+        )
+    names = _scontrol("show", "hostnames", listed).split()
+    here = os.environ.get("SLURMD_NODENAME", names[0])
+    if len(names) < config.cluster.nodes or here not in names:
+        raise UsageError(
+            f"cluster.nodes = {config.cluster.nodes}, and job {os.environ['SLURM_JOB_ID']} has "
+            f"{len(names)}: {listed}. Ask for more (--nodes), or lower cluster.nodes."
+        )
+    cpus = dict(zip(names, cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")), strict=False))
+    others = [name for name in names if name != here][: config.cluster.nodes - 1]
+    address = config.cluster.address or address_towards(_address_of(others[0]))
+    hosts = {
+        number: SrunHost(name, address, cpus.get(name), config.cluster.join_timeout)
+        for number, name in enumerate(others, 1)
+    }
+    return Nodes(address=address, hosts=hosts)
+
+
+def cpus_per_node(text: str) -> list[int]:
+    """What SLURM_JOB_CPUS_PER_NODE says, as `72(x2),36`, for each node."""
+    return [int(count) for count, times in _COUNT.findall(text) for _ in range(int(times or 1))]
+
+
+def _scontrol(*words: str) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603  a list of words, without a shell
+            ["scontrol", *words],  # noqa: S607  Slurm is where the cluster has put it
+            capture_output=True,
+            text=True,
+            timeout=_SCONTROL_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RunError(f"scontrol {' '.join(words)} does not answer: {error}") from None
+    return done.stdout
+
+
+def _address_of(name: str) -> str:
+    """The address of a node: names often lead to the loopback, or nowhere."""
+    found = re.search(r"NodeAddr=(\S+)", _scontrol("show", "node", name))
+    return found[1] if found else name
+
+
+class SrunHost:
+    """A node of the job. It is there as long as the job is: Slurm ends that with a node that fails."""
+
+    absent: str | None = None
+
+    def __init__(self, name: str, head: str, cpus: int | None, timeout: float) -> None:
+        self._name, self._head, self._timeout = name, head, timeout
+        self._srun = [
+            *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--mem=0"),
+            *("--unbuffered", "--quiet"),
+            *([f"--cpus-per-task={cpus}"] if cpus is not None else []),
+            sys.executable,
+            *_PROGRAM,
+        ]
+
+    def facts(self) -> Facts:
+        """See `Host`."""
+        return self._facts
+
+    @cached_property
+    def _facts(self) -> Facts:
+        said = self._ask({"facts": self._head})
+        return Facts(**{**said, "gpus": tuple(said["gpus"])})
+
+    def choose_ports(self, count: int) -> list[int]:
+        """See `Host`."""
+        return [int(port) for port in self._ask({"ports": count})]
+
+    def sees(self, path: Path, content: str) -> bool:
+        """See `Host`."""
+        return bool(self._ask({"sees": str(path), "content": content}))
+
+    def start(self, start: Start) -> OtherProcess:
+        """See `Host`."""
+        return _Step(self._name, self._srun, start).process
+
+    def _ask(self, question: Mapping[str, Any]) -> Any:
+        try:
+            done = subprocess.run(  # noqa: S603  a list of words, without a shell
+                [*self._srun, "ask", json.dumps(question)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=self._timeout,
+                check=False,
+            )
+            if done.returncode == 0:
+                return json.loads(done.stdout.splitlines()[-1])
+        except subprocess.TimeoutExpired:
+            raise RunError(
+                f"Node {self._name} did not answer within {self._timeout:.0f} s (cluster.join_timeout)."
+            ) from None
+        except (OSError, ValueError, IndexError) as error:
+            raise RunError(f"Node {self._name} could not be asked: {error}") from None
+        raise RunError(f"Node {self._name} could not be asked:\n{done.stderr.strip()[-_SHOWN:]}")
+
+
+class _Step:
+    """One srun. What is to be done goes in by stdin, so that no key is in the words of a command; events come
+    out by stdout; without us it ends by itself, as its stdin does."""
+
+    def __init__(self, name: str, srun: list[str], start: Start) -> None:
+        self._name = name
+        self._last = b""
+        self.process = OtherProcess(start.stdout, self._send)
+        self._step = subprocess.Popen(  # noqa: S603  a list of words, without a shell
+            [*srun, "carry"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._say({"start": list(start.argv[1:]), "env": dict(start.env), "cwd": os.getcwd()})
+        self._complaints = threading.Thread(target=self._hear_complaints, daemon=True)
+        self._complaints.start()
+        threading.Thread(target=self._listen, name=start.title, daemon=True).start()
+
+    def _send(self, number: int, session: bool) -> None:
+        self._say({"signal": number, "session": session})
+        if number == signal.SIGKILL:
+            timer = threading.Timer(_END_SECONDS, self._step.kill)
+            timer.daemon = True
+            timer.start()
+
+    def _say(self, words: Mapping[str, Any]) -> None:
+        assert self._step.stdin is not None
+        with suppress(OSError, ValueError):  # it has ended: the thread that listens says so
+            self._step.stdin.write(json.dumps(words).encode() + b"\n")
+            self._step.stdin.flush()
+
+    def _listen(self) -> None:
+        assert self._step.stdout is not None
+        problem = ""
+        try:
+            for event in frames(self._step.stdout):
+                tell(self.process, event)
+        except ValueError as error:
+            problem = f" ({error})"
+            self._step.kill()
+        code = self._step.wait()
+        self._complaints.join(_END_SECONDS)
+        words = self._last.decode(errors="replace").strip() or f"srun ended with code {code}"
+        self.process.lose(f"lost its node {self._name}: {words}{problem}")
+
+    def _hear_complaints(self) -> None:
+        assert self._step.stderr is not None
+        for line in self._step.stderr:
+            self._last = line
+            self.process.printed(line)

@@ -1,1 +1,0 @@
-"""Several hosts for one run: the head has the others start, watch and end processes."""

@@ -1,0 +1,71 @@
+"""A real Ray cluster on the hosts of a test."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.cluster.hosts import Host, wait_until
+
+PORT = 6399
+
+
+@dataclass(frozen=True)
+class Ray:
+    """The first host leads it."""
+
+    hosts: tuple[Host, ...]
+    folder: Path
+    env: Mapping[str, str]
+    token: str = field(default_factory=lambda: secrets.token_hex(32))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {**self.env, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
+
+    @property
+    def address(self) -> str:
+        return f"{self.hosts[0].address}:{PORT}"
+
+    def start_node(self, host: Host, *, cpus: int = 2) -> subprocess.Popen[bytes]:
+        leads = host is self.hosts[0]
+        temporary = Path("/tmp", f"bk{host.space}")  # names of sockets are short
+        role = (
+            ("--head", "--port", PORT, "--include-dashboard=false", "--temp-dir", temporary)
+            if leads
+            else ("--address", self.address)
+        )
+        return host.start(
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
+            *("--node-ip-address", host.address, "--num-cpus", cpus, *role),
+            out=self.folder / f"ray-{host.name}.log",
+            env=self.variables,
+            cwd=self.folder,
+        )
+
+    def runs(self, host: Host) -> bool:
+        log = self.folder / f"ray-{host.name}.log"
+        return log.exists() and "Ray runtime started" in log.read_text()
+
+
+@contextmanager
+def ray_cluster(folder: Path, hosts: tuple[Host, ...], env: Mapping[str, str]) -> Iterator[Ray]:
+    """Until the hosts are killed."""
+    folder.mkdir(parents=True)
+    running = Ray(hosts, folder, env)
+    for host in hosts:
+        running.start_node(host)
+        wait_until(lambda host=host: running.runs(host), 120, f"Ray runs on {host.name}")
+    yield running
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,109 @@
+"""A run on a real Ray cluster of two nodes, and on hosts that were named to ssh."""
+
+import pytest
+from packages.machines.tests.sshd import make_key, needs_sshd
+
+from tests.cluster.conftest import STEPS
+from tests.cluster.hosts import needs_hosts, two_hosts, wait_until, words_of
+from tests.cluster.project import attempts, records, result
+from tests.cluster.ray import ray_cluster
+
+pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+SECONDS = 1500
+CLUSTER = "[cluster]\nnodes = 2\ninference_nodes = {inference}\n"
+
+
+@pytest.fixture
+def hosts():
+    with two_hosts() as pair:
+        yield pair
+
+
+@pytest.fixture
+def cluster(hosts, project, tmp_path):
+    with ray_cluster(tmp_path / "ray", hosts, project.env) as running:
+        yield running
+
+
+def start(project, cluster, name, *words):
+    words = ("rl", "@", f"{name}.toml", "--launcher", "ray", "--address", cluster.address, *words)
+    out, env = project.folder / f"{name}.log", cluster.variables
+    return cluster.hosts[0].start(*project.argv(*words), out=out, env=env, cwd=project.folder), out
+
+
+def test_two_nodes_of_ray_give_the_result_of_one_host(project, single_host, cluster):
+    output = project.write("ray", trainers=[1], cluster=CLUSTER.format(inference=[0]))
+    running, log = start(project, cluster, "ray")
+    wait_until(lambda: 1 in records(output, "trainer"), SECONDS, "two steps")
+    assert len([pid for pid in cluster.hosts[1].processes() if "trainer" in words_of(pid)]) == 1
+    assert running.wait(SECONDS) == 0, log.read_text()
+    assert result(output, STEPS) == single_host
+    assert cluster.token not in log.read_text()
+    wait_until(lambda: not _left(cluster), 60, "nothing of the run is left")
+
+
+def test_a_node_that_is_switched_off_costs_no_result(project, single_host, cluster):
+    second = cluster.hosts[1]
+    output = project.write("lost", trainers=[1], cluster=CLUSTER.format(inference=[0]))
+    running, log = start(project, cluster, "lost")
+    wait_until(lambda: 1 in records(output, "trainer"), SECONDS, "two steps")
+    second.kill()
+    wait_until(lambda: "Waiting at most" in log.read_text(), SECONDS, "the node is missed")
+    cluster.start_node(second)
+    assert running.wait(SECONDS) == 0, log.read_text()
+    assert f"lost its node {second.address}" in log.read_text()
+    assert attempts(output)[-1]["resumed_step"] is not None
+    assert result(output, STEPS) == single_host
+
+
+def test_inference_of_a_lost_node_comes_back_alone(project, cluster):
+    first, second = cluster.hosts
+    output = project.write("replica", trainers=[1], cluster=CLUSTER.format(inference=[0, 1]))
+    running, log = start(project, cluster, "replica", "--cluster.trainer-nodes", "0", "--max-steps", "1000")
+    wait_until(lambda: 1 in records(output, "trainer"), SECONDS, "two steps")
+    second.kill()
+    wait_until(lambda: "Node 1 (" in log.read_text(), SECONDS, "the node is missed")
+    step = max(records(output, "trainer"))
+    wait_until(lambda: max(records(output, "trainer")) > step + 2, SECONDS, "it goes on without the node")
+    cluster.start_node(second)
+    back = (output / "logs" / "orchestrator.stdout").read_text
+    wait_until(lambda: f"http://{second.address}" in back() and "is back" in back(), SECONDS, "it is back")
+    said = project.run("rl", "stop", "outputs/replica", core=first.core)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert running.wait(SECONDS) == 130, log.read_text()
+    assert len(attempts(output)) == 1
+
+
+def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(project, cluster):
+    output = project.write("killed", trainers=[1], cluster=CLUSTER.format(inference=[0]))
+    running, log = start(project, cluster, "killed", "--max-steps", "1000")
+    wait_until(lambda: 1 in records(output, "trainer"), SECONDS, "two steps")
+    running.kill()
+    running.wait(SECONDS)
+    wait_until(lambda: not _left(cluster), 120, f"nothing of the run is left: {log.read_text()}")
+
+
+@needs_sshd
+def test_several_hosts_for_ssh_give_the_result_of_one(project, single_host, hosts, tmp_path):
+    from tests.cluster.ssh import PORT, serve
+
+    first, second = hosts
+    output = project.write("ssh", trainers=[1], cluster=CLUSTER.format(inference=[0]))
+    key, home = make_key(tmp_path / "key"), tmp_path / "home"
+    for host in hosts:
+        serve(host, tmp_path / host.name, home=home, key=key)
+    words = ("rl", "@", "ssh.toml", "--provider", "ssh", "--yes", "--identity-file", key)
+    named = [word for host in hosts for word in ("--host", f"root@{host.address}:{PORT}")]
+    out = project.folder / "ssh.log"
+    running = first.start(*project.argv(*words, *named), out=out, env=project.env, cwd=project.folder)
+    assert running.wait(SECONDS) == 0, out.read_text()
+    assert result(output, STEPS) == single_host
+    assert not list(home.rglob("env"))
+    wait_until(
+        lambda: not [pid for pid in second.processes() if "ray" in words_of(pid)], 120, "Ray has ended"
+    )
+
+
+def _left(cluster):
+    return [pid for host in cluster.hosts for pid in host.processes() if "-m buckeye" in words_of(pid)]
