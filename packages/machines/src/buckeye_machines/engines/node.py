@@ -263,7 +263,8 @@ def carry() -> int:
     commands, out = sys.stdin.buffer, sys.stdout.buffer
     os.set_blocking(commands.fileno(), False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # who starts us says by stdin what is to be done
+        # Who starts us says by stdin what is to be done. What is ignored would be so in what we start, too.
+        signal.signal(number, lambda *_: None)
     children = Children()
     rest = b""
     lost = False
