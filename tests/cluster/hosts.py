@@ -1,4 +1,4 @@
-"""Two hosts on this machine: each has a network, a name and a processor of its own. They share the disk."""
+"""Hosts on this machine: each has a network, a name and a processor of its own. They share the disk."""
 
 from __future__ import annotations
 
@@ -71,29 +71,34 @@ class Host:
 
 
 @contextmanager
-def two_hosts() -> Iterator[tuple[Host, Host]]:
+def some_hosts(count: int = 2) -> Iterator[tuple[Host, ...]]:
     """Until the context ends; then all that runs there is killed."""
     number = (os.getpid() * 7 + next(_COUNT)) % 200
     cores = sorted(os.sched_getaffinity(0))
     hosts = tuple(
         Host(f"n{i + 1}", f"10.77.{number}.{i + 1}", f"bk{number}n{i + 1}", cores[i % len(cores)])
-        for i in range(2)
+        for i in range(count)
     )
-    links = [f"bk{number}v{i + 1}" for i in range(2)]
+    bridge = f"bk{number}br"
     try:
         for host in hosts:
             _ip("netns", "add", host.space)
-        _ip("link", "add", links[0], "type", "veth", "peer", "name", links[1])
-        for host, link in zip(hosts, links, strict=True):
+        _ip("link", "add", bridge, "type", "bridge")
+        _ip("link", "set", bridge, "up")
+        for host in hosts:
+            link, port = f"{host.space}v", f"{host.space}p"
+            _ip("link", "add", link, "type", "veth", "peer", "name", port)
+            _ip("link", "set", port, "master", bridge, "up")
             _ip("link", "set", link, "netns", host.space)
             _ip("-n", host.space, "addr", "add", f"{host.address}/24", "dev", link)
             _ip("-n", host.space, "link", "set", link, "up")
             _ip("-n", host.space, "link", "set", "lo", "up")
-        yield hosts[0], hosts[1]
+        yield hosts
     finally:
         for host in hosts:
             host.kill()
             subprocess.run(["ip", "netns", "del", host.space], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
 
 
 def wait_until(true: Callable[[], object], seconds: float, what: str) -> None:

@@ -8,7 +8,7 @@ from buckeye.errors import ConfigError, UsageError
 from buckeye.launch.dry_run import plan_table
 from buckeye.sizing.devices import Machine
 from buckeye.sizing.network import held_ports
-from buckeye.sizing.plan import Site, make_plan
+from buckeye.sizing.plan import Site, make_plan, relocated
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}", "--inference-gpu-ids", "0,1")
 
@@ -114,3 +114,26 @@ def test_a_node_without_the_gpus_is_named(gpus, said):
 def test_what_cannot_be_is_refused(words, said):
     with pytest.raises(ConfigError, match=said):
         load(*words)
+
+
+def test_a_node_that_another_stands_in_for_is_planned_there():
+    words = ("--cluster.nodes", "3", "--cluster.trainer-nodes", "1,2", "--cluster.inference-nodes", "0,1")
+    before = plan(load(*words), site(1), site(2))
+    after = relocated(before, 1, site(7))
+    assert [role.title for role in after.roles] == [role.title for role in before.roles]
+    assert {role.env["MASTER_ADDR"] for role in after.of_kind("trainer")} == {"10.0.0.8"}
+    assert len({role.env["MASTER_PORT"] for role in after.of_kind("trainer")} | {"30700"}) == 1
+    assert [role.host for role in after.of_kind("inference")] == ["127.0.0.1"] * 2 + ["10.0.0.8"] * 2
+    assert [role.env["NCCL_SOCKET_IFNAME"] for role in after.of_kind("trainer")] == ["eth7"] * 2 + [
+        "eth2"
+    ] * 2
+    unmoved = [role for role in before.roles if role.node != 1 and role.kind != "trainer"]
+    assert [role for role in after.roles if role in unmoved] == unmoved
+
+
+def test_the_other_ranks_stay_where_they_meet():
+    before = plan(load("--cluster.nodes", "2"), site(1))
+    after = relocated(before, 1, site(7))
+    assert [role for role in after.roles if role.node == 0] == [
+        role for role in before.roles if role.node == 0
+    ]

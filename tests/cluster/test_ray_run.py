@@ -1,10 +1,14 @@
 """A run on a real Ray cluster of two nodes, and on hosts that were named to ssh."""
 
-import pytest
-from packages.machines.tests.sshd import make_key, needs_sshd
+import asyncio
 
+import pytest
+from packages.machines.tests.sshd import make_key, needs_sshd, sshd
+
+from buckeye_machines.bootstrap import EXTRAS, bootstrap
+from buckeye_machines.connection import Link
 from tests.cluster.conftest import STEPS
-from tests.cluster.hosts import needs_hosts, two_hosts, wait_until, words_of
+from tests.cluster.hosts import needs_hosts, some_hosts, wait_until, words_of
 from tests.cluster.project import attempts, records, result
 from tests.cluster.ray import ray_cluster
 
@@ -16,7 +20,7 @@ CLUSTER = "[cluster]\nnodes = 2\ninference_nodes = {inference}\n"
 
 @pytest.fixture
 def hosts():
-    with two_hosts() as pair:
+    with some_hosts() as pair:
         yield pair
 
 
@@ -52,7 +56,7 @@ def test_a_node_that_is_switched_off_costs_no_result(project, single_host, clust
     wait_until(lambda: "Waiting at most" in log.read_text(), SECONDS, "the node is missed")
     cluster.start_node(second)
     assert running.wait(SECONDS) == 0, log.read_text()
-    assert f"lost its node {second.address}" in log.read_text()
+    assert f"Node 1 ({second.address}) is lost" in log.read_text()
     assert attempts(output)[-1]["resumed_step"] is not None
     assert result(output, STEPS) == single_host
 
@@ -84,7 +88,40 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(project, cluster)
     wait_until(lambda: not _left(cluster), 120, f"nothing of the run is left: {log.read_text()}")
 
 
+def test_a_spare_node_stands_in_for_one_that_is_lost(project, single_host, tmp_path):
+    output = project.write("spare", trainers=[1], cluster=CLUSTER.format(inference=[0]))
+    with some_hosts(3) as hosts, ray_cluster(tmp_path / "ray", hosts, project.env) as cluster:
+        running, log = start(project, cluster, "spare")
+        wait_until(lambda: 1 in records(output, "trainer"), SECONDS, "two steps")
+        hosts[1].kill()
+        assert running.wait(SECONDS) == 0, log.read_text()
+        assert f"{hosts[2].address} stands in for node 1" in log.read_text()
+    assert attempts(output)[-1]["resumed_step"] is not None
+    assert result(output, STEPS) == single_host
+
+
+@pytest.fixture(scope="session")
+def software(tmp_path_factory):
+    """What the hosts install is there: they reach no index of packages, and we do."""
+
+    async def install(host):
+        link = Link(
+            host.target,
+            known_hosts=host.folder / "known_hosts",
+            identity_file=host.key,
+            own_settings=False,
+            tell=print,
+        )
+        await link.connect(patience=60)
+        await bootstrap(link, tell=print, extras=(*EXTRAS, "ray"))
+        await link.close()
+
+    with sshd(tmp_path_factory.mktemp("software")) as host:
+        asyncio.run(install(host))
+
+
 @needs_sshd
+@pytest.mark.usefixtures("software")
 def test_several_hosts_for_ssh_give_the_result_of_one(project, single_host, hosts, tmp_path):
     from tests.cluster.ssh import PORT, serve
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cluster.conftest import STEPS
-from tests.cluster.hosts import needs_hosts, two_hosts, wait_until, words_of
+from tests.cluster.hosts import needs_hosts, some_hosts, wait_until, words_of
 from tests.cluster.project import attempts, records, result
 from tests.cluster.slurm import needs_slurm, slurm
 
@@ -15,7 +15,7 @@ _JOB_SECONDS = 1500
 
 @pytest.fixture
 def cluster(tmp_path):
-    with two_hosts() as (first, second), slurm(tmp_path / "slurm", first, second) as running:
+    with some_hosts() as (first, second), slurm(tmp_path / "slurm", first, second) as running:
         yield first, second, running
 
 
@@ -35,6 +35,7 @@ def test_a_job_of_two_nodes_gives_the_result_of_one_host(project, single_host, c
     output = project.write("slurm", trainers=[1], cluster="[cluster]\nnodes = 2\ninference_nodes = [0]\n")
     job = submit(project, running, "slurm")
     wait_until(lambda: 1 in records(output, "trainer"), _JOB_SECONDS, "two steps")
+    running.run("sbatch", "--test-only", output / "slurm" / "job.sh")
     assert len([pid for pid in second.processes() if "buckeye trainer" in words_of(pid)]) == 1
     wait_until(lambda: ended(running, job), _JOB_SECONDS, "the job ends")
     log = (output / "slurm" / "job.log").read_text()

@@ -22,6 +22,10 @@ class FakeLink:
     async def close(self):
         pass
 
+    async def run(self, words):
+        assert words[-2:] == ["10.0.0.2", "10.0.0.1"]
+        return SimpleNamespace(code=0, stdout=b"10.0.0.1 23456\n")
+
 
 @pytest.fixture
 def host(monkeypatch):
@@ -66,7 +70,7 @@ def kept_until(words):
         hosts = ray_over_ssh.RayOverSsh([FakeLink(), FakeLink()], config, "ab12", told.append)
         await hosts.prepare("python")
         argv = await hosts.command(["python", "-m", "buckeye", "rl"])
-        assert argv[1:5] == ["-m", "buckeye_machines.engines.ray_cluster", "10.0.0.1", "6379"]
+        assert argv[1:5] == ["-m", "buckeye_machines.engines.ray_cluster", "10.0.0.1", "23456"]
         assert argv[5:9] == ["python", "-m", "buckeye", "rl"]
         assert argv[9:11] == ["--cluster.nodes", "2"]
         assert hosts.secrets["RAY_AUTH_MODE"] == "token"
@@ -85,7 +89,7 @@ def kept_until(words):
 def test_ray_that_ends_at_once_is_not_started_for_ever(host):
     told = kept_until("it is not started again")
     assert [run_id for run_id, _ in host] == ["ab12-ray1-1", "ab12-ray1-2", "ab12-ray1-3"]
-    assert host[0][1][-2:] == ["--address", "10.0.0.1:6379"]
+    assert host[0][1][-2:] == ["--address", "10.0.0.1:23456"]
     assert "/root/.buckeye/jobs/ab12-ray1-3/log there says why" in told[-1]
 
 

@@ -28,6 +28,8 @@ from buckeye.base.satellites import ask
 from buckeye.base.storage import write_file
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
+from buckeye.sizing.devices import Machine
+from buckeye.sizing.plan import Site
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +147,23 @@ def _check(number: int, host: Host, output_dir: Path) -> None:
             f"{title} does not see {output_dir} of this host. A run of several nodes needs an output_dir on "
             "a file system that all of them share, under the same path."
         )
+
+
+def sites_of(nodes: Nodes) -> list[Site]:
+    """The other nodes as a plan sees them, in the order of their numbers."""
+    return [site_of(number, host) for number, host in sorted(nodes.hosts.items())]
+
+
+def site_of(number: int, host: Host) -> Site:
+    """A node as a plan sees it."""
+    facts = host.facts()
+    return Site(
+        name=f"node {number} ({facts.name})",
+        machine=Machine(cores=facts.cores, gpus=facts.gpus),
+        choose_ports=host.choose_ports,
+        address=facts.address,
+        variables=facts.variables,
+    )
 
 
 class LocalHost:

@@ -14,7 +14,7 @@ from buckeye.base.process import INTERRUPTED, StopFlag, forbid_looking
 from buckeye.config.rl import RLConfig
 from buckeye.launch.attempts import Launch
 from buckeye.launch.gateways import forget_other_keys, played_environments, run_hosts
-from buckeye.launch.hosts import Host, Nodes, other_nodes
+from buckeye.launch.hosts import Nodes, other_nodes, sites_of
 from buckeye.launch.processes import TERM_GRACE_SECONDS, Child, Origin, Processes, write_role_configs
 from buckeye.launch.progress import ChildWarnings, Progress, human_duration
 from buckeye.launch.recorder import Recorder
@@ -44,31 +44,12 @@ from buckeye.run_files.directory import (
 from buckeye.run_files.known_runs import register
 from buckeye.run_files.logs import LAUNCHER, prune_logs
 from buckeye.run_files.record import RunRecord
-from buckeye.sizing.devices import Machine, this_machine
+from buckeye.sizing.devices import this_machine
 from buckeye.sizing.disk import check_disk, disk_environment
 from buckeye.sizing.model import fetch_model
 from buckeye.sizing.network import Ports, held_ports
-from buckeye.sizing.plan import RolePlan, Site, make_plan
+from buckeye.sizing.plan import RolePlan, make_plan
 from buckeye.transport.checkpoint import list_checkpoints
-
-# The other hosts of a run, as its plan sees them.
-
-
-def sites_of(nodes: Nodes) -> list[Site]:
-    """What the other nodes have, in the order of their numbers."""
-    return [_site(number, host) for number, host in sorted(nodes.hosts.items())]
-
-
-def _site(number: int, host: Host) -> Site:
-    facts = host.facts()
-    return Site(
-        name=f"node {number} ({facts.name})",
-        machine=Machine(cores=facts.cores, gpus=facts.gpus),
-        choose_ports=host.choose_ports,
-        address=facts.address,
-        variables=facts.variables,
-    )
-
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,14 @@ from buckeye.base.disk import advice, waits_for_disk, what_is_free
 from buckeye.errors import RunError
 from buckeye.launch.attempts import Attempts, Launch
 from buckeye.launch.heartbeats import described, illness
+from buckeye.launch.hosts import site_of
 from buckeye.launch.processes import Child, Origin, Processes, write_role_configs
 from buckeye.launch.progress import human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.restarts import Restarts
 from buckeye.launch.waits import circle, sentence, waits_of
 from buckeye.sizing.network import Ports
-from buckeye.sizing.plan import RolePlan
+from buckeye.sizing.plan import RolePlan, relocated
 from buckeye.transport.checkpoint import checkpoints_by_age
 
 # Tells the user that a run waits for disk space: its own log may be on the disk that is full.
@@ -167,6 +168,7 @@ class Supervisor:
             self._refill()
         if self._disk.look(now):
             self._stepped = now
+        self._follow_nodes(now)
         patience = self._limits.stall_timeout / 2
         if now - self._stepped > patience and not self._told:
             self._told = True
@@ -208,6 +210,23 @@ class Supervisor:
         choose = self._launch.nodes.hosts[node].choose_ports if node else self._ports.choose
         return choose(1)[0]
 
+    def _follow_nodes(self, now: float) -> None:
+        """What was on a node that another one stands in for is planned there, by a new attempt."""
+        plan = self._attempts.plan
+        for node in self._processes.moved(plan.roles):
+            site = site_of(node, self._launch.nodes.hosts[node])
+            log.warning("%s stands in for node %d: a new attempt begins", site.address, node)
+            plan = relocated(plan, node, site)
+            self._follow(plan, now)
+
+    def _follow(self, plan: RolePlan, now: float) -> None:
+        """Go on by another plan."""
+        write_role_configs(
+            self._launch.config, plan, model_path=self._launch.model_path, origin=Origin(self._launch.step)
+        )
+        self._restarts.move(plan.of_kind("inference"))
+        self._attempts.move(plan, now)
+
     def _move(self, homeless: list[Child], now: float) -> None:
         """Give servers that cannot have their port another, and tell the orchestrator by a new attempt."""
         if self._attempts.plan.fixed_ports:
@@ -226,8 +245,4 @@ class Supervisor:
         )
         moved = replace(plan, roles=roles)
         log.warning("Other ports are taken for %d servers: a new attempt begins", len(homeless))
-        write_role_configs(
-            self._launch.config, moved, model_path=self._launch.model_path, origin=Origin(self._launch.step)
-        )
-        self._restarts.move(moved.of_kind("inference"))
-        self._attempts.move(moved, now)
+        self._follow(moved, now)

@@ -129,6 +129,24 @@ def make_plan(
     )
 
 
+def relocated(plan: RolePlan, node: int, site: Site) -> RolePlan:
+    """The plan with a node at another `site`: its servers have ports there, and if it has the first rank the
+    ranks meet there."""
+    ranks = plan.of_kind("trainer")
+    meeting = {}
+    if ranks[0].node == node and "MASTER_ADDR" in ranks[0].env:
+        meeting = {"MASTER_ADDR": site.address, "MASTER_PORT": str(site.choose_ports(1)[0])}
+    roles = []
+    for role in plan.roles:
+        env = {**role.env, **meeting} if role.kind == "trainer" else role.env
+        if role.node == node:
+            port = site.choose_ports(1)[0] if role.port is not None else None
+            env = {**env, **site.variables} if role.kind == "trainer" else env
+            role = replace(role, host=site.address, port=port)
+        roles.append(replace(role, env=env))
+    return replace(plan, roles=tuple(roles))
+
+
 def this_site(machine: Machine, ports: Ports | AnyPorts, address: str | None) -> Site:
     """The host where `rl` is started, which other nodes, if there are any, reach at `address`."""
     site = Site(name="this machine", machine=machine, choose_ports=ports.choose)
@@ -218,7 +236,7 @@ def _trainer_roles(
                 env[_ALLOCATOR[0]] = _GROWING
             env |= {**gang, **rank, **meeting}
             role = _role("trainer", len(roles), (device,), output_dir=config.output_dir, env=env)
-            roles.append(replace(role, node=node))
+            roles.append(replace(role, node=node, host=sites[node].address if node else LOOPBACK))
     return roles
 
 

@@ -79,9 +79,10 @@ def ray_nodes(config: RLConfig) -> Iterator[Nodes]:
         address = config.cluster.address or _own_address(ray, config.cluster.ray_address)
         bundle = _bundle(config, ray)
         hosts: dict[int, RayHost] = {}
+        taken = {address}
         try:
             for number, ray_node in enumerate(_wait_for(config, ray, address, bundle), 1):
-                hosts[number] = RayHost(ray, number, ray_node, bundle, address)
+                hosts[number] = RayHost(ray, number, ray_node, bundle, address, taken)
             yield Nodes(address=address, hosts=hosts)
         finally:
             for host in hosts.values():
@@ -97,6 +98,7 @@ def _connected(address: str, patience: float) -> Any:
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # of what Ray says of its nodes
     try:
         ray.init(place, log_to_driver=False, configure_logging=False, namespace="buckeye")
     except ConnectionError as error:
@@ -210,25 +212,38 @@ def _wait_for(config: RLConfig, ray: Any, own: str, bundle: Mapping[str, float])
 
 
 class RayHost:
-    """A node of the cluster. One that was lost is had again when a node answers under its address."""
+    """A node of the cluster. When it is lost another one that has enough and is not `taken` stands in for it,
+    or the same when it is back."""
 
-    def __init__(self, ray: Any, number: int, address: str, bundle: Mapping[str, float], head: str) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        number: int,
+        address: str,
+        bundle: Mapping[str, float],
+        head: str,
+        taken: set[str],
+    ) -> None:
         self._ray, self._number, self._address, self._head = ray, number, address, head
-        self._bundle = dict(bundle)
+        self._bundle, self._taken = dict(bundle), taken
         self._numbers = itertools.count(1)
         self._processes: dict[int, OtherProcess] = {}
         self._lock = threading.Lock()
         self._closing = False
         self._group: Any = None
         self._actor: Any = None
+        self._placing: threading.Thread | None = None
         self._place(_ANSWER_SECONDS)
 
     @property
     def absent(self) -> str | None:
-        """See `Host`."""
-        if self._actor is None and not self._is_back():
-            return f"node {self._number} ({self._address})"
-        return None
+        """See `Host`. One that is not there is looked for anew, while others go on."""
+        if self._actor is not None:
+            return None
+        if self._placing is None or not self._placing.is_alive():
+            self._placing = threading.Thread(target=self._replace, daemon=True)
+            self._placing.start()
+        return f"node {self._number} ({self._address})"
 
     def facts(self) -> Facts:
         """See `Host`."""
@@ -285,16 +300,26 @@ class RayHost:
             raise RunError(
                 f"Node {self._address} of the Ray cluster cannot be used: {_told(error)}"
             ) from None
+        self._taken.add(self._address)
         self._actor = actor
         threading.Thread(target=self._listen, args=(actor,), name=f"node {self._number}", daemon=True).start()
 
-    def _is_back(self) -> bool:
+    def _replace(self) -> None:
+        before = self._address
         fit, _ = _candidates(self._ray, self._head, self._bundle)
-        if self._address not in fit:
-            return False
-        with suppress(RunError):
+        free = [address for address in fit if address not in self._taken]
+        if not free:
+            return
+        self._address = before if before in free else free[0]
+        self._taken.add(self._address)
+        try:
             self._place(_RETURN_SECONDS)
-        return self._actor is not None
+        except RunError as error:
+            log.debug("%s", error)
+            self._taken.discard(self._address)
+            self._address = before
+            return
+        log.info("Node %d is at %s now", self._number, self._address)
 
     def _listen(self, actor: Any) -> None:
         """Until the actor is lost, with all that it has started."""
@@ -314,6 +339,7 @@ class RayHost:
             with self._lock:
                 lost, self._processes = list(self._processes.values()), {}
             self._leave()
+            self._taken.discard(self._address)
             for process in lost:
                 process.lose(f"lost its node {self._address} ({_told(error)})")
 
@@ -360,6 +386,10 @@ def lead(address: str, port: int, words: Sequence[str]) -> int:
     GUARD.watch(run.pid)
     try:
         while (code := run.poll()) is None:
+            if head.poll() is not None:
+                raise RunError(
+                    f"Ray, which leads the cluster at {address}:{port}, ended with {head.returncode}."
+                )
             if stop.requested:
                 stop.requested = False
                 run.send_signal(signal.SIGTERM)
@@ -386,4 +416,7 @@ def _told(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(lead(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
+    try:
+        sys.exit(lead(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
+    except RunError as failure:
+        sys.exit(f"error: {failure}")

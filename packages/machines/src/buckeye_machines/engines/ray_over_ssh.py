@@ -23,7 +23,11 @@ _CONNECT_SECONDS = 600.0
 _LOOK_SECONDS = 5.0
 _LAST_SECONDS = 20.0
 _AT_ONCE_SECONDS, _MOST_AT_ONCE = 60.0, 3
-_PORT = 6379
+_PLACE = """
+import sys
+from buckeye.sizing.network import Ports, address_towards
+print(sys.argv[2] or address_towards(sys.argv[1]), *Ports().choose(1))
+"""
 
 
 def check_hosts(config: ClusterConfig, hosts: int, *, rented: bool) -> None:
@@ -45,7 +49,7 @@ class RayOverSsh:
     ) -> None:
         self._links, self._config, self._run_id, self._tell = links, config, run_id, tell
         self._token = secrets.token_hex(32)
-        self._address = ""
+        self._head = ""
         self._pythons: list[str] = []
         self._keeping: list[asyncio.Task[None]] = []
         self._jobs: dict[int, jobs.Job] = {}
@@ -68,11 +72,12 @@ class RayOverSsh:
         long as the run goes on."""
         if len(self._links) == 1:
             return list(words)
-        self._address = self._config.address or await self._find_address()
+        address, port = await self._find_place()
+        self._head = f"{address}:{port}"
         return [
-            *(self._pythons[0], "-m", "buckeye_machines.engines.ray_cluster", self._address, str(_PORT)),
+            *(self._pythons[0], "-m", "buckeye_machines.engines.ray_cluster", address, port),
             *(*words, "--cluster.nodes", str(len(self._links)), "--cluster.engine", "ray"),
-            *("--cluster.address", self._address, "--cluster.ray-address", f"{self._address}:{_PORT}"),
+            *("--cluster.address", address, "--cluster.ray-address", self._head),
         ]
 
     @property
@@ -107,17 +112,17 @@ class RayOverSsh:
                         await self._stop(link, job)
             await link.close()
 
-    async def _find_address(self) -> str:
-        """The address of the first host that reaches the second."""
+    async def _find_place(self) -> tuple[str, str]:
+        """The address of the first host that reaches the second, and a free port there."""
         first, other = self._links[0], self._links[1].target.host
-        program = "import sys; from buckeye.sizing.network import address_towards as a; print(a(sys.argv[1]))"
-        found = await first.run([self._pythons[0], "-c", program, other])
+        found = await first.run([self._pythons[0], "-c", _PLACE, other, self._config.address or ""])
         if found.code != 0:
             raise RemoteError(
                 f"{first.target} does not know how to reach {other} ({found.text()}). Name its address for "
                 "the other hosts in the configuration: cluster.address."
             )
-        return found.stdout.decode().strip()
+        address, port = found.stdout.decode().split()
+        return address, port
 
     async def _keep(self, number: int, link: Link, python: str) -> None:
         """Until Ray has ended in good order, or cannot run there. The run then says what it lacks."""
@@ -163,7 +168,7 @@ class RayOverSsh:
     async def _begin(self, link: Link, job: jobs.Job) -> None:
         program = [job.python, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
         settings: dict[str, object] = {
-            "argv": [*program, "--address", f"{self._address}:{_PORT}"],
+            "argv": [*program, "--address", self._head],
             "cwd": job.folder,
             "output_dir": job.folder,
             "env": {},
