@@ -37,9 +37,8 @@ from buckeye.config.shared import most_token_age
 from buckeye.envs.base import Outcome, Task
 from buckeye.orchestrator.collected import Collected
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
-from buckeye.orchestrator.in_flight import Flight
 from buckeye.orchestrator.pauses import EnvironmentPauses
-from buckeye.orchestrator.rollout import Group, Rollout
+from buckeye.orchestrator.rollout import Flight, Group, Rollout
 from buckeye.orchestrator.task_sampler import GroupTask
 from buckeye.orchestrator.training_samples import Segment
 

@@ -81,8 +81,10 @@ def some_hosts(count: int = 2) -> Iterator[tuple[Host, ...]]:
     )
     bridge = f"bk{number}br"
     try:
-        for host in hosts:
+        for host in hosts:  # a test that was killed may have left its own
+            subprocess.run(["ip", "netns", "del", host.space], capture_output=True, check=False)
             _ip("netns", "add", host.space)
+        subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
         _ip("link", "add", bridge, "type", "bridge")
         _ip("link", "set", bridge, "up")
         for host in hosts:

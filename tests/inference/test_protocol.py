@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.chat.openai_requests import ChatRequest, CompletionRequest, GenerateRequest, parse
+from buckeye.chat.openai_api import ChatRequest, CompletionRequest, GenerateRequest, parse
 from buckeye.errors import UsageError
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -136,7 +136,7 @@ def test_any_bytes_are_a_request_or_a_usage_error(body):
 
 def test_the_modules_that_others_import_need_no_torch():
     code = (
-        "import sys, buckeye.inference.client, buckeye.inference.render, buckeye.chat.openai_requests;"
+        "import sys, buckeye.inference.client, buckeye.inference.render, buckeye.chat.openai_api;"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

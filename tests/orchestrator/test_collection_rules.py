@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from buckeye.orchestrator.in_flight import leaves_room
+from buckeye.orchestrator.rollout import leaves_room
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

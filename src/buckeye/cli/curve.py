@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from buckeye.base.json_lines import printable
-from buckeye.config.shared import closest, did_you_mean
+from buckeye.config.problems import closest, did_you_mean
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.metrics import HEAD, RunMetrics, read_run
 from buckeye.run_files.known_runs import find_run

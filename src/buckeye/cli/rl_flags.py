@@ -12,9 +12,10 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from buckeye.config.flags import apply, parse_bool, parse_flags
 from buckeye.config.load import read_variables
+from buckeye.config.problems import closest, did_you_mean, report
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Settings
-from buckeye.config.shared import BaseConfig, closest, did_you_mean, report
+from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import fields_of, resolve
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError, UsageError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from buckeye.config.problems import Problem
 from buckeye.config.settings import MISSING, KeyPath, Layer, Place, Settings, dotted
-from buckeye.config.shared import Problem
 
 _INFERENCE_IDS: KeyPath = ("inference_gpu_ids",)
 _TRAINER_IDS: KeyPath = ("trainer_gpu_ids",)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from buckeye.config.problems import Problem
 from buckeye.config.settings import KeyPath, Layer, Place, Settings, dotted
-from buckeye.config.shared import BaseConfig, Problem
+from buckeye.config.shared import BaseConfig
 from buckeye.config.source import load_json
 from buckeye.config.structure import Shape, Target, resolve, unknown_setting
 

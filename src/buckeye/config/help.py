@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from buckeye.config.problems import closest, did_you_mean
 from buckeye.config.settings import KeyPath, dotted, flag_of
-from buckeye.config.shared import BaseConfig, closest, did_you_mean
+from buckeye.config.shared import BaseConfig
 from buckeye.config.source import BASES
 from buckeye.config.structure import Shape, all_classes, fields_of
 from buckeye.config.supported import Rule, rules_by_path

@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from buckeye.config.flags import FileReference, apply, parse_flags, parse_text
 from buckeye.config.help import help_text
+from buckeye.config.problems import Problem, report
 from buckeye.config.settings import Layer, Place, Settings
-from buckeye.config.shared import BaseConfig, Problem, report
+from buckeye.config.shared import BaseConfig
 from buckeye.config.source import read_file
 from buckeye.config.structure import resolve, unknown_setting, use_field_names
 from buckeye.config.supported import check_supported

@@ -16,8 +16,9 @@ from typing import Any
 
 from buckeye.config.devices import share_devices
 from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.config.problems import Problem
 from buckeye.config.settings import MISSING, KeyPath, Layer, Place, Settings, dotted, flag_of
-from buckeye.config.shared import BaseConfig, Problem
+from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import fields_of, shape_at
 from buckeye.config.trainer import LoRAConfig
 

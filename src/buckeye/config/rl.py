@@ -11,8 +11,9 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Validati
 from buckeye.config.devices import INFERENCE_DEVICES, TRAINER_DEVICES
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.config.problems import report
 from buckeye.config.propagate import Reading, in_python, propagate
-from buckeye.config.shared import BaseConfig, CheckpointConfig, LogConfig, WandbConfig, conflict, report
+from buckeye.config.shared import BaseConfig, CheckpointConfig, LogConfig, WandbConfig, conflict
 from buckeye.config.trainer import TrainerConfig
 
 # Settings of a run that has several hosts.

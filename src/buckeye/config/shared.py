@@ -3,9 +3,7 @@ the way of the weights, clients."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -21,58 +19,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
-
-from buckeye.config.settings import KeyPath, Place, dotted, flag_of
-
-Level = Literal["error", "warning"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """Something wrong with the setting at `path` (empty: with the whole), written at `place` if it was
-    written at all. A warning lets the run go on."""
-
-    path: KeyPath = ()
-    place: Place | None = None
-    message: str
-    level: Level = "error"
-
-    def __str__(self) -> str:
-        """One message: where, what, what to do."""
-        where = self.place.text if self.place is not None else None
-        if where is not None and where.replace("_", "-") == flag_of(self.path):
-            return f"{where}: {self.message}"
-        return ": ".join(part for part in (where, dotted(self.path), self.message) if part)
-
-
-def report(problems: Iterable[Problem]) -> str:
-    """All problems as one text, each once, a paragraph each."""
-    texts = list(dict.fromkeys(map(str, problems)))
-    if len(texts) == 1:
-        return texts[0]
-    return "\n".join([f"{len(texts)} problems in the configuration", *(f"  {_indent(t)}" for t in texts)])
-
-
-def _indent(text: str) -> str:
-    return text.replace("\n", "\n  ")
-
-
-def closest(word: str, known: Iterable[str], *, count: int = 3) -> list[str]:
-    """The names among `known` that `word` may have been meant as, best first."""
-    names = {name.lower(): name for name in known}
-    wanted = word.lower().replace("-", "_")
-    found = difflib.get_close_matches(wanted, names, n=count, cutoff=0.6)
-    initials = "".join(part[:1] for part in wanted.split("_"))
-    kin = [n for n in names if n == initials or (len(wanted) > 2 and (wanted in n or n in wanted.split("_")))]
-    return [names[name] for name in dict.fromkeys([*found, *kin])][:count]
-
-
-def did_you_mean(names: Sequence[str]) -> str:
-    """A sentence that offers the names; empty without any."""
-    return f" Did you mean {' or '.join(names)}?" if names else ""
-
-
-# What all configuration classes have in common.
 
 CONFLICT = "conflict"
 """The pydantic error type of `conflict`."""

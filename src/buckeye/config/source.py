@@ -12,8 +12,8 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from buckeye.config.lines import explain_toml_error, json_lines, show_position, toml_lines
+from buckeye.config.problems import Problem, did_you_mean
 from buckeye.config.settings import KeyPath, Layer, Place, Settings
-from buckeye.config.shared import Problem, did_you_mean
 from buckeye.errors import ConfigError
 
 BASES = "toml_files"

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from buckeye.config.problems import Problem, closest, did_you_mean
 from buckeye.config.settings import MISSING, KeyPath, Layer, Place, Settings, dotted, flag_of
-from buckeye.config.shared import BaseConfig, Problem, closest, did_you_mean
+from buckeye.config.shared import BaseConfig
 
 _SCALARS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 _BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))

@@ -13,11 +13,12 @@ from typing import Any
 from buckeye.config.environments import EvalsConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.config.problems import Level, Problem
 from buckeye.config.propagate import shared_settings
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath
 from buckeye.config.sft import SFTConfig
-from buckeye.config.shared import BaseConfig, Level, Problem
+from buckeye.config.shared import BaseConfig
 from buckeye.config.trainer import TrainerConfig
 
 

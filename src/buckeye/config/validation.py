@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from buckeye.config.problems import Problem, closest, did_you_mean
 from buckeye.config.propagate import Reading
 from buckeye.config.settings import MISSING, KeyPath, Settings, dotted, flag_of
-from buckeye.config.shared import CONFLICT, BaseConfig, Problem, closest, did_you_mean
+from buckeye.config.shared import CONFLICT, BaseConfig
 from buckeye.config.structure import Shape, fields_of, resolve, shape_at, shape_of, unknown_setting
 
 T = TypeVar("T", bound=BaseConfig)

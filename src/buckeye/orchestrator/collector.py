@@ -17,10 +17,9 @@ from buckeye.base import heartbeat
 from buckeye.base.disk import Patience
 from buckeye.errors import FinalRunError, RunError
 from buckeye.orchestrator.collected import Collected, GroupFilter, smallest_group
-from buckeye.orchestrator.in_flight import Flight, leaves_room
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.player import RolloutPlayer
-from buckeye.orchestrator.rollout import Group
+from buckeye.orchestrator.rollout import Flight, Group, leaves_room
 from buckeye.orchestrator.task_sampler import TaskSampler
 
 _LOOK_SECONDS = 1.0

@@ -17,9 +17,8 @@ from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.advantages import OwnFunctionError, RewardShaping
 from buckeye.orchestrator.deterministic_sampling import Lockstep
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.in_flight import Flight
 from buckeye.orchestrator.policy import RecordingPolicy, Sampler, derive_seed
-from buckeye.orchestrator.rollout import Group, Rollout
+from buckeye.orchestrator.rollout import Flight, Group, Rollout
 from buckeye.orchestrator.task_sampler import GroupTask
 from buckeye.orchestrator.training_samples import Segment
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from buckeye.base.process import usable_cores
+from buckeye.config.problems import closest, did_you_mean
 from buckeye.config.rl import RLConfig
-from buckeye.config.shared import closest, did_you_mean
 from buckeye.errors import UsageError
 
 # What this machine has: processors, GPUs. Facts only, read without torch.

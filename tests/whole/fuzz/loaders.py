@@ -874,7 +874,7 @@ def _prime_file(folder):
 
 def _openai(kind):
     def load(folder):
-        import buckeye.chat.openai_requests as dialect
+        import buckeye.chat.openai_api as dialect
 
         return dialect.parse((folder / "body").read_bytes(), getattr(dialect, kind))
 

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from buckeye.config.problems import Problem, report
 from buckeye.config.settings import Layer, Place, Settings
-from buckeye.config.shared import BaseConfig, Problem, conflict, report
+from buckeye.config.shared import BaseConfig, conflict
 from buckeye.config.source import read_yaml
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from buckeye.base.foreign_files import data_folder
-from buckeye.chat.openai_requests import parse
+from buckeye.chat.openai_api import parse
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import read_spec

@@ -9,8 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from buckeye.chat.messages import ToolChoice
-from buckeye.chat.openai_answers import least, reasoning_fields, usage_fields
-from buckeye.chat.openai_requests import ChatRequest, TextRequest
+from buckeye.chat.openai_api import ChatRequest, TextRequest, least, reasoning_fields, usage_fields
 from buckeye.errors import InferenceError
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.text import GrowingText

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import buckeye
 from buckeye.base.request_gate import Gate, Rules
 from buckeye.chat.messages import Tool
-from buckeye.chat.openai_answers import error_content
-from buckeye.chat.openai_requests import ChatRequest, CompletionRequest, GenerateRequest
+from buckeye.chat.openai_api import ChatRequest, CompletionRequest, GenerateRequest, error_content
 from buckeye.errors import BuckeyeError, TransportError, UsageError
 from buckeye.inference.server import admin, generate
 from buckeye.inference.server.protocol import (

@@ -11,8 +11,15 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from buckeye.chat.openai_answers import least, usage_fields
-from buckeye.chat.openai_requests import ChatRequest, CompletionRequest, GenerateRequest, TextRequest, parse
+from buckeye.chat.openai_api import (
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    TextRequest,
+    least,
+    parse,
+    usage_fields,
+)
 from buckeye.errors import InferenceError
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.render.renderer import NO_OPENING, call_opening

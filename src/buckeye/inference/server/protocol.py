@@ -13,8 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from buckeye.chat.messages import ChatMessage
-from buckeye.chat.openai_answers import error_content
-from buckeye.chat.openai_requests import TokenIds, Tools, check_conversation
+from buckeye.chat.openai_api import TokenIds, Tools, check_conversation, error_content
 from buckeye.errors import InferenceError
 
 # HTTP responses: JSON, errors in OpenAI's form, server-sent events.

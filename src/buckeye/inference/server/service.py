@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from buckeye.chat.messages import ChatMessage
-from buckeye.chat.openai_requests import Sampling
+from buckeye.chat.openai_api import Sampling
 from buckeye.envs.base import Tool
 from buckeye.errors import UsageError
 from buckeye.inference.engine.engine import Engine

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from buckeye.chat.openai_requests import decode
+from buckeye.chat.openai_api import decode
 from buckeye.errors import UsageError
 from buckeye_adapters.proxy import anthropic, chat, completions, responses
 from buckeye_adapters.proxy.errors import Dialect, WireError

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from buckeye.chat.messages import ToolChoice
-from buckeye.chat.openai_answers import least, reasoning_fields, usage_fields
-from buckeye.chat.openai_requests import ChatRequest, convert
+from buckeye.chat.openai_api import ChatRequest, convert, least, reasoning_fields, usage_fields
 from buckeye.envs.base import CallOptions, Reply
 from buckeye_adapters.proxy.exchange import Exchange, new_id
 from buckeye_adapters.proxy.reply_parts import Said, said

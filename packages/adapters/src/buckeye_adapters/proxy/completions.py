@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from buckeye.chat.openai_answers import least
-from buckeye.chat.openai_requests import CompletionRequest, GenerateRequest, GenerateSampling, convert
+from buckeye.chat.openai_api import CompletionRequest, GenerateRequest, GenerateSampling, convert, least
 from buckeye.envs.base import CallOptions, Reply
 from buckeye_adapters.proxy.chat import openai_events, openai_usage
 from buckeye_adapters.proxy.errors import WireError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from buckeye.chat.openai_answers import error_content
+from buckeye.chat.openai_api import error_content
 
 Dialect = Literal["openai", "anthropic"]
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from buckeye.chat.messages import tools_problem
-from buckeye.chat.openai_requests import convert
+from buckeye.chat.openai_api import convert
 from buckeye.envs.base import CallOptions, Message, Reply
 from buckeye_adapters.proxy.errors import WireError
 from buckeye_adapters.proxy.exchange import Exchange, new_id

@@ -16,9 +16,10 @@ from pydantic import Field, PositiveInt
 from buckeye.base.storage import write_file
 from buckeye.cli.dry import carry_out
 from buckeye.config.flags import apply, parse_flags
+from buckeye.config.problems import report
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Settings
-from buckeye.config.shared import BaseConfig, report
+from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import fields_of
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError, RunError, UsageError

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from buckeye.config.problems import closest, did_you_mean
 from buckeye.config.settings import KeyPath
-from buckeye.config.shared import closest, did_you_mean
 from buckeye_mcp.actions.expressions import Transform, compile_transform
 from buckeye_mcp.actions.mapping import Action, Constant, FromArg, FromArgs, Source
 from buckeye_mcp.actions.operations import ExpressionError

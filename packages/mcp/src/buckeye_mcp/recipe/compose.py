@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.config.flags import apply, parse_flags
+from buckeye.config.problems import report
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath, Settings, dotted
-from buckeye.config.shared import report
 from buckeye.config.structure import resolve, use_field_names
 from buckeye.errors import ConfigError, UsageError
 from buckeye.sizing.devices import GpuLayout

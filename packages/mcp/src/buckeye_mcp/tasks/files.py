@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from buckeye.config.lines import json_lines
+from buckeye.config.problems import closest, did_you_mean
 from buckeye.config.settings import KeyPath, dotted
-from buckeye.config.shared import closest, did_you_mean
 from buckeye.config.source import load_json
 from buckeye.config.structure import fields_of
 from buckeye.errors import UsageError

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from buckeye.base.storage import write_file
+from buckeye.config.problems import Problem, report
 from buckeye.config.settings import Layer, Place
-from buckeye.config.shared import BaseConfig, Problem, conflict, report
+from buckeye.config.shared import BaseConfig, conflict
 from buckeye.config.source import read_yaml
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError
