@@ -10,7 +10,7 @@ from buckeye.errors import TransportError
 from buckeye.orchestrator.batch import Outbox
 from buckeye.orchestrator.weights_watcher import WrongServers
 from buckeye.transport.batches import Batch, Sample, batch_directory, read_batch, remove_batch
-from buckeye.transport.restarts import RestartRequest, take_restart_requests
+from buckeye.transport.inference_servers import RestartRequest, take_restart_requests
 from buckeye.transport.weights import publish_weights
 
 ME = RunIdentity(run_id="mine", attempt=2)

@@ -14,7 +14,7 @@ from buckeye.launch import restarts as restarts_module
 from buckeye.launch.processes import Processes
 from buckeye.launch.restarts import Restarts
 from buckeye.sizing.plan import Role
-from buckeye.transport.restarts import request_restart
+from buckeye.transport.inference_servers import request_restart
 from tests.small_disk import small_disk
 from tests.waiting import wait_for
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from buckeye.base.satellites import is_there
-from buckeye.transport.restarts import request_restart
+from buckeye.transport.inference_servers import request_restart
 from tests.cli.printed_commands import follow
 from tests.rounding import logprob_error
 from tests.waiting import wait_for

@@ -294,7 +294,7 @@ _COMMANDS = {
     "doctor": "Would it work here? Memory, versions, disk, model.",
     "list, status, logs, events": "See runs.",
     "rollouts, curve": "See what one played, and how its reward went.",
-    "attach, stop, resume, fork": "Steer one, or go on from a checkpoint.",
+    "attach, stop, scale, resume, fork": "Steer one, or go on from a checkpoint.",
     "clean, pods": "Get disk back; machines that are rented.",
     "export, schema": "Files for SkyPilot, Kubernetes, editors.",
 }

@@ -88,6 +88,7 @@ RUN_COMMANDS = (
     "rollouts",
     "curve",
     "stop",
+    "scale",
     "attach",
     "resume",
     "clean",

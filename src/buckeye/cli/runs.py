@@ -1,4 +1,4 @@
-"""`buckeye rl list | status | logs | events | rollouts | curve | stop | attach | resume | clean | fork`."""
+"""`buckeye rl list | status | logs | events | rollouts | curve | stop | scale | attach | resume | clean | fork`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from buckeye.run_files.record import GOING_ON, read_events, read_record
 from buckeye.runs.clean import IN_USE, KINDS, Deletable, Kind, deletable, delete
 from buckeye.runs.fork import fork_run
 from buckeye.runs.status import RunStatus, run_status
-from buckeye.runs.stop import continuation, stop_run
+from buckeye.runs.stop import continuation, scale_run, stop_run
 
 runs_app = Commands(
     name="rl",
@@ -154,6 +154,25 @@ def stop(
     typer.echo(f"{directory}: {done.state}; no process of it is left")
     if done.checkpoint_step is not None:
         typer.echo(f"its newest checkpoint is of step {done.checkpoint_step}: buckeye rl resume {directory}")
+
+
+@runs_app.command()
+def scale(
+    run: _NamedRun,
+    inference: Annotated[int, typer.Option(min=1, max=10_000, help="How many inference servers.")],
+    as_json: _Json = False,
+) -> None:
+    """Give a run that goes on more inference servers, or fewer."""
+    directory = find_run(run)
+    before = scale_run(directory, inference)
+    if as_json:
+        typer.echo(json.dumps({"inference": inference, "before": before}))
+    elif before == inference:
+        typer.echo(f"{directory} had {inference} inference servers already")
+    else:
+        typer.echo(
+            f"{directory}: {before} inference servers before, {inference} now; new ones work when ready"
+        )
 
 
 @runs_app.command()

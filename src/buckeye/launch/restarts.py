@@ -14,7 +14,7 @@ from buckeye.errors import RunError, UsageError
 from buckeye.launch.processes import Child, Processes
 from buckeye.launch.why_it_ended import Memory, diagnosis, how_it_ended, named_cause
 from buckeye.sizing.plan import Role
-from buckeye.transport.restarts import take_restart_requests
+from buckeye.transport.inference_servers import take_restart_requests
 
 # How often, and after how long, what has died is started again. Pure: the times are given.
 
@@ -129,6 +129,7 @@ class Restarts:
         self._memory = Memory.now()
         self._budgets: dict[str, Budget] = {}
         self._due: list[tuple[float, Role]] = []
+        self._leaving: set[str] = set()
         take_restart_requests(output_dir)  # those of an earlier start are not for these servers
 
     def tend(self, step: int) -> list[Child]:
@@ -144,6 +145,9 @@ class Restarts:
         for child in self._processes.of_kind("gateway", "inference"):
             code = child.returncode
             if code is None:
+                continue
+            if child.role.title in self._leaving:
+                self._processes.forget(child)
                 continue
             child.beats.read(time.monotonic())
             failure = child.beats.failure
@@ -165,6 +169,11 @@ class Restarts:
         """Use these roles, which have other ports, for servers that are to be started again."""
         moved = {role.index: role for role in roles}
         self._due = [(at, moved[role.index] if role.kind == "inference" else role) for at, role in self._due]
+
+    def leave(self, role: Role) -> None:
+        """The run has this server no more: it is not started again."""
+        self._leaving.add(role.title)
+        self._due = [(at, other) for at, other in self._due if other.title != role.title]
 
     def _start(self, role: Role, now: float) -> None:
         if self._processes.absent([role]):  # the run goes on without it, as long as it can

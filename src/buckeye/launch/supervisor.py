@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from buckeye.base.disk import advice, waits_for_disk, what_is_free
-from buckeye.errors import RunError
+from buckeye.errors import RunError, UsageError
 from buckeye.launch.attempts import Attempts, Launch
 from buckeye.launch.heartbeats import described, illness
 from buckeye.launch.hosts import site_of
@@ -18,9 +18,12 @@ from buckeye.launch.progress import human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.restarts import Restarts
 from buckeye.launch.waits import circle, sentence, waits_of
+from buckeye.run_files.directory import take_scale
+from buckeye.sizing.devices import this_machine
 from buckeye.sizing.network import Ports
-from buckeye.sizing.plan import RolePlan, relocated
+from buckeye.sizing.plan import RolePlan, relocated, scaled, this_site
 from buckeye.transport.checkpoint import checkpoints_by_age
+from buckeye.transport.inference_servers import write_servers
 
 # Tells the user that a run waits for disk space: its own log may be on the disk that is full.
 
@@ -75,6 +78,7 @@ _GAP_SECONDS = 5.0
 _LOOK_SECONDS = 2.0
 _STACK_SECONDS = 2.0  # between the signal that asks for stacks and the end
 _PROGRESS_STEPS = 3
+_LEAVE_SECONDS = 3.0  # in which the orchestrator asks a server that goes for nothing more
 
 
 class Supervisor:
@@ -96,6 +100,7 @@ class Supervisor:
         self._told = False
         self._disk = DiskWatch(launch.config.output_dir, note=recorder.note)
         self._doomed: dict[tuple[int, int], float] = {}
+        self._leaving: list[tuple[float, Child]] = []
         self._trained = 0
         self._furthest = self._committed = launch.step or 0
         self._refilled_at = self._furthest
@@ -103,6 +108,8 @@ class Supervisor:
     def start(self) -> None:
         """Start every process, and log it."""
         plan = self._attempts.plan
+        take_scale(self._launch.config.output_dir)  # what was asked of an earlier start
+        write_servers(self._launch.config.output_dir, plan.base_urls)
         where = "GPU(s)" if plan.on_gpu else "CPU slot(s)"
         for kind in ("gateway", "inference", "orchestrator", "trainer"):
             roles = plan.of_kind(kind)
@@ -169,6 +176,7 @@ class Supervisor:
         if self._disk.look(now):
             self._stepped = now
         self._follow_nodes(now)
+        self._scale(now)
         patience = self._limits.stall_timeout / 2
         if now - self._stepped > patience and not self._told:
             self._told = True
@@ -221,11 +229,39 @@ class Supervisor:
 
     def _follow(self, plan: RolePlan, now: float) -> None:
         """Go on by another plan."""
+        write_servers(self._launch.config.output_dir, plan.base_urls)
         write_role_configs(
             self._launch.config, plan, model_path=self._launch.model_path, origin=Origin(self._launch.step)
         )
         self._restarts.move(plan.of_kind("inference"))
         self._attempts.move(plan, now)
+
+    def _scale(self, now: float) -> None:
+        """Start or end inference servers, as somebody has asked; the orchestrator is told first."""
+        for at, child in [leaving for leaving in self._leaving if leaving[0] <= now]:
+            self._processes.request_stop([child])
+            self._leaving.remove((at, child))
+        config, before = self._launch.config, self._attempts.plan
+        count = take_scale(config.output_dir)
+        if count is None:
+            return
+        try:
+            plan = scaled(before, config, max(1, count), this_site(this_machine(), self._ports, None))
+        except UsageError as error:
+            log.warning("The run keeps its %d inference servers: %s", len(before.of_kind("inference")), error)
+            self._recorder.note("scale_refused", cause=str(error))
+            return
+        write_role_configs(config, plan, model_path=self._launch.model_path, origin=Origin(self._launch.step))
+        self._attempts.plan = plan
+        write_servers(config.output_dir, plan.base_urls)
+        for role in [role for role in before.roles if role not in plan.roles]:
+            self._restarts.leave(role)
+            children = [child for child in self._processes.children if child.role.title == role.title]
+            self._leaving += [(now + _LEAVE_SECONDS, child) for child in children]
+        for role in [role for role in plan.roles if role not in before.roles]:
+            self._processes.start(role)
+        log.info("The run has %d inference servers now", count)
+        self._recorder.note("scale", inference=count)
 
     def _move(self, homeless: list[Child], now: float) -> None:
         """Give servers that cannot have their port another, and tell the orchestrator by a new attempt."""

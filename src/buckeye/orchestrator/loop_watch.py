@@ -216,7 +216,7 @@ class LoopTimes:
         without which none may be started. `time/update_weights` goes on beside all else."""
         times = self.stopwatch.take()
         collecting = times.pop("time/collect")
-        sampled = sum(replica.tokens for replica in self._client.replicas)
+        sampled = self._client.sampled_tokens
         values = {
             **times,
             "time/wait_for_weights": collected.waited_seconds,

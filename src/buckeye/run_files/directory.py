@@ -20,7 +20,7 @@ from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import TRAINERS, read_metrics
 from buckeye.monitor.tracker import WANDB_FOLDER
 from buckeye.run_files.record import EVENTS_FILE, GOING_ON, STATUS_FILE, read_record
-from buckeye.transport.restarts import RESTART_FOLDER
+from buckeye.transport.inference_servers import RESTART_FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -280,6 +280,26 @@ class Stopping:
 def request_stop(output_dir: Path) -> None:
     """Leave a request for the launcher of a run, wherever that is."""
     write_file(output_dir / STOP_FILE, "")
+
+
+SCALE_FILE = "scale"
+"""The file in the output directory that asks the launcher for so many inference servers."""
+
+
+def request_scale(output_dir: Path, inference: int) -> None:
+    """Leave a request for the launcher of a run."""
+    write_file(output_dir / SCALE_FILE, str(inference))
+
+
+def take_scale(output_dir: Path) -> int | None:
+    """How many inference servers somebody has asked for; each request is taken once."""
+    path = output_dir / SCALE_FILE
+    try:
+        asked = path.read_text(encoding="ascii")
+    except FileNotFoundError:
+        return None
+    path.unlink(missing_ok=True)
+    return int(asked) if asked.isdigit() and len(asked) < 6 else None
 
 
 def withdraw_stop(output_dir: Path) -> None:

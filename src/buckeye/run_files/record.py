@@ -37,6 +37,8 @@ EventKind = Literal[
     "weights",
     "disk_full",
     "disk_freed",
+    "scale",
+    "scale_refused",
     "stopping",
     "stop",
     "failure",

@@ -1,4 +1,4 @@
-"""Stopping a run from outside, and the words that continue it."""
+"""Steering a run from outside: an end, other inference servers, and the words that continue it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from buckeye.errors import ConfigError, RunError, UsageError
 from buckeye.launch.progress import human_duration
 from buckeye.launch.resume import to_resume
 from buckeye.launch.resume_checks import RECORDED_CONFIG, changed_settings
-from buckeye.run_files.directory import locked, request_stop, withdraw_stop
+from buckeye.run_files.directory import locked, request_scale, request_stop, take_scale, withdraw_stop
 from buckeye.run_files.known_runs import read_elsewhere
 from buckeye.run_files.record import (
     GOING_ON,
@@ -30,6 +30,7 @@ from buckeye.run_files.record import (
     RunRecord,
     State,
     processes_left,
+    read_events,
     read_record,
     write_event,
     write_record,
@@ -42,6 +43,7 @@ _POLL_SECONDS = 0.2
 _TELL_SECONDS = 15.0
 _AFTER_TRAINER_SECONDS = 180.0  # for the other processes, and for uploads to Weights & Biases
 _KILL_SECONDS = 15.0
+_SCALE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +89,37 @@ def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callab
         was_running=bool(left),
         checkpoint_step=checkpoint.step if checkpoint is not None else None,
     )
+
+
+def scale_run(output_dir: Path, inference: int) -> int:
+    """Have the launcher of a run that goes on start or end inference servers until there are so many. Returns
+    how many there were. Raises UsageError for a run that cannot have others, RunError if its launcher does not
+    answer, or has not so many devices."""
+    record = read_record(output_dir)
+    state = record.actual_state()
+    if state not in GOING_ON or record.elsewhere:
+        where = f" on {record.host}" if record.elsewhere else ""
+        raise UsageError(f"{output_dir} is {state}{where}: type this where it goes on")
+    if record.max_async_level == 0:
+        raise UsageError(
+            f"{output_dir} has max_async_level = 0: which server plays what is part of its result, so their "
+            "number stays"
+        )
+    before = sum(process.title.startswith("inference ") for process in record.processes)
+    if not before:
+        raise UsageError(f"{output_dir} has no inference servers of its own")
+    asked = time.time()
+    request_scale(output_dir, inference)
+    deadline = time.monotonic() + _SCALE_SECONDS
+    while time.monotonic() < deadline:
+        for event in read_events(output_dir):
+            if event["time"] >= asked - 0.001 and event["event"] == "scale":
+                return before
+            if event["time"] >= asked - 0.001 and event["event"] == "scale_refused":
+                raise RunError(str(event.get("cause")))
+        time.sleep(_POLL_SECONDS)
+    take_scale(output_dir)
+    raise RunError(f"The launcher of {output_dir} has not answered within {_SCALE_SECONDS:.0f} s")
 
 
 def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:

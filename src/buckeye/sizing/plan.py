@@ -147,6 +147,46 @@ def relocated(plan: RolePlan, node: int, site: Site) -> RolePlan:
     return replace(plan, roles=tuple(roles))
 
 
+def scaled(plan: RolePlan, config: RLConfig, count: int, here: Site) -> RolePlan:
+    """The plan with `count` inference servers: the last ones go; more have devices of this host that nobody
+    uses. Raises UsageError if there are not so many."""
+    servers = plan.of_kind("inference")
+    if count <= len(servers):
+        gone = servers[count:]
+        return replace(plan, roles=tuple(role for role in plan.roles if role not in gone))
+    assert config.inference is not None, "a plan has servers because its run has inference"
+    more, tp = count - len(servers), config.inference.parallel.tp
+    free = _free_devices(plan, here.machine, more * tp)
+    if len(free) < more * tp:
+        raise UsageError(
+            f"{count} inference servers need {more * tp} more GPUs of this host; free are "
+            f"{', '.join(map(str, free)) or 'none'}."
+        )
+    index = 1 + max(role.index for role in servers)
+    added = [
+        _role(
+            "inference",
+            index + number,
+            devices := free[number * tp : (number + 1) * tp],
+            output_dir=config.output_dir,
+            port=here.choose_ports(1)[0],
+            env=_device_env(
+                config, devices, on_gpu=plan.on_gpu, threads=int(servers[0].env["BUCKEYE_THREADS"])
+            ),
+        )
+        for number in range(more)
+    ]
+    return replace(plan, roles=(*plan.roles, *added))
+
+
+def _free_devices(plan: RolePlan, machine: Machine, count: int) -> list[int]:
+    used = {device for role in plan.roles if role.node == 0 for device in role.devices}
+    if plan.on_gpu:
+        return [gpu for gpu in machine.gpus if gpu not in used]
+    first = max(used, default=-1) + 1
+    return list(range(first, first + count))
+
+
 def this_site(machine: Machine, ports: Ports | AnyPorts, address: str | None) -> Site:
     """The host where `rl` is started, which other nodes, if there are any, reach at `address`."""
     site = Site(name="this machine", machine=machine, choose_ports=ports.choose)

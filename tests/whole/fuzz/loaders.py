@@ -982,7 +982,7 @@ def _replies(folder):
 
 
 def _restarts(folder):
-    from buckeye.transport.restarts import take_restart_requests
+    from buckeye.transport.inference_servers import take_restart_requests
 
     with _copy_of(folder) as copy:
         return take_restart_requests(copy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from buckeye.errors import InferenceError
 from buckeye.inference.client.replica import DroppedError, Replica, ReplicaLostError, gather
@@ -25,7 +25,7 @@ class Fleet:
 
     def __init__(
         self,
-        replicas: Sequence[Replica],
+        replicas: list[Replica],
         router: Router,
         *,
         recovery_timeout: float,
@@ -42,20 +42,44 @@ class Fleet:
         self._refused: dict[Replica, tuple[str | None, Target | None]] = {}
         self._disagreement: InferenceError | None = None
         self._giving_up: asyncio.TimerHandle | None = None
-        self._watching: list[asyncio.Task[None]] = []
+        self._watching: dict[Replica, asyncio.Task[None]] = {}
         self._listening: set[asyncio.Task[None]] = set()
 
     async def start(self, timeout: float) -> None:
         """Wait at most `timeout` seconds for all servers, then watch them."""
         await gather([self._wait_ready(replica, timeout) for replica in self._replicas])
         if not self._watching:
-            self._watching = [asyncio.create_task(self._watch(replica)) for replica in self._replicas]
+            self._watching = {
+                replica: asyncio.create_task(self._watch(replica)) for replica in self._replicas
+            }
+
+    def add(self, replica: Replica) -> None:
+        """Look after one more server, which is used when it is ready."""
+        log.info("%s is new, and is used when it is ready", replica.url)
+        replica.watched = True
+        replica.out = "it was not ready yet"
+        self._replicas.append(replica)
+        self._watching[replica] = asyncio.create_task(self._watch(replica))
+
+    async def remove(self, replica: Replica) -> None:
+        """Use a server no more. What it was asked for is asked of others."""
+        log.info("%s is removed", replica.url)
+        self._replicas.remove(replica)
+        watching = self._watching.pop(replica)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        self._heard.pop(replica, None)
+        self._refused.pop(replica, None)
+        replica.take_out("it was removed")
+        while replica.requests_in_flight:
+            await asyncio.sleep(_READY_POLL_SECONDS)
+        await replica.close()
 
     async def close(self) -> None:
         """Watch no longer."""
         if self._giving_up is not None:
             self._giving_up.cancel()
-        tasks = [*self._watching, *self._listening]
+        tasks = [*self._watching.values(), *self._listening]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -65,7 +89,7 @@ class Fleet:
         if self._disagreement is not None:
             raise self._disagreement
         self._router.check()
-        for task in self._watching:
+        for task in self._watching.values():
             if task.done():
                 task.result()
 
@@ -270,7 +294,7 @@ class Fleet:
             self._report_broken(replica, reason)
 
     def _put_back(self, replica: Replica, process: str | None) -> None:
-        replica.restarts += process != replica.process
+        replica.restarts += replica.process not in (None, process)
         replica.process, replica.out = process, None
         if self._target is None:
             replica.version = None

@@ -51,7 +51,7 @@ class Replica:
         self, index: int, url: str, *, model: str, timeout: float, connect: Callable[[], httpx.AsyncClient]
     ) -> None:
         self.index = index
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = self.url_of(url)
         self.is_vllm = False
         """Known once it is ready. vLLM gives all prompts of one request the same seed."""
         self.watched = False
@@ -87,6 +87,11 @@ class Replica:
         self._health = connect()  # for signs of life alone: a new connection waits behind thousands of others
         self._asking = asyncio.Lock()
         self._calls: set[asyncio.Timeout] = set()
+
+    @staticmethod
+    def url_of(base_url: str) -> str:
+        """The address of a server without `/v1`."""
+        return base_url.rstrip("/").removesuffix("/v1")
 
     @property
     def up(self) -> bool:
