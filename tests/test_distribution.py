@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from buckeye.base.distribution import DISTRIBUTION, install_command
-from buckeye.base.satellites import SATELLITES
+from buckeye.base.distribution import DISTRIBUTION, SATELLITES, install_command
 
 ROOT = Path(__file__).resolve().parents[1]
 

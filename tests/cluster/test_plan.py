@@ -2,13 +2,13 @@
 
 import pytest
 
+from buckeye.cli.dry_run import plan_table
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, UsageError
-from buckeye.launch.dry_run import plan_table
 from buckeye.sizing.devices import Machine
-from buckeye.sizing.network import held_ports
 from buckeye.sizing.plan import Site, make_plan, relocated
+from buckeye.sizing.ports import held_ports
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}", "--inference-gpu-ids", "0,1")
 

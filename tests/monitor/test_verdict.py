@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from buckeye.monitor.log import SUCCESS
-from buckeye.monitor.verdict import rollouts_level, training_level, verdict
+from buckeye.monitor.signals import rollouts_level, training_level, verdict
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from buckeye.envs.base import Outcome
 from buckeye.envs.outcomes import errored
 from buckeye.errors import FinalRunError, InferenceError, RunError
 from buckeye.inference.client import SamplingParams, SilentError
-from buckeye.orchestrator.collected import group_filter, smallest_group
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.deterministic_sampling import Lockstep
 from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.filters import group_filter, smallest_group
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler

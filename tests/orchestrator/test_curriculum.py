@@ -15,11 +15,11 @@ from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome, Task
 from buckeye.errors import UsageError
 from buckeye.inference.client import SamplingParams
-from buckeye.orchestrator.collected import group_filter
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.curriculum import WINDOW, Curriculum, load_curricula
 from buckeye.orchestrator.deterministic_sampling import Lockstep
 from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.task_sampler import TaskSampler

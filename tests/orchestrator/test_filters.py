@@ -3,7 +3,7 @@
 import pytest
 
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.orchestrator.collected import group_filter
+from buckeye.orchestrator.filters import group_filter
 
 from .played import group, rollout
 

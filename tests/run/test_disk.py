@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from buckeye.cli.dry_run import plan_table
 from buckeye.config.environments import EvalEnvConfig
 from buckeye.config.orchestrator import EvalConfig, OrchestratorConfig, RolloutsConfig
 from buckeye.config.rl import DiskConfig, RLConfig
@@ -19,12 +20,11 @@ from buckeye.config.trainer import (
     TrainerConfig,
 )
 from buckeye.errors import UsageError
-from buckeye.launch.dry_run import plan_table
 from buckeye.run_files.logs import prune_logs
 from buckeye.sizing.devices import this_machine
 from buckeye.sizing.disk import check_disk, count_parameters, disk_table, estimate_disk
-from buckeye.sizing.network import AnyPorts
 from buckeye.sizing.plan import make_plan
+from buckeye.sizing.ports import AnyPorts
 from tests.small_disk import fill, small_disk
 
 

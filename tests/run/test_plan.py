@@ -5,8 +5,8 @@ import pytest
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.sizing.devices import Machine
-from buckeye.sizing.network import held_ports
 from buckeye.sizing.plan import make_plan
+from buckeye.sizing.ports import held_ports
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}")
 

@@ -9,7 +9,7 @@ import signal
 import psutil
 import pytest
 
-from buckeye.base.satellites import is_there
+from buckeye.base.distribution import is_there
 from buckeye.transport.inference_servers import request_restart
 from tests.cli.printed_commands import follow
 from tests.rounding import logprob_error

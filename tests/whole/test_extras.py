@@ -19,8 +19,7 @@ from packaging.utils import canonicalize_name
 from tests.local_server import LocalServer, QuietHandler
 from tests.places import ROOT
 
-from buckeye.base.distribution import DISTRIBUTION, requirements
-from buckeye.base.satellites import SATELLITES
+from buckeye.base.distribution import DISTRIBUTION, SATELLITES, requirements
 from buckeye.cli.app import app
 from buckeye.cli.launch import COMMANDS, RL_COMMANDS
 from buckeye_machines.export.command import export_run_app

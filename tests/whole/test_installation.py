@@ -10,8 +10,7 @@ import pytest
 from packages.adapters.tests.installed.package_index import serving, wheel
 from tests.places import ROOT
 
-from buckeye.base.distribution import DISTRIBUTION
-from buckeye.base.satellites import SATELLITES
+from buckeye.base.distribution import DISTRIBUTION, SATELLITES
 
 OURS = (".", "environments/dakota1890", "environments/text_2048", "packages/buckeye-vf-gym")
 SATELLITE_FOLDERS = tuple(f"packages/{module.removeprefix('buckeye_')}" for module in SATELLITES)

@@ -8,9 +8,10 @@ from typer.main import get_command
 
 from buckeye.cli import help
 from buckeye.cli.app import app
-from buckeye.cli.help import show_help, show_page
+from buckeye.cli.help import show_page
 from buckeye.cli.launch import RL_COMMANDS
 from buckeye.cli.rl_flags import TrainFlags, written
+from buckeye.cli.rl_help import show_help
 from buckeye.cli.runs import runs_app
 from buckeye.config.help import flag_names
 from buckeye.config.rl import RLConfig

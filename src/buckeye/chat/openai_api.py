@@ -1,4 +1,4 @@
-"""The OpenAI API as our servers speak it: typed requests, and answers. The names are vLLM's, most of them OpenAI's.
+"""The OpenAI API as our servers speak it: typed requests, and answers. Names are those of vLLM and OpenAI.
 
 A field that would change the result and is not supported is refused unless it has its neutral value; an
 unknown field is refused by name.

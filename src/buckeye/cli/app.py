@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from buckeye import __version__
-from buckeye.base.satellites import SATELLITES, absent, ask, is_there
+from buckeye.base.distribution import SATELLITES, absent, ask, is_there
 from buckeye.cli.completion import LaunchCommand, install_completion, show_completion
 from buckeye.cli.help import Commands
 from buckeye.cli.launch import COMMANDS

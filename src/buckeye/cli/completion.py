@@ -118,7 +118,7 @@ def config_of(name: str) -> type[BaseConfig]:
 
 def app_of(word: str) -> TyperGroup | TyperCommand | None:
     """The commands of `rl WORD`, where they are typer's; for a command on runs it is among them."""
-    from buckeye.base.satellites import ask, is_there
+    from buckeye.base.distribution import ask, is_there
     from buckeye.cli.launch import RUN_COMMANDS
     from buckeye.cli.runs import runs_app
 

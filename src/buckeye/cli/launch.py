@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from buckeye import __version__
+from buckeye.base.distribution import ask, is_there
 from buckeye.base.process import INTERRUPTED, idle_spins
-from buckeye.base.satellites import ask, is_there
 from buckeye.cli.completion import complete, is_asked
 from buckeye.cli.errors import run_command, take_debug_flag
 
@@ -119,7 +119,7 @@ def _rl(argv: list[str]) -> int:
         from buckeye.cli.runs import run_command_on_runs
 
         return run_command_on_runs(argv)
-    from buckeye.cli.help import asks_for_help, show_help
+    from buckeye.cli.rl_help import asks_for_help, show_help
 
     if asks_for_help(argv):
         show_help(RLConfig, "rl", argv)
@@ -137,7 +137,7 @@ def _rl(argv: list[str]) -> int:
     settings = words.plain_settings()
     config = _load(RLConfig, settings, "rl")
     if words.flags.remote:
-        from buckeye.cli.dry import carry_out
+        from buckeye.cli.dry_run import carry_out
 
         show_remote = ask("buckeye_machines.command:show_remote", "--provider")
         start_remote = ask("buckeye_machines.command:start_remote", "--provider")
@@ -152,7 +152,7 @@ def _rl(argv: list[str]) -> int:
 
 def _carry_out_run(config: RLConfig, settings: list[str]) -> int:
     """Start a run from here, or show it. `settings` are the words that it was loaded from."""
-    from buckeye.cli.dry import carry_out
+    from buckeye.cli.dry_run import carry_out
 
     program = [Path(sys.argv[0]).name] if sys.argv[0].endswith("rl") else ["buckeye", "rl"]
     command = [*program, *settings]
@@ -162,8 +162,7 @@ def _carry_out_run(config: RLConfig, settings: list[str]) -> int:
 
 
 def _show_run(config: RLConfig, command: list[str]) -> None:
-    from buckeye.cli.dry import show_described
-    from buckeye.launch.dry_run import describe
+    from buckeye.cli.dry_run import describe, show_described
 
     show_described(*describe(config, command))
 
@@ -260,7 +259,7 @@ def _evals(argv: list[str]) -> int:
 
 def _load(model: type[T], argv: list[str], program: str) -> T:
     _tune_libraries(program)
-    from buckeye.cli.help import asks_for_help, show_help
+    from buckeye.cli.rl_help import asks_for_help, show_help
 
     if asks_for_help(argv):
         show_help(model, program, argv)
@@ -303,7 +302,7 @@ def _of_model(config: T, directory: Path) -> T:
 
 def _schema(argv: list[str]) -> int:
     """`rl schema [DIR]`: print the JSON Schemas of all configuration files, or write one file each."""
-    from buckeye.cli.help import asks_for_help, show_schema_help
+    from buckeye.cli.rl_help import asks_for_help, show_schema_help
 
     if asks_for_help(argv):
         show_schema_help()

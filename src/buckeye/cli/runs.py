@@ -1,4 +1,4 @@
-"""`buckeye rl list | status | logs | events | rollouts | curve | stop | scale | attach | resume | clean | fork`."""
+"""`buckeye rl COMMAND` on runs that were started before: list, status, stop, scale, clean, and more."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from buckeye.base.disk import human_bytes
+from buckeye.base.distribution import ask
 from buckeye.base.json_lines import printable
-from buckeye.base.satellites import ask
 from buckeye.cli.curve import curve
 from buckeye.cli.help import Commands
 from buckeye.cli.rollouts import rollouts

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import get_args
 
-from buckeye.base.satellites import folders
+from buckeye.base.distribution import folders
 from buckeye.envs.base import Boundary, Outcome
 from buckeye.envs.stdlib_only.outcomes import (
     OutcomeError,

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from buckeye.base.satellites import absent, ask, is_there
+from buckeye.base.distribution import absent, ask, is_there
 from buckeye.envs.base import Environment
 from buckeye.envs.outcomes import how_to_pass
 from buckeye.envs.settings import WorkerSettings

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.distribution import ask, is_there
 from buckeye.base.keys import KEYS, variables
 from buckeye.base.process import is_secret
-from buckeye.base.satellites import ask, is_there
 from buckeye.config.environments import EnvConfig
 from buckeye.config.rl import RLConfig
 from buckeye.sizing.plan import Role

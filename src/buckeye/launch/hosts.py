@@ -22,9 +22,9 @@ from typing import IO, Protocol
 import psutil
 
 from buckeye import __version__
+from buckeye.base.distribution import ask
 from buckeye.base.heartbeat import BEAT_VARIABLE
 from buckeye.base.process import handed_over
-from buckeye.base.satellites import ask
 from buckeye.base.storage import write_file
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError

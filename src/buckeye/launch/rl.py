@@ -29,9 +29,8 @@ from buckeye.launch.resume_checks import changed_settings, earlier_start, record
 from buckeye.launch.supervisor import Supervisor
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.monitor.metrics import Step, read_run
-from buckeye.monitor.signals import nothing_learnt
+from buckeye.monitor.signals import nothing_learnt, training_level
 from buckeye.monitor.tracker import check_wandb, tracked
-from buckeye.monitor.verdict import training_level
 from buckeye.run_files.directory import (
     REMOTE_FILE,
     Stopping,
@@ -47,8 +46,8 @@ from buckeye.run_files.record import RunRecord
 from buckeye.sizing.devices import this_machine
 from buckeye.sizing.disk import check_disk, disk_environment
 from buckeye.sizing.model import fetch_model
-from buckeye.sizing.network import Ports, held_ports
 from buckeye.sizing.plan import RolePlan, make_plan
+from buckeye.sizing.ports import Ports, held_ports
 from buckeye.transport.checkpoint import list_checkpoints
 
 log = logging.getLogger(__name__)

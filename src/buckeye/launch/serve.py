@@ -23,8 +23,8 @@ from buckeye.inference.client import InferenceClient
 from buckeye.launch.processes import Processes
 from buckeye.launch.why_it_ended import Memory, diagnosis
 from buckeye.sizing.devices import this_machine
-from buckeye.sizing.network import held_ports
 from buckeye.sizing.plan import Role
+from buckeye.sizing.ports import held_ports
 
 _START_SECONDS = 300.0
 _WATCH_SECONDS = 0.2

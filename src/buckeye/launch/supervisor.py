@@ -20,8 +20,8 @@ from buckeye.launch.restarts import Restarts
 from buckeye.launch.waits import circle, sentence, waits_of
 from buckeye.run_files.directory import take_scale
 from buckeye.sizing.devices import this_machine
-from buckeye.sizing.network import Ports
 from buckeye.sizing.plan import RolePlan, relocated, scaled, this_site
+from buckeye.sizing.ports import Ports
 from buckeye.transport.checkpoint import checkpoints_by_age
 from buckeye.transport.inference_servers import write_servers
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from buckeye.base.distribution import SATELLITES
 from buckeye.base.json_lines import LineStream, is_file
-from buckeye.base.satellites import SATELLITES
 
 # Printing to someone who may go away (a closed terminal, a reader of a pipe that has ended).
 

@@ -1,7 +1,9 @@
-"""What the numbers of a run say against it: that it cannot learn, and why. The one place that decides it."""
+"""What the numbers of a run say against it: that it cannot learn, and why. The one place that decides it, and
+the levels of the last lines that say it."""
 
 from __future__ import annotations
 
+import logging
 import math
 import shlex
 import statistics
@@ -9,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Literal
 
+from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import Step
-from buckeye.monitor.verdict import NEARLY_ALL
 
 ENOUGH = 3
 """From so many steps in a row on, something is no accident."""
@@ -359,3 +362,38 @@ def _last(steps: Sequence[Step], holds: Callable[[Step], bool]) -> list[Step]:
 
 def _range(steps: Sequence[Step]) -> str:
     return f"{steps[0].number} to {steps[-1].number}"
+
+
+Verdict = Literal["passed", "partly", "failed", "not tried"]
+
+NEARLY_ALL = 0.9
+"""From this share on, what went wrong is no exception but how it went."""
+
+
+def verdict(tried: int, bad: int = 0) -> Verdict:
+    """How `tried` attempts ended, of which `bad` came to nothing: `passed` without a bad one, `failed` if
+    nearly all are, `partly` between. Nothing was tried is never passed.
+
+    Raises ValueError unless 0 <= bad <= tried.
+    """
+    if not 0 <= bad <= tried:
+        raise ValueError(f"{bad} bad ones of {tried}")
+    if not tried:
+        return "not tried"
+    if bad >= NEARLY_ALL * tried:
+        return "failed"
+    return "partly" if bad else "passed"
+
+
+def rollouts_level(played: int, *, errored: int, truncated: int) -> int:
+    """The level of a log line about rollouts: SUCCESS, but ERROR where nearly all of them errored or none was
+    played, and WARNING where nearly all that did not error were cut off."""
+    if verdict(played, errored) in ("failed", "not tried"):
+        return logging.ERROR
+    return logging.WARNING if verdict(played - errored, truncated) == "failed" else SUCCESS
+
+
+def training_level(tried: int, *, left_out: int) -> int:
+    """The level of a log line about training on so many samples, or in so many steps: SUCCESS, but WARNING
+    where next to nothing was learned from."""
+    return SUCCESS if verdict(tried, left_out) in ("passed", "partly") else logging.WARNING

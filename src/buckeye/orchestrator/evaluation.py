@@ -23,7 +23,7 @@ from buckeye.envs.base import GroupEnvironment, Task
 from buckeye.inference.client import SamplingParams
 from buckeye.monitor.intervals import cluster_of, mean_over_tasks, pass_at_k
 from buckeye.monitor.metrics import read_run
-from buckeye.monitor.verdict import rollouts_level
+from buckeye.monitor.signals import rollouts_level
 from buckeye.orchestrator.environments import HELD_OUT, NamedEnvironment, evaluated_split, tasks_of
 from buckeye.orchestrator.player import TaskPlayer
 from buckeye.orchestrator.rollout import Group, Rollout

@@ -21,7 +21,7 @@ from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_file
-from buckeye.monitor.verdict import rollouts_level
+from buckeye.monitor.signals import rollouts_level
 from buckeye.orchestrator.advantages import RewardShaping, check_advantage, reward_shaping
 from buckeye.orchestrator.batch import (
     Advantages,
@@ -32,7 +32,7 @@ from buckeye.orchestrator.batch import (
     prune_rollouts,
     write_rollouts,
 )
-from buckeye.orchestrator.collected import Collected, group_filter
+from buckeye.orchestrator.collected import Collected
 from buckeye.orchestrator.collection import CollectionWatch
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.deterministic_sampling import Lockstep, lockstep_of
@@ -46,6 +46,7 @@ from buckeye.orchestrator.environments import (
 )
 from buckeye.orchestrator.evaluation import EvalResult, evaluate
 from buckeye.orchestrator.evaluations import Evaluations, sampling_params
+from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.loop_watch import (
     LoopTimes,
     LoopWatch,

@@ -18,7 +18,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from buckeye.base import heartbeat
-from buckeye.base.satellites import folders
+from buckeye.base.distribution import folders
 from buckeye.envs.stdlib_only.outcomes import described, own_frames, place_of
 from buckeye.inference.client import InferenceClient
 from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics, Stopwatch

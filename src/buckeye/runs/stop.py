@@ -93,8 +93,8 @@ def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callab
 
 def scale_run(output_dir: Path, inference: int) -> int:
     """Have the launcher of a run that goes on start or end inference servers until there are so many. Returns
-    how many there were. Raises UsageError for a run that cannot have others, RunError if its launcher does not
-    answer, or has not so many devices."""
+    how many there were. Raises UsageError for a run that cannot have others, RunError if its launcher does
+    not answer, or has not so many devices."""
     record = read_record(output_dir)
     state = record.actual_state()
     if state not in GOING_ON or record.elsewhere:

@@ -14,10 +14,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from buckeye.base.disk import human_bytes
-from buckeye.base.distribution import cpu_torch_command, install_command, requirements
+from buckeye.base.distribution import absent, ask, cpu_torch_command, install_command, is_there, requirements
 from buckeye.base.keys import key
 from buckeye.base.process import usable_cores
-from buckeye.base.satellites import absent, ask, is_there
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.inference.vllm.interpreter import default_environment, find_vllm, require_vllm
@@ -28,7 +27,6 @@ from buckeye.sizing.disk import estimate_disk
 from buckeye.sizing.fitting import MEMORY, check_memory
 from buckeye.sizing.memory import Hardware, processor_has_bfloat16
 from buckeye.sizing.model import check_model, check_tokenizer, fetch_small_files, find_model, read_shape
-from buckeye.sizing.network import AnyPorts
 from buckeye.sizing.places import (
     check_clock,
     check_directory,
@@ -39,6 +37,7 @@ from buckeye.sizing.places import (
     check_shared_memory,
 )
 from buckeye.sizing.plan import RolePlan, make_plan
+from buckeye.sizing.ports import AnyPorts
 from buckeye.sizing.tasks import check_tasks, check_tasks_at_once, title_of
 from buckeye.sizing.trainer_checks import reference_warnings, trainer_warnings
 

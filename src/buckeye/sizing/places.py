@@ -17,7 +17,7 @@ from buckeye.base.disk import free_bytes, human_bytes
 from buckeye.config.rl import RLConfig
 from buckeye.sizing.check import Check, failed, ok, skipped, warning
 from buckeye.sizing.disk import DiskEstimate, disk_shortage, disk_table, disk_warning
-from buckeye.sizing.network import is_free
+from buckeye.sizing.ports import is_free
 
 OPEN_FILES, DISK, PORTS, SERVERS = "open files", "disk", "ports", "inference servers"
 _SERVER_SECONDS = 5.0

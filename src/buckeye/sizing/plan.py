@@ -15,7 +15,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.sizing.devices import Machine
 from buckeye.sizing.disk import DiskEstimate, estimate_disk
-from buckeye.sizing.network import AnyPorts, Ports, socket_variables
+from buckeye.sizing.ports import AnyPorts, Ports, socket_variables
 
 LOOPBACK = "127.0.0.1"
 

@@ -16,7 +16,7 @@ from buckeye.config.shared import most_token_age
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import FinalRunError
 from buckeye.monitor.metrics import MetricsLog, Stopwatch
-from buckeye.monitor.verdict import training_level
+from buckeye.monitor.signals import training_level
 from buckeye.trainer.batch_loss import BatchLoss, load_reference, samples_to_train
 from buckeye.trainer.batch_receiver import Inbox
 from buckeye.trainer.learner import Learner, finite_only, format_step

@@ -15,7 +15,7 @@ from buckeye.base.process import StopFlag, run_identity
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import CheckpointError
 from buckeye.monitor.metrics import MetricsLog, Stopwatch
-from buckeye.monitor.verdict import training_level
+from buckeye.monitor.signals import training_level
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat, ChatSample
 from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.learner import Learner, finite_only, format_step

@@ -7,7 +7,7 @@ import tomllib
 
 from tests.places import ROOT
 
-from buckeye.base.satellites import SATELLITES
+from buckeye.base.distribution import SATELLITES
 
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 

@@ -7,8 +7,8 @@ import pytest
 from tests.places import ROOT
 
 from buckeye.base.keys import KEYS
-from buckeye.cli.help import flag_rows
 from buckeye.cli.rl_flags import read_words
+from buckeye.cli.rl_help import flag_rows
 from buckeye.sizing.devices import parse_gpus
 from buckeye_mcp.recipe.model import usual_model
 

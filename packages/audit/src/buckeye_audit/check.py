@@ -17,7 +17,7 @@ from buckeye.envs.base import Environment, split_names
 from buckeye.envs.registry import open_environment
 from buckeye.envs.settings import with_variables
 from buckeye.errors import RunError
-from buckeye.monitor.verdict import verdict
+from buckeye.monitor.signals import verdict
 from buckeye_audit.checks.chance import Chance, chances
 from buckeye_audit.checks.fingerprint import Fingerprint, fingerprint, fingerprint_elsewhere
 from buckeye_audit.checks.play import Player

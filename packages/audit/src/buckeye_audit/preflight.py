@@ -11,8 +11,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.shared import EvalSamplingConfig, PolicyModelConfig
 from buckeye.envs.base import TRAIN
 from buckeye.errors import BuckeyeError
-from buckeye.monitor.signals import EASIER_TASKS, HARDER_TASKS, MORE_TOKENS, reason_without_spread
-from buckeye.monitor.verdict import verdict
+from buckeye.monitor.signals import EASIER_TASKS, HARDER_TASKS, MORE_TOKENS, reason_without_spread, verdict
 from buckeye.orchestrator.evaluation import EvalResult
 from buckeye.sizing.check import Check, failed, ok, skipped, warning
 from buckeye.sizing.model import find_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from buckeye.cli.dry import show_described
+from buckeye.cli.dry_run import show_described
 from buckeye.sizing.devices import parse_gpus
 
 if TYPE_CHECKING:

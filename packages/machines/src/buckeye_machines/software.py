@@ -10,8 +10,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from buckeye.base.distribution import DISTRIBUTION
-from buckeye.base.satellites import SATELLITES, is_there
+from buckeye.base.distribution import DISTRIBUTION, SATELLITES, is_there
 
 _BUILDS = ("torch", "triton")  # one version has a build for every kind of machine
 

@@ -4,12 +4,14 @@ They take flat tensors of the N trained tokens of a row, and the caller divides 
 whole batch.
 """
 
-from buckeye.trainer.losses.base import LossInputs, LossSums, TokenLosses, averages, ratio_range
+from buckeye.trainer.losses.base import LossInputs, LossSums, TokenLosses
 from buckeye.trainer.losses.registry import (
     LOSS_TYPES,
+    averages,
     check_loss,
     divisor,
     needs_every_sample,
+    ratio_range,
     statistic_names,
     total_loss,
 )

@@ -19,7 +19,7 @@ from buckeye.envs.base import Task
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.gateways import hosts_here
 from buckeye.launch.serve import served_model
-from buckeye.monitor.verdict import verdict
+from buckeye.monitor.signals import verdict
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
     evaluated_split,

@@ -27,7 +27,7 @@ from buckeye import __version__
 from buckeye.base.keys import child_environment
 from buckeye.launch.hosts import Facts, OtherProcess, ended, signal_session, start_session
 from buckeye.sizing.devices import this_machine
-from buckeye.sizing.network import Ports, address_towards, socket_variables
+from buckeye.sizing.ports import Ports, address_towards, socket_variables
 
 Event = tuple[Any, ...]
 """("started", pid), ("printed", bytes), ("beaten", bytes, time), ("ended", code, problem), after the number

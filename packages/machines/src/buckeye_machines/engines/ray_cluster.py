@@ -26,7 +26,7 @@ from buckeye.base.process_guard import GUARD
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.hosts import Facts, Nodes, OtherProcess, Start, signal_session
-from buckeye.sizing.network import Ports, address_towards
+from buckeye.sizing.ports import Ports, address_towards
 from buckeye_machines.engines.node import Children, Event, facts, sees, tell
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ _LAST_SECONDS = 20.0
 _AT_ONCE_SECONDS, _MOST_AT_ONCE = 60.0, 3
 _PLACE = """
 import sys
-from buckeye.sizing.network import Ports, address_towards
+from buckeye.sizing.ports import Ports, address_towards
 print(sys.argv[2] or address_towards(sys.argv[1]), *Ports().choose(1))
 """
 

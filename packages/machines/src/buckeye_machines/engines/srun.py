@@ -22,7 +22,7 @@ from typing import Any
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.hosts import Facts, Nodes, OtherProcess, Start
-from buckeye.sizing.network import address_towards
+from buckeye.sizing.ports import address_towards
 from buckeye_machines.engines.node import frames, tell
 
 _PROGRAM = ("-m", "buckeye_machines.engines.node")

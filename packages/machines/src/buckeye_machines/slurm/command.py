@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from buckeye.base.storage import write_file
-from buckeye.cli.dry import carry_out
+from buckeye.cli.dry_run import carry_out
 from buckeye.config.flags import apply, parse_flags
 from buckeye.config.problems import report
 from buckeye.config.rl import RLConfig

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from buckeye.envs.base import Message, Outcome, Reply, Tool
-from buckeye.monitor.verdict import verdict
+from buckeye.monitor.signals import verdict
 from buckeye_mcp.actions.check import DONE
 from buckeye_mcp.actions.mapping import Action, ActionError, Constant, FromArg, bind
 from buckeye_mcp.actions.parser import parse_reply

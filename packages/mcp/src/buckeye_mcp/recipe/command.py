@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buckeye.base.disk import free_bytes
-from buckeye.base.satellites import ask, is_there
+from buckeye.base.distribution import ask, is_there
 from buckeye.base.storage import write_file
-from buckeye.cli.dry import carry_out, nothing_written
+from buckeye.cli.dry_run import carry_out, nothing_written
 from buckeye.cli.rl_flags import TrainFlags, Words
 from buckeye.cli.terminal import can_ask, confirm
 from buckeye.config.load import load_with_warnings

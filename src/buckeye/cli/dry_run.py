@@ -1,13 +1,18 @@
-"""`rl --dry-run`: the plan, the resolved configuration, and warnings about what a real start would need.
+"""`rl --dry-run`: whether a run is started or only shown; the plan, the resolved configuration, and warnings
+about what a real start would need.
 
 Writes nothing, needs no network and no GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from buckeye.base.columns import aligned
 from buckeye.config.load import to_json
@@ -19,10 +24,13 @@ from buckeye.run_files.directory import refuse_used
 from buckeye.sizing.devices import Machine, slots_instead, this_machine
 from buckeye.sizing.disk import disk_shortage, disk_table, disk_warning
 from buckeye.sizing.model import find_model
-from buckeye.sizing.network import AnyPorts
 from buckeye.sizing.plan import RolePlan, make_plan
+from buckeye.sizing.ports import AnyPorts
 from buckeye.sizing.tasks import check_tasks
 from buckeye.sizing.trainer_checks import reference_warnings, trainer_warnings
+
+if TYPE_CHECKING:
+    from buckeye.config.rl import RLConfig
 
 
 def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
@@ -108,3 +116,50 @@ def _disk_warnings(config: RLConfig, plan: RolePlan) -> list[str]:
         return [f"{shortage}\nA start would be refused; to start all the same: --disk.check false"]
     warning = shortage or disk_warning(config, plan.disk)
     return [warning] if warning is not None else []
+
+
+_FOR_CHILDREN = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def carry_out(config: RLConfig, *, show: Callable[[], None], start: Callable[[], int]) -> int:
+    """`start` the run, here or elsewhere; with --dry-run only `show` what that would do. The exit code."""
+    if not config.dry_run:
+        return start()
+    with nothing_written():
+        show()
+    print("Nothing was written or started.", file=sys.stderr)
+    return 0
+
+
+def show_described(text: str, warnings: Iterable[str]) -> None:
+    """Print what would be started, and what is in its way."""
+    print(text)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+@contextmanager
+def nothing_written() -> Iterator[None]:
+    """Look around without a trace: Python writes no compiled modules beside those of the user, and nothing is
+    fetched into the cache of the Hugging Face hub."""
+    bytecode, variables = sys.dont_write_bytecode, dict(os.environ)
+    offline = _set_offline(True)
+    sys.dont_write_bytecode = True
+    os.environ.update(_FOR_CHILDREN)
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = bytecode
+        for name in _FOR_CHILDREN:
+            os.environ.pop(name)
+        os.environ.update({name: variables[name] for name in _FOR_CHILDREN if name in variables})
+        _set_offline(offline)
+
+
+def _set_offline(value: bool) -> bool:
+    """Tell the hub's library, which reads its variable only once; returns what it had read."""
+    constants = sys.modules.get("huggingface_hub.constants")
+    before = bool(getattr(constants, "HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE") == "1"))
+    if constants is not None:
+        constants.HF_HUB_OFFLINE = value  # type: ignore[attr-defined]
+    return before
