@@ -20,7 +20,7 @@ from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import TRAINERS, read_metrics
 from buckeye.monitor.tracker import WANDB_FOLDER
 from buckeye.run_files.record import EVENTS_FILE, GOING_ON, STATUS_FILE, read_record
-from buckeye.transport.inference_servers import RESTART_FOLDER
+from buckeye.transport.inference_servers import RESTART_FOLDER, SERVERS_FILE
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ EARLIER_FOLDER = "earlier_starts"
 REMOTE_FILE = "remote.json"
 """In the run directory, as long as the run was last started elsewhere."""
 LOG_FOLDER = "logs"
+SCALE_FILE = "scale"
+"""The file in the output directory that asks the launcher for so many inference servers."""
 _OURS = (
     "batches",
     "checkpoints",
@@ -40,8 +42,10 @@ _OURS = (
     METRICS_FILE,
     "micro_batch.json",
     RESTART_FOLDER,
+    SERVERS_FILE,
     "rollouts",
     RUN_FILE,
+    SCALE_FILE,
     "skipped",
     STATUS_FILE,
     "stop",
@@ -280,10 +284,6 @@ class Stopping:
 def request_stop(output_dir: Path) -> None:
     """Leave a request for the launcher of a run, wherever that is."""
     write_file(output_dir / STOP_FILE, "")
-
-
-SCALE_FILE = "scale"
-"""The file in the output directory that asks the launcher for so many inference servers."""
 
 
 def request_scale(output_dir: Path, inference: int) -> None:
