@@ -15,7 +15,14 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
-LONGEST = ("test_supervision.py", "test_guide.py", "test_rl.py", "test_extras.py", "test_adapters.py")
+LONGEST = (
+    "test_scale.py",
+    "test_supervision.py",
+    "test_guide.py",
+    "test_rl.py",
+    "test_extras.py",
+    "test_adapters.py",
+)
 """Files of a minute, which begin first: one process plays a file, and none is to play alone at the end."""
 
 

@@ -56,9 +56,9 @@ def problem(command):
         return "one directory" if len(words) > 2 else None
     flags = {"help", "help-all", "version", "debug"} | {name[2:] for name in flag_names(config_of(program))}
     if program == "rl":
-        from buckeye_machines.slurm.command import SlurmFlags  # the core's tests have no such command
+        from buckeye_machines.slurm.command import LauncherFlags  # the core's tests have no such command
 
-        flags |= {name[2:] for one in (TrainFlags, SlurmFlags) for name in flag_names(one)} | {"launcher"}
+        flags |= {name[2:] for one in (TrainFlags, LauncherFlags) for name in flag_names(one)} | {"launcher"}
     if words[:1] == ["doctor"]:
         words, flags = words[1:], flags | {"sample", "json"}
     return _problem_of_settings(words, flags)

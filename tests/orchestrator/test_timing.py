@@ -38,16 +38,17 @@ def _rollout(seconds, sampling, ended, reward=1.0):
 
 
 def test_times_by_cause(clock):
-    replicas = [SimpleNamespace(tokens=0, busy=BusyClock()), SimpleNamespace(tokens=0, busy=BusyClock())]
+    replicas = [SimpleNamespace(busy=BusyClock()), SimpleNamespace(busy=BusyClock())]
     watcher = SimpleNamespace(update_seconds=2.0)
-    times = LoopTimes(SimpleNamespace(replicas=replicas))
+    client = SimpleNamespace(replicas=replicas, sampled_tokens=0)
+    times = LoopTimes(client)
     with times.stopwatch.of("evaluate"):
         clock.seconds += 1.0
     with times.stopwatch.of("collect"), replicas[0].busy:
         clock.seconds += 6.0
     with times.stopwatch.of("write_batch"):
         clock.seconds += 1.0
-    replicas[0].tokens, replicas[1].tokens = 50, 30
+    client.sampled_tokens = 80
     groups = [
         Group(index=0, rollouts=(_rollout(3.0, 1.0, 103.0), _rollout(9.0, 1.0, 104.0, reward=None))),
         Group(index=1, rollouts=(_rollout(5.0, 4.0, 107.0),)),
@@ -67,7 +68,7 @@ def test_times_by_cause(clock):
         "queue/age_seconds/max": 4.0,
     }
     clock.seconds += 4.0
-    replicas[1].tokens += 8
+    client.sampled_tokens += 8
     watcher.update_seconds += 0.5
     second = times.record(Collected(groups=groups), watcher)
     assert (second["sampler/tokens_per_second"], second["time/update_weights"]) == (2.0, 0.5)

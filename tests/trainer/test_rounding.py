@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.trainer.learner import Learner
-from buckeye.trainer.optim.rounding import stochastic_bfloat16, stored_as
+from buckeye.trainer.output.served_weights import stochastic_bfloat16, stored_as
 from buckeye.trainer.rl import RLTrainer, run_trainer
 from buckeye.transport.weights import read_weights_manifest
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from buckeye.trainer.model.policy import load_policy
-from buckeye.trainer.optim.rounding import stored_as
-from buckeye.trainer.output.served_weights import ServedWeights
+from buckeye.trainer.output.served_weights import ServedWeights, stored_as
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.batches import Sample
 

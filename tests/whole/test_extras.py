@@ -65,6 +65,7 @@ USES = {
     "rl logs RUN": None,
     "rl events RUN": None,
     "rl stop RUN": None,
+    "rl scale RUN --inference 2": None,
     "rl attach RUN": None,
     "rl resume RUN --max-steps 9": "train",
     "rl clean RUN --dry-run": None,

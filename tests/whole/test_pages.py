@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 from typer.main import get_command
 
-from buckeye.cli import help
+from buckeye.cli import rl_help
 from buckeye.cli.app import app
 from buckeye.cli.help import show_page
 from buckeye.cli.launch import RL_COMMANDS
@@ -65,7 +65,7 @@ def test_a_page_names_every_option_and_fits(shown, name, command, columns):
 def test_the_page_of_rl_is_two_screens_with_every_flag(shown):
     lines = shown(80, show_help, RLConfig, "rl", ["--help"])
     assert max(map(len, lines)) <= 80
-    assert len(lines) <= 2 * 26 + len(help.flag_rows()["More"])
+    assert len(lines) <= 2 * 26 + len(rl_help.flag_rows()["More"])
     first = [line.split()[0] for line in lines if line.startswith("  --")]
     assert {f"--{written(field)}" for field in TrainFlags.model_fields} <= set(first)
     assert len(first) == len(set(first))
@@ -73,8 +73,8 @@ def test_the_page_of_rl_is_two_screens_with_every_flag(shown):
 
 def test_what_the_page_of_rl_names_is_there(shown):
     settings = set(flag_names(RLConfig))
-    assert {name.split()[0] for name in help._OFTEN} <= settings
-    assert set(", ".join(help._COMMANDS).split(", ")) == set(RL_COMMANDS)
+    assert {name.split()[0] for name in rl_help._OFTEN} <= settings
+    assert set(", ".join(rl_help._COMMANDS).split(", ")) == set(RL_COMMANDS)
     text = " ".join(shown(80, show_help, RLConfig, "rl", ["@", "run.toml", "--help"]))
     assert f"all {len(settings)} settings" in text
     assert "SECTION: trainer, orchestrator, inference," in text

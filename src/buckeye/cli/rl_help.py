@@ -44,7 +44,7 @@ _GROUPS = {
     ),
     "How": ("yes", "trust", "dry_run", "as_json", "quiet"),
 }
-_ANOTHER_LAUNCHER = {"--launcher slurm|ray": "As a job of Slurm, or on a Ray cluster; with @ FILE.toml."}
+_ANOTHER_LAUNCHER = {"--launcher NAME": "slurm or ray, with @ FILE.toml."}
 _SETTING_VALUES = {
     "config": "FILE.yaml",
     "dataset": "TASKS",
@@ -71,8 +71,8 @@ _COMMANDS = {
     "doctor": "Would it work here? Memory, versions, disk, model.",
     "list, status, logs, events": "See runs.",
     "rollouts, curve": "See what one played, and how its reward went.",
-    "attach, stop, scale, resume, fork": "Steer one, or go on from a checkpoint.",
-    "clean, pods": "Get disk back; machines that are rented.",
+    "attach, stop, resume, fork": "Steer one, or go on from a checkpoint.",
+    "clean, scale, pods": "Free disk; more engines; rented machines.",
     "export, schema": "Files for SkyPilot, Kubernetes, editors.",
 }
 

@@ -255,9 +255,7 @@ class Supervisor:
         self._attempts.plan = plan
         write_servers(config.output_dir, plan.base_urls)
         for role in [role for role in before.roles if role not in plan.roles]:
-            self._restarts.leave(role)
-            children = [child for child in self._processes.children if child.role.title == role.title]
-            self._leaving += [(now + _LEAVE_SECONDS, child) for child in children]
+            self._leaving += [(now + _LEAVE_SECONDS, child) for child in self._restarts.leave(role)]
         for role in [role for role in plan.roles if role not in before.roles]:
             self._processes.start(role)
         log.info("The run has %d inference servers now", count)

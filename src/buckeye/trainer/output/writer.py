@@ -28,8 +28,7 @@ from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.model.adapter_files import has_adapter, save_weights
-from buckeye.trainer.optim.rounding import stored_as
-from buckeye.trainer.output.served_weights import ServedWeights, greedy_canary
+from buckeye.trainer.output.served_weights import ServedWeights, greedy_canary, stored_as
 from buckeye.trainer.output.state import Captured, capture_state, write_state
 from buckeye.trainer.parallel.ranks import write_together
 from buckeye.trainer.parallel.shards import write_pieces
