@@ -19,8 +19,8 @@ def cluster(tmp_path):
         yield first, second, running
 
 
-def submit(project, running, name):
-    words = ("--launcher", "slurm", "--cpus", 1, "--partition", "main", "--time", "2h")
+def submit(project, running, name, *more):
+    words = ("--launcher", "slurm", "--cpus", 1, "--partition", "main", "--time", "2h", *more)
     env = {**project.env, "HF_TOKEN": SECRET, "PATH": running.env["PATH"]}
     said = running.run(*project.argv("rl", "@", f"{name}.toml", *words), cwd=project.folder, env=env)
     return said.partition("Submitted job ")[2].partition(".")[0]
@@ -62,10 +62,10 @@ def test_a_node_that_dies_has_the_job_queued_again_and_resumed(project, single_h
     assert result(output, STEPS) == single_host
 
 
-def test_before_its_time_is_over_a_job_checkpoints_and_is_queued_again(project, single_host, cluster):
+def test_before_its_time_is_over_a_job_checkpoints_and_is_queued_again(project, cluster):
     _, _, running = cluster
     output = project.write("warned", trainers=[1], cluster="[cluster]\nnodes = 2\ninference_nodes = [0]\n")
-    job = submit(project, running, "warned")
+    job = submit(project, running, "warned", "--max-steps", 200)  # or it might be done before
     wait_until(lambda: 1 in records(output, "trainer"), _JOB_SECONDS, "two steps")
     running.run("scancel", "--batch", "--signal=USR1", job)  # as Slurm does by --signal=B:USR1@...
     wait_until(lambda: running.state(job) in ("PENDING", "REQUEUED"), 900, "the job waits again")
@@ -75,5 +75,5 @@ def test_before_its_time_is_over_a_job_checkpoints_and_is_queued_again(project, 
     assert running.state(job) == "COMPLETED", log
     assert log.count("== job ") == 2
     assert attempts(output)[-1]["resumed_step"] >= 1
-    assert result(output, STEPS) == single_host
+    assert sorted(records(output, "trainer")) == list(range(200))
     assert not (output / "slurm" / "keys").exists()
