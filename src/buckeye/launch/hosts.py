@@ -31,6 +31,8 @@ from buckeye.errors import UsageError
 from buckeye.sizing.devices import Machine
 from buckeye.sizing.plan import Site
 
+_SILENT_SECONDS = 120.0  # after which a process that was killed elsewhere counts as ended
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
@@ -77,7 +79,7 @@ class Handle(Protocol):
         """Send a signal to it, or to all processes of its session; nothing if it has ended."""
 
     def wait(self) -> int:
-        """Until it has ended; the exit code."""
+        """Until it has ended, which it was made to; the exit code."""
 
     def memory(self) -> int | None:
         """The bytes of memory that it uses, if that is known."""
@@ -242,7 +244,8 @@ class OtherProcess:
     def wait(self) -> int:
         """See `Handle`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._returncode is not None)
+            self._changed.wait_for(lambda: self._returncode is not None, _SILENT_SECONDS)
+        self.lose(f"its node has not said within {_SILENT_SECONDS:.0f} s that it ended")
         assert self._returncode is not None
         return self._returncode
 
@@ -256,12 +259,13 @@ class OtherProcess:
 
     def printed(self, data: bytes) -> None:
         """What it has written."""
-        with suppress(OSError, ValueError):  # a full disk costs lines, as it does processes of this host
-            self._output.write(data)
+        with self._changed, suppress(OSError):  # a full disk costs lines, as it does processes of this host
+            if self._returncode is None:
+                self._output.write(data)
 
     def beaten(self, lines: bytes, now: float) -> None:
         """Its heartbeats, sent at `now` on the monotonic clock of its node."""
-        with suppress(OSError):  # full, or nobody listens any more
+        with self._changed, suppress(OSError):  # full, or nobody listens any more
             if self._returncode is None:
                 os.write(self._beats, on_this_clock(lines, time.monotonic() - now))
 

@@ -76,6 +76,8 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
         if afresh:  # what was left may have come to the end of a step
             refuse_used(output_dir, resume_command=resume_command(command))
         model_path = fetch_model(config.trainer.model.name)
+        if config.cluster.nodes > 1:  # nodes are waited for, which is said before the run has its log
+            setup_logging(config.log.level, LAUNCHER, None)
         with other_nodes(config) as nodes:
             return _run_planned(config, command, begin, model_path, ports, nodes)
 

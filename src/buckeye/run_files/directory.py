@@ -295,11 +295,14 @@ def take_scale(output_dir: Path) -> int | None:
     """How many inference servers somebody has asked for; each request is taken once."""
     path = output_dir / SCALE_FILE
     try:
-        asked = path.read_text(encoding="ascii")
+        asked = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
     path.unlink(missing_ok=True)
-    return int(asked) if asked.isdigit() and len(asked) < 6 else None
+    if asked.isdigit() and len(asked) < 6:
+        return int(asked)
+    log.warning("%s asks for no number of inference servers, and is not followed", path)
+    return None
 
 
 def withdraw_stop(output_dir: Path) -> None:

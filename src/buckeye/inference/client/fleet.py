@@ -71,7 +71,9 @@ class Fleet:
         self._heard.pop(replica, None)
         self._refused.pop(replica, None)
         replica.take_out("it was removed")
-        while replica.requests_in_flight:
+        self._expect_one_back()
+        deadline = time.monotonic() + self._heartbeat_timeout
+        while replica.requests_in_flight and time.monotonic() < deadline:
             await asyncio.sleep(_READY_POLL_SECONDS)
         await replica.close()
 
@@ -237,6 +239,10 @@ class Fleet:
     def _take_out(self, replica: Replica, reason: str) -> None:
         log.warning("%s is not used until it is back: %s", replica.url, reason)
         replica.take_out(reason)
+        self._expect_one_back()
+
+    def _expect_one_back(self) -> None:
+        """Where no server is up, wait so long and no longer for one."""
         if self._giving_up is None and not any(other.up for other in self._replicas):
             loop = asyncio.get_running_loop()
             self._giving_up = loop.call_later(self._recovery_timeout, self._give_up)

@@ -169,9 +169,9 @@ def _candidates(ray: Any, own: str, bundle: Mapping[str, float]) -> tuple[list[s
         if not node["Alive"] or address == own:
             continue
         missing = [
-            f"{name} {has.get(name, 0):g} of {need:g}"
-            for name, need in bundle.items()
-            if has.get(name, 0) < need
+            f"{name} {has.get(name, 0):g} of {least:g}"
+            for name, least in bundle.items()
+            if has.get(name, 0) < least
         ]
         lines.append(
             f"  {address}: " + (f"free are {', '.join(missing)} needed" if missing else "has enough")
@@ -269,6 +269,7 @@ class RayHost:
         try:
             self._ask("start", number, list(start.argv[1:]), dict(start.env), os.getcwd())
         except RunError as error:
+            self._signal(number, signal.SIGKILL, True)  # it may have been started all the same
             process.lose(f"lost its node: {error}")
         return process
 
@@ -325,7 +326,7 @@ class RayHost:
         """Until the actor is lost, with all that it has started."""
         try:
             while True:
-                for event in self._ray.get(actor.events.remote(_POLL_SECONDS)):
+                for event in self._ray.get(actor.events.remote(_POLL_SECONDS), timeout=_ANSWER_SECONDS):
                     with self._lock:
                         process = self._processes.get(event[0])
                         if event[1] == "ended":

@@ -116,13 +116,13 @@ class RayOverSsh:
         """The address of the first host that reaches the second, and a free port there."""
         first, other = self._links[0], self._links[1].target.host
         found = await first.run([self._pythons[0], "-c", _PLACE, other, self._config.address or ""])
-        if found.code != 0:
+        words = found.stdout.decode(errors="replace").split()
+        if found.code != 0 or len(words) != 2 or not words[1].isdigit():
             raise RemoteError(
                 f"{first.target} does not know how to reach {other} ({found.text()}). Name its address for "
                 "the other hosts in the configuration: cluster.address."
             )
-        address, port = found.stdout.decode().split()
-        return address, port
+        return words[0], words[1]
 
     async def _keep(self, number: int, link: Link, python: str) -> None:
         """Until Ray has ended in good order, or cannot run there. The run then says what it lacks."""
