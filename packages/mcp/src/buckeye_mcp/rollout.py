@@ -19,6 +19,7 @@ from buckeye_mcp.client.sessions_of_rollout import Sessions, open_sessions
 from buckeye_mcp.config import GymConfig
 from buckeye_mcp.rewards import result_object, reward_of, score
 from buckeye_mcp.tasks.task_schema import McpTask, ToolCall, call_arguments
+from buckeye_mcp.workdir.folder import open_workdir
 
 StopReason = Literal["done", "answered", "environment_done", "turn_limit", "time_limit", "truncated"]
 """`done`: the model called an action without a tool. `answered`: a reply without calls where native tool
@@ -47,7 +48,10 @@ async def play(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
     limits = config.defaults
     started = time.monotonic()
     deadlines = Deadlines(start=limits.setup_timeout, call=limits.tool_timeout, listen=_LISTEN_SECONDS)
-    async with open_sessions(task, deadlines, preload=limits.preload) as sessions:
+    async with (
+        open_workdir(task, config) as workdir,
+        open_sessions(task, deadlines, preload=limits.preload, workdir=workdir) as sessions,
+    ):
         _check_actions(config, sessions)
         state = await _set_up(task, config, sessions)
         rollout = _Conversation(task, config, policy, sessions, state)

@@ -242,7 +242,8 @@ class Session:
         server = self._server
         if isinstance(server, StdioServer):
             argv = (_program(server.command), *server.args)
-            program = Program(argv=argv, env=clean_environment(server.env))
+            cwd = Path(server.cwd) if server.cwd is not None else None
+            program = Program(argv=argv, env=clean_environment(server.env), cwd=cwd)
             process = await start_program(program, name=self.name, preload=self._preload)
             self._process = process
             try:

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from buckeye.base.keys import variables
 from buckeye.errors import UsageError
 from buckeye_mcp.client.errors import StartError
 from buckeye_mcp.client.session import CallResult, Deadlines, Server, Session, ToolInfo, open_session
-from buckeye_mcp.tasks.task_schema import McpTask
+from buckeye_mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye_mcp.tasks.variables import resolve, values_of
+from buckeye_mcp.workdir.folder import Workdir
+from buckeye_mcp.workdir.surroundings import started_in
 
 
 class Sessions:
     """Open sessions. `tools` has every tool by name; one that several servers have is called SERVER/NAME."""
 
-    def __init__(self, sessions: Mapping[str, Session]) -> None:
+    def __init__(self, sessions: Mapping[str, Session], workdir: Workdir | None = None) -> None:
+        self._workdir = workdir
         having = Counter(tool for session in sessions.values() for tool in session.tools)
         self._owners: dict[str, tuple[Session, str]] = {}
         for session in sessions.values():
@@ -37,16 +41,22 @@ class Sessions:
         return {name: tool.input_schema for name, tool in self.tools.items()}
 
     async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout: float) -> CallResult:
-        """Call one of `tools`. Raises as `Session.call` does."""
+        """Call one of `tools`; `{workdir}` stands for the rollout's folder, in the result too. Raises as
+        `Session.call` does."""
         session, own_name = self._owners[tool]
-        return await session.call(own_name, arguments, timeout=timeout)
+        if self._workdir is None:
+            return await session.call(own_name, arguments, timeout=timeout)
+        result = await session.call(own_name, self._workdir.placed(arguments), timeout=timeout)
+        hidden = self._workdir.hidden
+        return replace(result, text=hidden(result.text), structured=hidden(result.structured))
 
 
 @asynccontextmanager
 async def open_sessions(
-    task: McpTask, deadlines: Deadlines, *, preload: bool = True
+    task: McpTask, deadlines: Deadlines, *, preload: bool = True, workdir: Workdir | None = None
 ) -> AsyncIterator[Sessions]:
-    """Sessions with all servers of the task. Its variables are resolved here and nowhere else.
+    """Sessions with all servers of the task; those that are commands start in `workdir`. Variables are
+    resolved here and nowhere else.
 
     Raises StartError, also for a variable that is not set.
     """
@@ -54,10 +64,12 @@ async def open_sessions(
         sessions = {}
         for name, server in task.mcp_config.items():
             ready, secrets = _resolved(name, server)
+            if workdir is not None and isinstance(ready, StdioServer):
+                ready = started_in(ready, workdir)
             sessions[name] = await stack.enter_async_context(
                 open_session(name, ready, deadlines=deadlines, secrets=secrets, preload=preload)
             )
-        yield Sessions(sessions)
+        yield Sessions(sessions, workdir)
 
 
 def _resolved(name: str, server: Server) -> tuple[Server, list[str]]:

@@ -31,6 +31,8 @@ class StdioServer(BaseConfig):
     """Its arguments."""
     env: dict[str, str] = {}
     """Variables of its environment. They may mention others, as $NAME."""
+    cwd: NonEmpty | None = None
+    """The folder that it starts in; by default the rollout's own."""
 
 
 class HttpServer(BaseConfig):

@@ -64,7 +64,7 @@ def uses_of(tasks: Sequence[McpTask]) -> Uses:
     servers = [server for task in tasks for server in task.mcp_config.values()]
     http = [server for server in servers if isinstance(server, HttpServer)]
     stdio = [server for server in servers if not isinstance(server, HttpServer)]
-    written = _once(json.dumps(server.model_dump(), sort_keys=True) for server in servers)
+    written = _once(json.dumps(_as_written(server), sort_keys=True) for server in servers)
     return Uses(
         programs=_once(map(_program, stdio)),
         images=_once(images_of(tasks)),
@@ -72,6 +72,11 @@ def uses_of(tasks: Sequence[McpTask]) -> Uses:
         variables=_once(names_in_servers(tasks)),
         digest=hashlib.sha256(json.dumps(written).encode()).hexdigest(),
     )
+
+
+def _as_written(server: StdioServer | HttpServer) -> dict[str, object]:
+    """All of a server; what was allowed before there was a `cwd` is allowed still."""
+    return server.model_dump(exclude={"cwd"} if getattr(server, "cwd", None) is None else None)
 
 
 def _program(server: StdioServer) -> str:
