@@ -56,7 +56,7 @@ ROOMS = {
     ),
     "tasks": Room(("orchestrator/curriculum.py", "orchestrator/task_sampler.py"), ("tests/orchestrator",)),
     "batches": Room(
-        ("transport/*.py", "orchestrator/batch.py", "orchestrator/batch_sender.py"),
+        ("transport/*.py", "orchestrator/batch.py"),
         ("tests/transport", "tests/orchestrator"),
     ),
     "checkpoints": Room(

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from buckeye.config.losses import LossConfig
 from buckeye.trainer.data.packing import pack_micro_batch, plan_bins
 from buckeye.trainer.losses import LossInputs, total_loss
-from buckeye.trainer.losses.registry import LOSS_TYPES
+from buckeye.trainer.losses.policy_gradient import LOSS_TYPES
 from buckeye.trainer.model import logprobs as head
 from buckeye.trainer.model.attention import PACKED_ATTENTION
 from buckeye.trainer.model.policy import Policy, PolicyModule, RMSNorm, replace_norms
@@ -164,7 +164,7 @@ def test_any_groups(models, samples, capacity):
 
 def test_long_samples(models, monkeypatch):
     """Where masks are not affordable."""
-    monkeypatch.setattr("buckeye.trainer.data.prefix_groups.SHORT_KEYS", 8)
+    monkeypatch.setattr("buckeye.trainer.data.packing.SHORT_KEYS", 8)
     monkeypatch.setattr("buckeye.trainer.model.attention.SHORT_KEYS", 8)
     rng = np.random.default_rng(5)
     samples = []
@@ -180,7 +180,7 @@ def test_long_samples(models, monkeypatch):
 @given(st.integers(0, 2**32 - 1))
 def test_long_samples_of_any_lengths(models, monkeypatch, seed):
     """Few and many keys in one row: suffixes of different prefixes do not see the padding of these."""
-    monkeypatch.setattr("buckeye.trainer.data.prefix_groups.SHORT_KEYS", 24)
+    monkeypatch.setattr("buckeye.trainer.data.packing.SHORT_KEYS", 24)
     monkeypatch.setattr("buckeye.trainer.model.attention.SHORT_KEYS", 24)
     rng = np.random.default_rng(seed)
     samples = []

@@ -20,7 +20,7 @@ from buckeye.trainer.losses import (
     ratio_range,
     statistic_names,
 )
-from buckeye.trainer.losses.registry import RECIPES
+from buckeye.trainer.losses.policy_gradient import RECIPES
 from buckeye.trainer.losses.regularization import regularization
 from tests.trainer.losses_by_hand import config_of, counts, inputs_of, loss_and_gradient, sums_of
 

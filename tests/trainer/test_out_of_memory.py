@@ -19,7 +19,7 @@ from buckeye.base import faults
 from buckeye.config.trainer import ModelConfig
 from buckeye.errors import RunError
 from buckeye.monitor.metrics import read_metrics
-from buckeye.trainer.data.packing import MICRO_BATCH_FILE, is_out_of_memory
+from buckeye.trainer.micro_batch_size import MICRO_BATCH_FILE, is_out_of_memory
 from buckeye.trainer.rl import run_trainer
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.batches import Batch, Sample

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.errors import TransportError
-from buckeye.trainer.data.packing import distribute, pack, plan_bins
-from buckeye.trainer.data.prefix_groups import families
+from buckeye.trainer.data.packing import distribute, pack, plan_bins, prefix_groups
 
 # few token ids, so that samples begin alike by chance too
 batches = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), max_size=25)
@@ -34,7 +33,7 @@ def test_pack_by_hand():
 
 def test_families_by_hand():
     group, other = [[1, 2, 3, 4, n] for n in range(3)], [[1, 2, 9, 9, 9, n] for n in range(2)]
-    found = families(_arrays([*group, [7, 7], *other]))
+    found = prefix_groups(_arrays([*group, [7, 7], *other]))
     assert {(frozenset(f.members), f.prefix) for f in found} == {
         (frozenset({0, 1, 2}), 4),
         (frozenset({3}), 0),
@@ -43,14 +42,14 @@ def test_families_by_hand():
 
 
 def test_equal_samples_keep_a_suffix_of_their_own():
-    (family,) = families(_arrays([[5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 1]]))
+    (family,) = prefix_groups(_arrays([[5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 1]]))
     assert (family.members, family.prefix) == ((0, 1, 2), 4)
 
 
 @given(batches)
 def test_families_share_what_they_say(samples):
     arrays = _arrays(samples)
-    found = families(arrays)
+    found = prefix_groups(arrays)
     assert sorted(m for f in found for m in f.members) == list(range(len(arrays)))
     for family in found:
         first = arrays[family.members[0]]

@@ -1,5 +1,5 @@
-"""The gradient of a batch: its samples through the model in rows, beside the frozen model that
-`trainer.loss.kl_coef` keeps the policy close to, and what is recorded of them."""
+"""The gradient of a batch, micro-batch by micro-batch: its samples through the model, beside the frozen model
+that `trainer.loss.kl_coef` keeps the policy close to, and what is recorded of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from buckeye.base import heartbeat
+from buckeye.base.faults import fault_point
 from buckeye.config.losses import LossConfig
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import UsageError
-from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
-from buckeye.trainer.learner import Learner
+from buckeye.trainer.data.packing import (
+    Bin,
+    PackedMicroBatch,
+    Tokens,
+    distribute,
+    pack_micro_batch,
+    plan_bins,
+)
+from buckeye.trainer.learner import Learner, Work
 from buckeye.trainer.losses import (
     LossInputs,
     averages,
@@ -25,11 +34,14 @@ from buckeye.trainer.losses import (
     statistic_names,
     total_loss,
 )
+from buckeye.trainer.micro_batch_size import is_out_of_memory
 from buckeye.trainer.model.policy import load_policy
 from buckeye.trainer.parallel.fsdp import shard_policy
 from buckeye.transport.batches import Batch, Sample
 
 logger = logging.getLogger(__name__)
+
+_OUT_OF_MEMORY = "out of memory"  # among the sums of a step: how many ranks ran out of it
 
 
 class BatchLoss:
@@ -61,7 +73,7 @@ class BatchLoss:
             return dict(zip(("loss", *sums.statistics), values, strict=True))
 
         token_ids = [s.token_ids for s in samples]
-        sums = self._learner.over_bins(token_ids, work, ("loss", *self._names))
+        sums = over_micro_batches(self._learner, token_ids, work, ("loss", *self._names))
         return {
             "loss": sums.pop("loss"),
             **averages(sums),
@@ -82,6 +94,87 @@ class BatchLoss:
         lows, highs = zip(*ranges, strict=True)
         found = self._learner.ranks.maxima({"low": -min(lows), "high": max(highs)})
         return {"ratio_min": -found["low"], "ratio_max": found["high"]}
+
+
+def over_micro_batches(
+    learner: Learner,
+    token_ids: Sequence[Tokens],
+    work: Callable[[Sequence[int]], Mapping[str, float]],
+    names: Sequence[str],
+) -> dict[str, float]:
+    """Pack samples, call `work(indices of a bin)` for each bin of this rank, and return
+    the sums of what all calls on all ranks returned under `names`.
+
+    Of a model that is divided among the ranks, one with fewer bins makes up for them with empty rows, for
+    which `work` is not called. Nothing is differentiated under `torch.no_grad()`. Where memory does not
+    suffice, all ranks do all of it again in smaller bins, beginning with no gradient; `RunError` where
+    that cannot be.
+    """
+    size, device = learner.micro_batch_size, learner.policy.device
+    longest = max(map(len, token_ids), default=0)
+    while True:
+        fair = -(-sum(map(len, token_ids)) // learner.ranks.shares)  # so that no rank is without a row
+        capacity = min(size.capacity(longest), max(fair, longest))
+        bins = plan_bins(token_ids, capacity, pair_cost=learner.policy.pair_cost)
+        largest = max((b.tokens for b in bins), default=0)
+        sums = _compute(learner, bins, work, names)
+        if sums[_OUT_OF_MEMORY] and learner.ranks.mesh is not None:
+            size.halve(largest, longest, device=device)  # raises: see there
+        sums = learner.ranks.sum(sums)
+        if not sums.pop(_OUT_OF_MEMORY):
+            break
+        learner.clear_gradients()
+        size.halve(largest, longest, device=device)
+    if torch.is_grad_enabled():
+        learner.work += Work(tokens=sum(b.tokens for b in bins), cost=sum(b.cost for b in bins))
+    return sums
+
+
+def _compute(
+    learner: Learner,
+    bins: Sequence[Bin],
+    work: Callable[[Sequence[int]], Mapping[str, float]],
+    names: Sequence[str],
+) -> dict[str, float]:
+    """This rank's share of `over_micro_batches`; under `_OUT_OF_MEMORY` a 1 if it ended early for that."""
+    shares = distribute([b.cost for b in bins], learner.ranks.shares)
+    mine = shares[learner.ranks.share]
+    logger.debug(
+        "%d samples in %d bins, %d tokens to compute; %d bins are computed here",
+        sum(len(b.indices) for b in bins),
+        len(bins),
+        sum(b.tokens for b in bins),
+        len(mine),
+    )
+    sums = dict.fromkeys((*names, _OUT_OF_MEMORY), 0.0)
+    try:
+        with learner.policy.computing():
+            for number, index in enumerate(mine, start=1):
+                heartbeat.report(f"computes micro-batch {number} of {len(mine)}")
+                fault_point("trainer.oom")
+                for name, value in work(bins[index].indices).items():
+                    sums[name] += value
+            if learner.ranks.mesh is not None:
+                for _ in range(max(map(len, shares)) - len(mine)):
+                    _empty_pass(learner)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        logger.warning("%s", str(error).partition("\n")[0])
+        sums[_OUT_OF_MEMORY] = 1.0
+    return sums
+
+
+def _empty_pass(learner: Learner) -> None:
+    """Take part in the other ranks' forward and backward pass with a gradient of zero."""
+    row = pack_micro_batch([np.zeros(1, np.int32)], [np.zeros(1, np.bool_)], learner.policy.device)
+    temperatures = torch.ones(0, device=learner.policy.device)
+    for reference_forward in learner.reference_forwards:
+        reference_forward(row, temperatures)
+    logprobs, entropies = learner.policy.token_logprobs(row, temperatures)
+    nothing = logprobs.sum() + entropies.sum()
+    if nothing.requires_grad:
+        nothing.backward()
 
 
 def samples_to_train(batch: Batch, config: LossConfig) -> list[Sample]:

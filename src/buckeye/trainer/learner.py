@@ -7,24 +7,13 @@ import logging
 import math
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
-import numpy as np
 import torch
 
-from buckeye.base import heartbeat
-from buckeye.base.faults import fault_point
-from buckeye.trainer.data.packing import (
-    Bin,
-    MicroBatch,
-    PackedMicroBatch,
-    distribute,
-    is_out_of_memory,
-    pack_micro_batch,
-    plan_bins,
-)
-from buckeye.trainer.data.prefix_groups import Tokens
+from buckeye.trainer.data.packing import PackedMicroBatch
+from buckeye.trainer.micro_batch_size import MicroBatchSize
 from buckeye.trainer.model.adapter_files import has_adapter
 from buckeye.trainer.model.policy import Policy
 from buckeye.trainer.optim.optimizer import (
@@ -39,8 +28,6 @@ from buckeye.trainer.parallel.fsdp import gather, settle
 from buckeye.trainer.parallel.ranks import Ranks
 
 logger = logging.getLogger(__name__)
-
-_OUT_OF_MEMORY = "out of memory"  # among the sums of a step: how many ranks ran out of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +79,8 @@ class Update:
 
 
 class Learner:
-    """Turns accumulated gradients into optimizer steps. `buckeye.trainer.output.state` saves and
-    restores it."""
+    """Turns gradients, which `buckeye.trainer.batch_loss` accumulates, into optimizer steps.
+    `buckeye.trainer.output.state` saves and restores it."""
 
     def __init__(
         self,
@@ -102,7 +89,7 @@ class Learner:
         schedule: Schedule,
         ranks: Ranks,
         tokenizer_files: Mapping[str, bytes],
-        micro_batch: MicroBatch,
+        micro_batch_size: MicroBatchSize,
         *,
         max_norm: float | None,
         reduce_dtype: torch.dtype = torch.float32,
@@ -112,91 +99,14 @@ class Learner:
         self.schedule = schedule
         self.ranks = ranks
         self.tokenizer_files = tokenizer_files
-        self.micro_batch = micro_batch
+        self.micro_batch_size = micro_batch_size
         self.max_norm = max_norm
         self.reduce_dtype = reduce_dtype
         self.progress = Progress()
-        self._work = Work()
+        self.work = Work()
         """What was differentiated since the last `speed`, by all ranks."""
         self.reference_forwards: list[Callable[[PackedMicroBatch, torch.Tensor], torch.Tensor]] = []
         """What else runs a divided model on every row, with temperatures f32[N]."""
-
-    def over_bins(
-        self,
-        token_ids: Sequence[Tokens],
-        work: Callable[[Sequence[int]], Mapping[str, float]],
-        names: Sequence[str],
-    ) -> dict[str, float]:
-        """Pack samples, call `work(indices of a bin)` for each bin of this rank, and return
-        the sums of what all calls on all ranks returned under `names`.
-
-        Of a model that is divided among the ranks, one with fewer bins makes up for them with empty rows, for
-        which `work` is not called. Nothing is differentiated under `torch.no_grad()`. Where memory does not
-        suffice, all ranks do all of it again in smaller bins, beginning with no gradient; `RunError` where
-        that cannot be.
-        """
-        longest = max(map(len, token_ids), default=0)
-        while True:
-            fair = -(-sum(map(len, token_ids)) // self.ranks.shares)  # so that no rank is without a row
-            capacity = min(self.micro_batch.capacity(longest), max(fair, longest))
-            bins = plan_bins(token_ids, capacity, pair_cost=self.policy.pair_cost)
-            largest = max((b.tokens for b in bins), default=0)
-            sums = self._compute(bins, work, names)
-            if sums[_OUT_OF_MEMORY] and self.ranks.mesh is not None:
-                self.micro_batch.halve(largest, longest, device=self.policy.device)  # raises: see there
-            sums = self.ranks.sum(sums)
-            if not sums.pop(_OUT_OF_MEMORY):
-                break
-            self._clear_gradients()
-            self.micro_batch.halve(largest, longest, device=self.policy.device)
-        if torch.is_grad_enabled():
-            self._work += Work(tokens=sum(b.tokens for b in bins), cost=sum(b.cost for b in bins))
-        return sums
-
-    def _compute(
-        self,
-        bins: Sequence[Bin],
-        work: Callable[[Sequence[int]], Mapping[str, float]],
-        names: Sequence[str],
-    ) -> dict[str, float]:
-        """This rank's share of `over_bins`, and under `_OUT_OF_MEMORY` a 1 if it ended early for that."""
-        shares = distribute([b.cost for b in bins], self.ranks.shares)
-        mine = shares[self.ranks.share]
-        logger.debug(
-            "%d samples in %d bins, %d tokens to compute; %d bins are computed here",
-            sum(len(b.indices) for b in bins),
-            len(bins),
-            sum(b.tokens for b in bins),
-            len(mine),
-        )
-        sums = dict.fromkeys((*names, _OUT_OF_MEMORY), 0.0)
-        try:
-            with self.policy.computing():
-                for number, index in enumerate(mine, start=1):
-                    heartbeat.report(f"computes micro-batch {number} of {len(mine)}")
-                    fault_point("trainer.oom")
-                    for name, value in work(bins[index].indices).items():
-                        sums[name] += value
-                if self.ranks.mesh is not None:
-                    for _ in range(max(map(len, shares)) - len(mine)):
-                        self._empty_pass()
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            logger.warning("%s", str(error).partition("\n")[0])
-            sums[_OUT_OF_MEMORY] = 1.0
-        return sums
-
-    def _empty_pass(self) -> None:
-        """Take part in the other ranks' forward and backward pass with a gradient of zero."""
-        row = pack_micro_batch([np.zeros(1, np.int32)], [np.zeros(1, np.bool_)], self.policy.device)
-        temperatures = torch.ones(0, device=self.policy.device)
-        for reference_forward in self.reference_forwards:
-            reference_forward(row, temperatures)
-        logprobs, entropies = self.policy.token_logprobs(row, temperatures)
-        nothing = logprobs.sum() + entropies.sum()
-        if nothing.requires_grad:
-            nothing.backward()
 
     def update(self, loss: float, *, tokens: int, samples: int) -> Update:
         """Sum the gradients over the ranks, clip, step, clear them.
@@ -219,7 +129,7 @@ class Learner:
                 loss,
                 norm,
             )
-        self._clear_gradients()
+        self.clear_gradients()
         done = self.progress
         self.progress = replace(
             done,
@@ -232,7 +142,8 @@ class Learner:
         )
         return Update(applied=finite, grad_norm=norm, lr=rate, skipped=self.progress.skipped)
 
-    def _clear_gradients(self) -> None:
+    def clear_gradients(self) -> None:
+        """Forget what was differentiated."""
         for parameter in self.policy.trainable.values():
             parameter.grad = None
 
@@ -240,7 +151,7 @@ class Learner:
         """The batch's tokens per second; of what was differentiated since the last call `tokens_computed`
         (prefixes that samples share are computed once), all ranks' `gflops_per_second` and, where the
         device's peak is known, `mfu`, a fraction of it; peak memory, and what came of the want of it."""
-        policy, work, self._work = self.policy, self._work, Work()
+        policy, work, self.work = self.policy, self.work, Work()
         flops = training_flops(work, policy.matrix_elements, frozen_elements=policy.frozen_matrix_elements)
         values = {
             "tokens": float(tokens),
@@ -252,7 +163,7 @@ class Learner:
         if peak is not None:
             values["mfu"] = flops / seconds / (peak * self.ranks.count)
         values["peak_memory_gib"] = peak_memory_gib(self.policy.device)
-        return values | self.micro_batch.values()
+        return values | self.micro_batch_size.values()
 
     def model_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """`stored_tensors` whole, as `dtype`, on the first rank; nothing on the others. All ranks must call

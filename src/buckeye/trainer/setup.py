@@ -25,8 +25,8 @@ from buckeye.config.trainer import (
 )
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.log import run_log, setup_logging
-from buckeye.trainer.data.packing import micro_batch
 from buckeye.trainer.learner import Learner, Schedule
+from buckeye.trainer.micro_batch_size import micro_batch_size
 from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, load_adapter
 from buckeye.trainer.model.policy import Policy, load_policy, pick_device
 from buckeye.trainer.optim.optimizer import NamedOptimizer, ParameterGroup, build_optimizer
@@ -95,7 +95,7 @@ def build_learner(
         _schedule(config.scheduler, peak=config.optim.lr, max_steps=max_steps),
         ranks,
         read_tokenizer_files(source),
-        micro_batch(config, ranks),
+        micro_batch_size(config, ranks),
         max_norm=config.optim.max_norm,
         reduce_dtype=getattr(torch, config.model.reduce_dtype),
     )

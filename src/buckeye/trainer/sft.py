@@ -16,6 +16,7 @@ from buckeye.config.sft import SFTConfig
 from buckeye.errors import CheckpointError
 from buckeye.monitor.metrics import MetricsLog, Stopwatch
 from buckeye.monitor.signals import training_level
+from buckeye.trainer.batch_loss import over_micro_batches
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat, ChatSample
 from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.learner import Learner, finite_only, format_step
@@ -181,12 +182,12 @@ class SFTTrainer:
         self.learner.policy.model.train(train)  # an adapter may have dropout
 
         def work(indices: Sequence[int]) -> dict[str, float]:
-            return self._train_bin([samples[i] for i in indices], divisor)
+            return self._backward([samples[i] for i in indices], divisor)
 
         with torch.set_grad_enabled(train):
-            return self.learner.over_bins([s.token_ids for s in samples], work, _SUMS)
+            return over_micro_batches(self.learner, [s.token_ids for s in samples], work, _SUMS)
 
-    def _train_bin(self, samples: Sequence[ChatSample], divisor: float) -> dict[str, float]:
+    def _backward(self, samples: Sequence[ChatSample], divisor: float) -> dict[str, float]:
         policy = self.learner.policy
         row = pack_micro_batch([s.token_ids for s in samples], [s.loss_mask for s in samples], policy.device)
         temperatures = torch.ones(len(row.targets), device=policy.device)

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable
+from collections.abc import Sequence as Seq
+from types import TracebackType
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from buckeye.chat.openai_api import (
@@ -25,13 +27,65 @@ from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.render.renderer import NO_OPENING, call_opening
 from buckeye.inference.server.answers import Answer, ChatAnswer, Choice, CompletionAnswer
 from buckeye.inference.server.protocol import DetokenizeRequest, EventStream, TokenizeRequest, json_response
-from buckeye.inference.server.service import DEFAULT_MAX_TOKENS, Service, Submission
-
-# The routes that answer in text: /v1/completions, /v1/chat/completions.
+from buckeye.inference.server.service import DEFAULT_MAX_TOKENS, Service
 
 _LONG_BODY = 2**20
 
 T = TypeVar("T")
+
+
+class Submission:
+    """Sequences in the engine's hands for as long as the `async with` lasts; what is unfinished then, because
+    the client has left or the handler was cancelled, is aborted. Raises what `Service.admit` raises."""
+
+    def __init__(self, service: Service, request_id: str, sequences: Seq[Sequence], request: Request) -> None:
+        service.admit(request_id, sequences)
+        self._service = service
+        self._id = request_id
+        self._sequences = sequences
+        self._request = request
+        self._news = asyncio.Event()
+        self._gone = False
+
+    async def __aenter__(self) -> Submission:
+        for sequence in self._sequences:
+            sequence.on_news = self._news.set
+        self._service.requests[self._id] = self._sequences
+        self._service.unfinished += len(self._sequences)
+        self._service.engine.submit(self._sequences)
+        self._watcher = asyncio.create_task(self._watch_client())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watcher.cancel()
+        self._service.requests.pop(self._id, None)
+        self._service.unfinished -= len(self._sequences)
+        unfinished = [sequence for sequence in self._sequences if sequence.finish_reason is None]
+        if unfinished:
+            self._service.engine.abort(unfinished)
+
+    async def news(self) -> None:
+        """Wait for the engine to report something. Raises `ClientDisconnect` when the client has left."""
+        await self._news.wait()
+        self._news.clear()
+        if self._gone:
+            raise ClientDisconnect()
+
+    async def finished(self) -> None:
+        """Wait for all sequences to end."""
+        while any(sequence.finish_reason is None for sequence in self._sequences):
+            await self.news()
+
+    async def _watch_client(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._news.set()
+
+
+# The routes that answer in text: /v1/completions, /v1/chat/completions.
 
 
 async def completions(request: Request) -> Response:

@@ -1,19 +1,16 @@
-"""Between HTTP requests and the engine: requests become sequences, news of sequences wake the requests."""
+"""Between HTTP requests and the engine: what requests ask for is checked and becomes sequences."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Sequence as Seq
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
 
 from buckeye.chat.messages import ChatMessage
 from buckeye.chat.openai_api import Sampling
@@ -226,54 +223,3 @@ class Service:
             )
         self.check_ids(prompt)
         return tuple(prompt)
-
-
-class Submission:
-    """Sequences in the engine's hands for as long as the `async with` lasts; what is unfinished then, because
-    the client has left or the handler was cancelled, is aborted. Raises what `Service.admit` raises."""
-
-    def __init__(self, service: Service, request_id: str, sequences: Seq[Sequence], request: Request) -> None:
-        service.admit(request_id, sequences)
-        self._service = service
-        self._id = request_id
-        self._sequences = sequences
-        self._request = request
-        self._news = asyncio.Event()
-        self._gone = False
-
-    async def __aenter__(self) -> Submission:
-        for sequence in self._sequences:
-            sequence.on_news = self._news.set
-        self._service.requests[self._id] = self._sequences
-        self._service.unfinished += len(self._sequences)
-        self._service.engine.submit(self._sequences)
-        self._watcher = asyncio.create_task(self._watch_client())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._watcher.cancel()
-        self._service.requests.pop(self._id, None)
-        self._service.unfinished -= len(self._sequences)
-        unfinished = [sequence for sequence in self._sequences if sequence.finish_reason is None]
-        if unfinished:
-            self._service.engine.abort(unfinished)
-
-    async def news(self) -> None:
-        """Wait for the engine to report something. Raises `ClientDisconnect` when the client has left."""
-        await self._news.wait()
-        self._news.clear()
-        if self._gone:
-            raise ClientDisconnect()
-
-    async def finished(self) -> None:
-        """Wait for all sequences to end."""
-        while any(sequence.finish_reason is None for sequence in self._sequences):
-            await self.news()
-
-    async def _watch_client(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
-        self._gone = True
-        self._news.set()

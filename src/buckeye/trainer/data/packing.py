@@ -1,193 +1,43 @@
-"""Samples into bins of bounded length, bins onto ranks of equal work."""
+"""Samples are packed: into bins of bounded length, bins onto ranks of equal work, and each bin into one row.
+
+Samples that begin alike, such as the rollouts of a group, share a *prefix*: its tokens are in the row once.
+The rest of each sample is its *suffix*: a token of it sees the prefix and the suffix up to itself. A sample
+that shares nothing is a suffix without a prefix.
+
+For attention, *segments* (prefixes and suffixes) of similar length form *blocks* that are padded to
+[segments, length]: no work is spent on the squares between samples.
+"""
 
 from __future__ import annotations
 
-import gc
 import heapq
-import json
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from buckeye.base.storage import read_json, write_file
-from buckeye.config.sft import SFTConfig
-from buckeye.config.trainer import TrainerConfig
-from buckeye.errors import FinalRunError, RunError, TransportError
-from buckeye.trainer.data.prefix_groups import Family, Layout, Tokens, families, plan_row
-from buckeye.trainer.parallel.ranks import Ranks
+from buckeye.errors import TransportError
+from buckeye.trainer.model.attention import SHORT_KEYS, Block, Layout
 
-# How many tokens are computed at once: as many as the settings allow, and half of that after every time that
-# the memory did not suffice.
+Tokens = npt.NDArray[np.int32]
 
-logger = logging.getLogger(__name__)
+_SHORTEST = 0.75  # of the longest in a block: at most 1 / 0.75^2 = 1.8 times the useful work,
+_SLACK = 16  # or so many tokens shorter: a call costs more than a little padding
+_SHORTEST_PREFIX = 4  # tokens: sharing fewer does not pay for the longer keys
 
-MICRO_BATCH_FILE = "micro_batch.json"
-# of errors that torch gives no class
-_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+# Samples into bins, and bins onto ranks.
 
 
-@dataclass(slots=True)
-class MicroBatch:
-    """`tokens` is the most that are computed at once now, `most` what the settings say. `retries` counts
-    how often it was halved in this run. Both survive in `path`, for a restart under the same `conditions`."""
+@dataclass(frozen=True, slots=True)
+class PrefixGroup:
+    """Samples, by their number, whose first `prefix` tokens are the same and in the row once."""
 
-    most: int
-    tokens: int
-    retries: int
-    path: Path
-    conditions: Mapping[str, Any]
-    divided: bool
-    first: bool
-
-    def capacity(self, longest: int) -> int:
-        """How long rows may be where the longest sample has so many tokens: it must fit, within `most`."""
-        return max(self.tokens, min(longest, self.most))
-
-    def halve(self, computed: int, longest: int, *, device: torch.device) -> None:
-        """Compute fewer tokens at once after `computed` were too many; the longest sample has `longest`. When
-        it returns, the step can be tried again.
-
-        Raises `FinalRunError` if there is nothing to halve; `RunError` if the model is divided among ranks:
-        the others wait for the one that failed in the middle of a pass. The next attempt begins with half.
-        """
-        if computed <= longest:
-            raise FinalRunError(
-                f"Out of memory on {device} with {computed} tokens at once, and fewer cannot be: a sample "
-                f"has {longest}. Set model.ac to recompute activations, lower seq_len, or give the trainer "
-                "more memory; `buckeye rl doctor` shows what it is used for."
-            )
-        self.tokens = max(longest, computed // 2)
-        self.retries += 1
-        if self.divided or self.first:
-            self._remember()
-        if self.divided:
-            raise RunError(
-                f"Out of memory on {device} with {computed} tokens at once. Ranks that divide a model "
-                f"cannot go back one alone: the next attempt computes {self.tokens} at once ({self.path})."
-            )
-        logger.warning(
-            "Out of memory with %d tokens at once: this step is tried again with %d, as are later ones. A "
-            "lower seq_len of the trainer (in sft: micro_batch_tokens), or model.ac, would have avoided it",
-            computed,
-            self.tokens,
-        )
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def values(self) -> dict[str, float]:
-        """As entries of a step's record."""
-        return {"micro_batch_tokens": float(self.tokens), "oom_retries": float(self.retries)}
-
-    def _remember(self) -> None:
-        record = {"tokens": self.tokens, "retries": self.retries, "conditions": self.conditions}
-        write_file(self.path, json.dumps(record, indent=1))
-
-
-def micro_batch(config: TrainerConfig | SFTConfig, ranks: Ranks) -> MicroBatch:
-    """What the settings say, or what an earlier attempt of the run found possible. All ranks call it."""
-    path = config.output_dir / MICRO_BATCH_FILE
-    cuda = ranks.device.type == "cuda"
-    most = max(config.seq_len, config.micro_batch_tokens) if isinstance(config, SFTConfig) else config.seq_len
-    conditions = {
-        "seq_len": most,
-        "ranks": ranks.count,
-        "device": torch.cuda.get_device_name(ranks.device) if cuda else "cpu",
-        "optimizer": config.optim.type,
-        "model": config.model.model_dump(mode="json"),
-    }
-    tokens, retries = _remembered(path, conditions) or (most, 0)
-    return MicroBatch(
-        most=most,
-        tokens=-ranks.max(-tokens),
-        retries=retries,
-        path=path,
-        conditions=conditions,
-        divided=ranks.mesh is not None,
-        first=ranks.first,
-    )
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error of torch says that memory could not be had, on a GPU or in main memory."""
-    return isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in _MESSAGES)
-
-
-def _remembered(path: Path, conditions: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(tokens, retries) of an earlier attempt; None if there is none, or if it was under other conditions."""
-    try:
-        record = read_json(path)
-        if record["conditions"] != conditions:
-            logger.info("%s was written under other settings or on another device: it does not count", path)
-            return None
-        tokens, retries = int(record["tokens"]), int(record["retries"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s cannot be read (%s): starting with as many as the settings say", path, error)
-        return None
-    logger.info("%d tokens are computed at once, as %s says, because memory ran out", tokens, path)
-    return tokens, retries
-
-
-# A bin of samples as the tensors that a forward pass and a loss need.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedMicroBatch:
-    """Samples laid out for one forward pass, prefixes that they share once.
-
-    `token_ids` i64[tokens], `position_ids` i64[tokens], and the `layout` that tells attention which tokens
-    see each other. `places` i64: where in the row each token of each sample is, sample after sample. For
-    each of the N tokens that are trained, sample after sample: `sources` i64[N], the place of the hidden
-    state that predicts it; `targets` i64[N], its id; `sequences` i64[N], the number of its sample.
-    """
-
-    token_ids: Tensor
-    position_ids: Tensor
-    layout: Layout
-    places: Tensor
-    sources: Tensor
-    targets: Tensor
-    sequences: Tensor
-
-
-def pack_micro_batch(
-    token_ids: Sequence[npt.NDArray[np.int32]],
-    loss_masks: Sequence[npt.NDArray[np.bool_]],
-    device: torch.device,
-    *,
-    share: bool = True,
-) -> PackedMicroBatch:
-    """Lay samples out in a row; without `share`, every one of them whole. `TransportError` if the first token
-    of one, which nothing predicts, is to be trained."""
-    if any(mask[0] for mask in loss_masks):
-        raise TransportError("The loss mask of a sample includes its first token, which nothing predicts.")
-    plan = plan_row(token_ids, device, share=share)
-    trained = np.flatnonzero(np.concatenate(loss_masks))
-    places = np.concatenate(plan.places)
-    sequences = np.repeat(np.arange(len(token_ids)), [len(ids) for ids in token_ids])
-    tensors = {
-        "token_ids": plan.token_ids,
-        "position_ids": plan.positions,
-        "places": places,
-        "sources": places[trained - 1],
-        "targets": plan.token_ids[places[trained]],
-        "sequences": sequences[trained],
-    }
-    return PackedMicroBatch(
-        layout=plan.layout, **{name: torch.from_numpy(t).to(device) for name, t in tensors.items()}
-    )
-
-
-# Samples into bins of bounded length, bins onto ranks of equal work.
+    members: tuple[int, ...]
+    prefix: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +65,7 @@ def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 
                 f"Sample {index} of the batch has {length} tokens, more than the trainer's seq_len = "
                 f"{capacity}. Raise trainer.seq_len, or lower the orchestrator's."
             )
-    parts = [part for family in families(token_ids) for part in _split(family, lengths, capacity)]
+    parts = [part for group in prefix_groups(token_ids) for part in _split(group, lengths, capacity)]
     tokens = [_tokens(part, lengths) for part in parts]
     return [
         Bin(
@@ -256,23 +106,245 @@ def distribute(costs: Sequence[float], ranks: int) -> list[list[int]]:
     return shares
 
 
-def _split(family: Family, lengths: Sequence[int], capacity: int) -> list[Family]:
-    """Parts of a family that fit, each with the prefix."""
-    suffixes = [lengths[m] - family.prefix for m in family.members]
-    if family.prefix + sum(suffixes) <= capacity:
-        return [family]
-    packed = pack(suffixes, capacity - family.prefix)
+def _split(group: PrefixGroup, lengths: Sequence[int], capacity: int) -> list[PrefixGroup]:
+    """Parts of a group that fit, each with the prefix."""
+    suffixes = [lengths[m] - group.prefix for m in group.members]
+    if group.prefix + sum(suffixes) <= capacity:
+        return [group]
+    packed = pack(suffixes, capacity - group.prefix)
     return [
-        Family(tuple(family.members[i] for i in numbers), family.prefix if len(numbers) > 1 else 0)
+        PrefixGroup(tuple(group.members[i] for i in numbers), group.prefix if len(numbers) > 1 else 0)
         for numbers in packed
     ]
 
 
-def _tokens(family: Family, lengths: Sequence[int]) -> int:
-    return family.prefix + sum(lengths[m] - family.prefix for m in family.members)
+def _tokens(group: PrefixGroup, lengths: Sequence[int]) -> int:
+    return group.prefix + sum(lengths[m] - group.prefix for m in group.members)
 
 
-def _cost(family: Family, lengths: Sequence[int], pair_cost: float) -> float:
+def _cost(group: PrefixGroup, lengths: Sequence[int], pair_cost: float) -> float:
     """Tokens, and the pairs of tokens that see each other: half of a square, and beside it the prefix."""
-    pairs = (family.prefix**2 + sum(lengths[m] ** 2 - family.prefix**2 for m in family.members)) / 2
-    return _tokens(family, lengths) + pair_cost * pairs
+    pairs = (group.prefix**2 + sum(lengths[m] ** 2 - group.prefix**2 for m in group.members)) / 2
+    return _tokens(group, lengths) + pair_cost * pairs
+
+
+def prefix_groups(token_ids: Sequence[Tokens]) -> list[PrefixGroup]:
+    """Which samples share a prefix, so that few tokens remain. Every sample is in exactly one group, and has
+    a suffix of at least one token.
+
+    Samples are sorted by their tokens, so that those that begin alike are neighbours; then groups grow
+    together, longest common prefix first, as long as that saves tokens.
+    """
+    order = sorted(range(len(token_ids)), key=lambda i: (token_ids[i].astype(">i4").tobytes(), i))
+    common = [_common_prefix(token_ids[a], token_ids[b]) for a, b in pairwise(order)]
+    begins, ends = list(range(len(order))), list(range(1, len(order) + 1))  # of the interval a place is in
+    prefixes = [len(token_ids[i]) for i in order]  # of the interval that begins here
+    for place in sorted(range(len(common)), key=lambda i: (-common[i], i)):
+        left, middle, right = begins[place], place + 1, ends[place + 1]
+        apart = (middle - left - 1) * prefixes[left] + (right - middle - 1) * prefixes[middle]
+        if common[place] >= _SHORTEST_PREFIX and (right - left - 1) * common[place] >= apart:
+            prefixes[left] = common[place]
+            begins[right - 1], ends[left] = left, right
+    found = []
+    start = 0
+    while start < len(order):
+        members = tuple(order[start : ends[start]])
+        shared = len(members) > 1 and prefixes[start] >= _SHORTEST_PREFIX
+        found += (
+            [PrefixGroup(members, prefixes[start])] if shared else [PrefixGroup((i,), 0) for i in members]
+        )
+        start = ends[start]
+    return found
+
+
+def _common_prefix(one: Tokens, other: Tokens) -> int:
+    length = min(len(one), len(other)) - 1
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if len(different) else length
+
+
+# A bin of samples as the tensors that a forward pass and a loss need.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedMicroBatch:
+    """Samples laid out for one forward pass, prefixes that they share once.
+
+    `token_ids` i64[tokens], `position_ids` i64[tokens], and the `layout` that tells attention which tokens
+    see each other. `places` i64: where in the row each token of each sample is, sample after sample. For
+    each of the N tokens that are trained, sample after sample: `sources` i64[N], the place of the hidden
+    state that predicts it; `targets` i64[N], its id; `sequences` i64[N], the number of its sample.
+    """
+
+    token_ids: Tensor
+    position_ids: Tensor
+    layout: Layout
+    places: Tensor
+    sources: Tensor
+    targets: Tensor
+    sequences: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Tokens `begin` and later of a sample, or its first `length`; `prefix_group` numbers its prefix."""
+
+    sample: int
+    begin: int
+    length: int
+    prefix_group: int | None = None
+
+
+def pack_micro_batch(
+    token_ids: Sequence[Tokens],
+    loss_masks: Sequence[npt.NDArray[np.bool_]],
+    device: torch.device,
+    *,
+    share: bool = True,
+) -> PackedMicroBatch:
+    """Lay samples out in a row; without `share`, every one of them whole. `TransportError` if the first token
+    of one, which nothing predicts, is to be trained."""
+    if any(mask[0] for mask in loss_masks):
+        raise TransportError("The loss mask of a sample includes its first token, which nothing predicts.")
+    found = prefix_groups(token_ids) if share else [PrefixGroup((i,), 0) for i in range(len(token_ids))]
+    blocks = _segments_in_blocks(found, token_ids)
+    segments = [segment for block in blocks for segment in block]
+    starts = [0, *accumulate(s.length for s in segments)]
+    row = np.concatenate([token_ids[s.sample][s.begin : s.begin + s.length] for s in segments])
+    row = row.astype(np.int64)
+    trained = np.flatnonzero(np.concatenate(loss_masks))
+    places = np.concatenate(_places(found, segments, starts, token_ids))
+    sequences = np.repeat(np.arange(len(token_ids)), [len(ids) for ids in token_ids])
+    tensors = {
+        "token_ids": row,
+        "position_ids": np.concatenate([np.arange(s.begin, s.begin + s.length) for s in segments]),
+        "places": places,
+        "sources": places[trained - 1],
+        "targets": row[places[trained]],
+        "sequences": sequences[trained],
+    }
+    return PackedMicroBatch(
+        layout=_layout(found, blocks, segments, starts, device),
+        **{name: torch.from_numpy(t).to(device) for name, t in tensors.items()},
+    )
+
+
+def _segments_in_blocks(found: Sequence[PrefixGroup], token_ids: Sequence[Tokens]) -> list[list[_Segment]]:
+    """Segments in the order of the row, grouped into blocks: those without a prefix, longest first; then
+    prefixes, longest first, each block of them followed by the blocks of their suffixes."""
+    alone = [_Segment(m, 0, len(token_ids[m])) for f in found if not f.prefix for m in f.members]
+    groups = _similar(alone)
+    prefixes = [_Segment(f.members[0], 0, f.prefix, number) for number, f in enumerate(found) if f.prefix]
+    for block in _similar(prefixes):
+        suffixes = [
+            _Segment(m, p.length, len(token_ids[m]) - p.length, p.prefix_group)
+            for p in block
+            for m in found[p.prefix_group if p.prefix_group is not None else -1].members
+        ]
+        groups += [block, *_similar(suffixes, padded_prefix=block[0].length)]
+    return groups
+
+
+def _similar(segments: Sequence[_Segment], *, padded_prefix: int = 0) -> list[list[_Segment]]:
+    """Groups of segments of similar length. Suffixes of different prefixes are together only where attention
+    masks the padding of these, which are `padded_prefix` long with it: where there are few keys."""
+    groups: list[list[_Segment]] = []
+    for segment in sorted(segments, key=lambda s: (-s.length, -s.begin)):
+        longest = groups[-1][0].length if groups else 0
+        similar = segment.length >= _SHORTEST * longest or longest - segment.length <= _SLACK
+        alike = groups and (
+            all(s.begin == segment.begin for s in groups[-1]) or padded_prefix + longest <= SHORT_KEYS
+        )
+        if similar and alike:
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+    return groups
+
+
+def _places(
+    found: Sequence[PrefixGroup],
+    segments: Sequence[_Segment],
+    starts: Sequence[int],
+    token_ids: Sequence[Tokens],
+) -> tuple[npt.NDArray[np.int64], ...]:
+    prefix_starts = {
+        s.prefix_group: start for s, start in zip(segments, starts, strict=False) if _is_prefix(s)
+    }
+    places: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(token_ids)
+    for segment, start in zip(segments, starts, strict=False):
+        if not _is_prefix(segment):
+            own = np.arange(start, start + segment.length)
+            if segment.prefix_group is not None:
+                first = prefix_starts[segment.prefix_group]
+                own = np.concatenate([np.arange(first, first + found[segment.prefix_group].prefix), own])
+            places[segment.sample] = own
+    return tuple(places)
+
+
+def _is_prefix(segment: _Segment) -> bool:
+    return segment.prefix_group is not None and segment.begin == 0
+
+
+def _layout(
+    found: Sequence[PrefixGroup],
+    groups: Sequence[Sequence[_Segment]],
+    segments: Sequence[_Segment],
+    starts: Sequence[int],
+    device: torch.device,
+) -> Layout:
+    slots = {  # group -> (number of the block with its prefix, number within the block)
+        s.prefix_group: (number, slot)
+        for number, group in enumerate(groups)
+        for slot, s in enumerate(group)
+        if _is_prefix(s)
+    }
+    prefix_starts = {s.prefix_group: a for s, a in zip(segments, starts, strict=False) if _is_prefix(s)}
+    blocks, keys, start = [], [], 0
+    for group in groups:
+        blocks.append(_block(group, start, slots, device))
+        start = blocks[-1].end
+    for segment, begin in zip(segments, starts, strict=False):
+        if segment.begin:
+            first = prefix_starts[segment.prefix_group]
+            keys.append(np.arange(first, first + segment.begin))
+        keys.append(np.arange(begin, begin + segment.length))
+    key_counts = [s.begin + s.length for s in segments]
+    shared = any(f.prefix for f in found)
+    return Layout(
+        blocks=tuple(blocks),
+        query_ends=torch.tensor(starts, dtype=torch.int32, device=device),
+        key_ends=torch.tensor([0, *accumulate(key_counts)], dtype=torch.int32, device=device),
+        longest_query=max(s.length for s in segments),
+        longest_keys=max(key_counts),
+        keys=torch.from_numpy(np.concatenate(keys)).to(device) if shared else None,
+    )
+
+
+def _block(
+    group: Sequence[_Segment], start: int, slots: dict[int | None, tuple[int, int]], device: torch.device
+) -> Block:
+    lengths = [s.length for s in group]
+    total, longest = sum(lengths), max(lengths)
+    gather = scatter = None
+    if longest * len(lengths) != total:
+        begins = torch.tensor([0, *accumulate(lengths)])[:-1, None]
+        real = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
+        gather = (begins + torch.arange(longest)[None]).clamp_max(total - 1).flatten().to(device)
+        scatter = real.flatten().nonzero().squeeze(1).to(device)
+    suffixes = group[0].begin > 0
+    same = all(s.begin == group[0].begin for s in group)
+    return Block(
+        start=start,
+        end=start + total,
+        segments=len(lengths),
+        length=longest,
+        gather=gather,
+        scatter=scatter,
+        prefix_block=slots[group[0].prefix_group][0] if suffixes else None,
+        prefix_rows=torch.tensor([slots[s.prefix_group][1] for s in group], device=device)
+        if suffixes
+        else None,
+        prefix_lengths=torch.tensor([s.begin for s in group], device=device) if suffixes else None,
+        common_prefix=group[0].begin if suffixes and same else None,
+    )

@@ -5,16 +5,15 @@ whole batch.
 """
 
 from buckeye.trainer.losses.base import LossInputs, LossSums, TokenLosses
-from buckeye.trainer.losses.registry import (
+from buckeye.trainer.losses.policy_gradient import (
     LOSS_TYPES,
-    averages,
     check_loss,
     divisor,
     needs_every_sample,
-    ratio_range,
     statistic_names,
     total_loss,
 )
+from buckeye.trainer.losses.statistics import averages, ratio_range
 
 __all__ = [
     "LOSS_TYPES",

@@ -1,26 +1,44 @@
 """The losses of a token: the default one (`masked_ratio`), which leaves out tokens of extreme ratios, those
-that clip a ratio or weigh the gradient by it, a function of the user's; and the correction of weights."""
+that clip a ratio or weigh the gradient by it, a function of the user's; the correction of weights; and at the
+end, which of them the settings name (`LOSS_TYPES`), and the loss of a row."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from buckeye.base.own_function import load_own_function
-from buckeye.config.losses import CorrectionConfig, CustomLossConfig, KlMask, Level, MaskCorrectionConfig
+from buckeye.config.losses import (
+    CorrectionConfig,
+    CustomLossConfig,
+    DPPOLossConfig,
+    KlMask,
+    Level,
+    LossConfig,
+    MaskCorrectionConfig,
+    MaskedRatioLossConfig,
+    Normalization,
+    NormalizedLossConfig,
+)
 from buckeye.errors import UsageError
 from buckeye.trainer.losses.base import (
     LossInputs,
+    LossSums,
     TokenLosses,
     log_ratios,
+    sequence_lengths,
     sequence_log_ratios,
     sequence_sums,
     with_gradient_of,
 )
+from buckeye.trainer.losses.regularization import regularization, with_kl_reward
+from buckeye.trainer.losses.statistics import REFERENCE_SUMS, SUMS, token_sums
 
 # A loss that is a function of the user's.
 
@@ -252,3 +270,109 @@ def _smallest_in_sequence(ratios: Tensor, sequences: Tensor) -> Tensor:
     count = int(sequences.max()) + 1 if len(sequences) else 0
     smallest = ratios.new_full((count,), torch.inf).scatter_reduce(0, sequences, ratios, "amin")
     return smallest[sequences]
+
+
+# From the settings of a loss to its value.
+
+
+@dataclass(frozen=True, slots=True)
+class LossType:
+    """A loss: its keyword arguments are the settings of the same names. `marks` are those it returns."""
+
+    function: Callable[..., TokenLosses]
+    marks: tuple[str, ...]
+
+
+LOSS_TYPES: Mapping[str, LossType] = {
+    "masked_ratio": LossType(masked_ratio_loss, MASKED_RATIO_MASKS),
+    "ppo": LossType(ppo_loss, PPO_CLIP_MASKS),
+    "dr_grpo": LossType(ppo_loss, PPO_CLIP_MASKS),
+    "gspo": LossType(gspo_loss, CLIP_MASKS),
+    "decoupled_ppo": LossType(decoupled_ppo_loss, CLIP_MASKS),
+    "cispo": LossType(cispo_loss, CISPO_CLIP_MASKS),
+    "dppo": LossType(dppo_loss, DPPO_CLIP_MASKS),
+    "reinforce": LossType(reinforce_loss, ()),
+}
+"""All types but `custom` and the recipes."""
+
+RECIPES: Mapping[str, str] = {
+    "grpo": "ppo",
+    "dapo": "ppo",
+    "rloo": "reinforce",
+    "tis": "cispo",
+    "icepop": "masked_ratio",
+    "areal": "decoupled_ppo",
+}
+"""Of which type the loss of a paper is, with other defaults."""
+
+
+def _loss_type(config: LossConfig) -> LossType:
+    return LOSS_TYPES[RECIPES.get(config.type, config.type)]
+
+
+def check_loss(config: LossConfig) -> None:
+    """Raise `UsageError` if the loss cannot be computed, before anything is loaded."""
+    if isinstance(config, CustomLossConfig):
+        load_custom_loss(config)
+
+
+def total_loss(inputs: LossInputs, config: LossConfig) -> LossSums:
+    """The loss of a row with correction, reference KL, entropy bonus and weights of its normalization."""
+    rewarded = with_kl_reward(inputs, config)
+    losses = _token_losses(rewarded, config)
+    terms, marks = losses.policy, dict(losses.marks)
+    if isinstance(config, NormalizedLossConfig) and config.correction is not None:
+        log_weights = losses.log_weights if losses.log_weights is not None else log_ratios(inputs)
+        factors, corrected = correction_factors(log_weights, inputs.sequences, config.correction)
+        terms, marks = terms * factors, {**marks, **corrected}
+    for addition in (losses.penalty, regularization(inputs, config)):
+        if addition is not None:
+            terms = terms + addition
+    if normalization_of(config) == "sequence":
+        terms = terms / sequence_lengths(inputs)
+    return LossSums(loss=terms.sum(), statistics=token_sums(inputs, marks))
+
+
+def statistic_names(config: LossConfig) -> tuple[str, ...]:
+    """The keys of `LossSums.statistics`."""
+    marks = () if isinstance(config, CustomLossConfig) else _loss_type(config).marks
+    corrected = isinstance(config, NormalizedLossConfig) and config.correction is not None
+    return (
+        *SUMS,
+        *(REFERENCE_SUMS if config.kl_coef else ()),
+        *marks,
+        *(CORRECTION_MASKS if corrected else ()),
+    )
+
+
+def normalization_of(config: LossConfig) -> Normalization:
+    """How the batch is averaged; the default loss follows its kind of ratio."""
+    return config.ratio_type if isinstance(config, MaskedRatioLossConfig) else config.normalization
+
+
+def divisor(trained: Sequence[int], config: LossConfig, *, seq_len: int) -> float:
+    """What the batch's sum is divided by, from the numbers of trained tokens of all its sequences: the
+    tokens, the sequences, or the sequences times a constant length (Dr. GRPO, Liu et al. 2025, arXiv
+    2503.20783, section 3.2)."""
+    tokens, sequences = sum(trained), sum(map(bool, trained))
+    kind = normalization_of(config)
+    if kind == "token":
+        return float(max(1, tokens))
+    if kind == "sequence":
+        return float(max(1, sequences))
+    assert isinstance(config, NormalizedLossConfig)
+    return float(max(1, sequences) * (config.normalization_length or seq_len))
+
+
+def needs_every_sample(config: LossConfig) -> bool:
+    """Whether samples without advantage move the weights too."""
+    penalized = isinstance(config, MaskedRatioLossConfig | DPPOLossConfig) and config.kl_tau
+    return bool(penalized or config.kl_coef or config.entropy_coef or isinstance(config, CustomLossConfig))
+
+
+def _token_losses(inputs: LossInputs, config: LossConfig) -> TokenLosses:
+    if isinstance(config, CustomLossConfig):
+        return custom_loss(inputs, config)
+    function = _loss_type(config).function
+    settings = [name for name in inspect.signature(function).parameters if name != "inputs"]
+    return function(inputs, **{name: getattr(config, name) for name in settings})

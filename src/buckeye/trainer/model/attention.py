@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +17,73 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from buckeye.trainer.data.prefix_groups import SHORT_KEYS, Block, Layout
+SHORT_KEYS = 256  # for so many keys scores are few, and masks of them are affordable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Neighbouring segments of similar length: tokens `start` to `end` of the row as [segments, length].
+
+    `gather` i64[segments * length] names for each padded place a token of the slice (padding repeats the last
+    one, which no real token sees); `scatter` i64[end - start] is the way back. Both are None if all segments
+    are equally long. Suffixes also see prefixes: `prefix_block` is the number of the block with these,
+    `prefix_rows` i64[segments] says which of its segments, `prefix_lengths` i64[segments] how long it is. If
+    they see more than `SHORT_KEYS` keys, all of them are `common_prefix` long.
+    """
+
+    start: int
+    end: int
+    segments: int
+    length: int
+    gather: Tensor | None
+    scatter: Tensor | None
+    prefix_block: int | None = None
+    prefix_rows: Tensor | None = None
+    prefix_lengths: Tensor | None = None
+    common_prefix: int | None = None
+    masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def mask(self, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """What is added to the scores: 0 where a token sees a key, else -inf. [1 or segments, length, keys]
+        for `keys` places of which the last `length` are the segments', and the others the prefixes'."""
+        key = (keys, window, dtype)
+        if key not in self.masks:
+            self.masks[key] = _mask(self, keys, window, dtype, device)
+        return self.masks[key]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """The blocks of a row, and the same for kernels that take segments of any length: `query_ends`
+    i32[segments + 1] and `key_ends` i32[segments + 1] are where the tokens of each end, and where its keys do
+    among `keys` i64[all segments' keys], which are places in the row (None: the row itself)."""
+
+    blocks: tuple[Block, ...]
+    query_ends: Tensor
+    key_ends: Tensor
+    longest_query: int
+    longest_keys: int
+    keys: Tensor | None
+
+
+def _mask(block: Block, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    own = torch.arange(block.length, device=device)
+    padded = keys - block.length
+    prefix = torch.zeros(1, dtype=torch.int64, device=device)
+    if block.prefix_lengths is not None:
+        prefix = block.prefix_lengths
+        if block.common_prefix is not None:
+            prefix = prefix[:1]
+    position = torch.arange(padded, device=device).expand(len(prefix), padded)
+    absent = position >= prefix[:, None]
+    position = torch.cat([position, prefix[:, None] + own], dim=1)
+    distance = (prefix[:, None] + own)[:, :, None] - position[:, None]
+    hidden = distance < 0
+    hidden[:, :, :padded] |= absent[:, None]
+    if window is not None:
+        hidden |= distance >= window
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+
 
 # Attention of many short segments as matrix products of whole batches.
 #
@@ -153,9 +220,9 @@ def _blocks(
         own = [_pad(rows[block.start : block.end], block) for rows in (query, key, value)]
         padded.append(own)
         before = None
-        if block.prefix_block is not None and block.families is not None:
+        if block.prefix_block is not None and block.prefix_rows is not None:
             before = [
-                rows[:, : block.common_prefix].index_select(0, block.families)
+                rows[:, : block.common_prefix].index_select(0, block.prefix_rows)
                 for rows in padded[block.prefix_block]
             ]
         attended = _attend(own, before, block, scaling, dropout, window).flatten(0, 1)

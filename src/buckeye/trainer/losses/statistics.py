@@ -1,0 +1,92 @@
+"""What is recorded of the tokens of a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from buckeye.trainer.losses.base import LossInputs, log_ratios, sequence_sums
+from buckeye.trainer.losses.regularization import estimate_kl
+
+_COUNTS = ("trained_tokens", "tokens", "tokens_fresh")
+_OF_AGE_0 = ("entropy", "mismatch_kl")
+_FRESH = tuple(f"{name}_fresh" for name in _OF_AGE_0)
+SUMS = (*_COUNTS, *_OF_AGE_0, *_FRESH, "ratio", "squared_ratio")
+REFERENCE_SUMS = ("reference_kl",)
+
+
+def with_advantage(inputs: LossInputs) -> Tensor:
+    """Which tokens are of a sample with an advantage other than 0 anywhere, bool[N]."""
+    found = (inputs.advantages != 0).to(inputs.logprobs.dtype)
+    return sequence_sums(found, inputs.sequences)[inputs.sequences] > 0
+
+
+@torch.no_grad()
+def token_sums(inputs: LossInputs, marks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums under the names `SUMS`, `REFERENCE_SUMS` with a reference model, and those of `marks` (bool[N]).
+
+    They are over the `tokens` of samples with an advantage; what ends in `_fresh`, over those of them that
+    the present weights wrote. Only `trained_tokens` and `reference_kl` are over all that the loss is of.
+
+    `mismatch_kl` is of r - l - 1 (the k3 estimate of KL(mu || pi), Schulman 2020, "Approximating KL
+    divergence"), `reference_kl` of the same estimate of KL(pi || reference).
+    """
+    difference = inputs.logprobs - inputs.sampler_logprobs
+    ratios = log_ratios(inputs).exp()
+    recorded = with_advantage(inputs)
+    fresh = recorded & (inputs.staleness <= 0)
+    mismatch = difference.exp() - difference - 1
+    sums = {
+        "trained_tokens": torch.ones_like(recorded).sum(),
+        "tokens": recorded.sum(),
+        "tokens_fresh": fresh.sum(),
+        "entropy": _sum(inputs.entropies, recorded),
+        "mismatch_kl": _sum(mismatch, recorded),
+        "entropy_fresh": _sum(inputs.entropies, fresh),
+        "mismatch_kl_fresh": _sum(mismatch, fresh),
+        "ratio": _sum(ratios, recorded),
+        "squared_ratio": _sum(ratios.square(), recorded),
+    }
+    if inputs.reference_logprobs is not None:
+        sums["reference_kl"] = estimate_kl(inputs.logprobs, inputs.reference_logprobs, "k3").sum()
+    return sums | {name: (mark & recorded).sum() for name, mark in marks.items()}
+
+
+@torch.no_grad()
+def ratio_range(inputs: LossInputs) -> tuple[float, float]:
+    """The smallest and the largest ratio of the tokens of samples with an advantage; (inf, -inf) without."""
+    ratios, recorded = log_ratios(inputs).exp(), with_advantage(inputs)
+    if not len(ratios):
+        return torch.inf, -torch.inf
+    low = torch.where(recorded, ratios, torch.inf).min()
+    high = torch.where(recorded, ratios, -torch.inf).max()
+    return float(low), float(high)
+
+
+def averages(sums: Mapping[str, float]) -> dict[str, float]:
+    """From a batch's sums (all rows, all ranks) to its record: means per token, and
+
+    effective_sample_size = (sum r)^2 / (n sum r^2), from 1/n to 1 (Kong 1992): which part of the n tokens
+    would carry as much information if all had the same weight. Of what there are no tokens of, there is
+    nothing to say.
+    """
+    rest = [name for name in sums if name not in (*_COUNTS, *_FRESH, *REFERENCE_SUMS)]
+    means = {
+        **_means(sums, rest, "tokens"),
+        **_means(sums, _FRESH, "tokens_fresh"),
+        **_means(sums, [name for name in REFERENCE_SUMS if name in sums], "trained_tokens"),
+    }
+    if "ratio" in means:
+        ratio, squared_ratio = means.pop("ratio"), means.pop("squared_ratio")
+        means |= {"ratio_mean": ratio, "effective_sample_size": ratio**2 / squared_ratio}
+    return {**means, "trained_tokens": sums["trained_tokens"]}
+
+
+def _sum(values: Tensor, where: Tensor) -> Tensor:
+    return torch.where(where, values, 0.0).sum()
+
+
+def _means(sums: Mapping[str, float], names: Sequence[str], over: str) -> dict[str, float]:
+    return {name: sums[name] / sums[over] for name in names} if sums[over] else {}

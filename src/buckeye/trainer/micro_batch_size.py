@@ -1,0 +1,130 @@
+"""How many tokens are computed at once: as many as the settings allow, and half of that after every time that
+the memory did not suffice."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from buckeye.base.storage import read_json, write_file
+from buckeye.config.sft import SFTConfig
+from buckeye.config.trainer import TrainerConfig
+from buckeye.errors import FinalRunError, RunError
+from buckeye.trainer.parallel.ranks import Ranks
+
+logger = logging.getLogger(__name__)
+
+MICRO_BATCH_FILE = "micro_batch.json"
+# of errors that torch gives no class
+_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+
+
+@dataclass(slots=True)
+class MicroBatchSize:
+    """`tokens` is the most that are computed at once now, `most` what the settings say. `retries` counts
+    how often it was halved in this run. Both survive in `path`, for a restart under the same `conditions`."""
+
+    most: int
+    tokens: int
+    retries: int
+    path: Path
+    conditions: Mapping[str, Any]
+    divided: bool
+    first: bool
+
+    def capacity(self, longest: int) -> int:
+        """How long rows may be where the longest sample has so many tokens: it must fit, within `most`."""
+        return max(self.tokens, min(longest, self.most))
+
+    def halve(self, computed: int, longest: int, *, device: torch.device) -> None:
+        """Compute fewer tokens at once after `computed` were too many; the longest sample has `longest`. When
+        it returns, the step can be tried again.
+
+        Raises `FinalRunError` if there is nothing to halve; `RunError` if the model is divided among ranks:
+        the others wait for the one that failed in the middle of a pass. The next attempt begins with half.
+        """
+        if computed <= longest:
+            raise FinalRunError(
+                f"Out of memory on {device} with {computed} tokens at once, and fewer cannot be: a sample "
+                f"has {longest}. Set model.ac to recompute activations, lower seq_len, or give the trainer "
+                "more memory; `buckeye rl doctor` shows what it is used for."
+            )
+        self.tokens = max(longest, computed // 2)
+        self.retries += 1
+        if self.divided or self.first:
+            self._remember()
+        if self.divided:
+            raise RunError(
+                f"Out of memory on {device} with {computed} tokens at once. Ranks that divide a model "
+                f"cannot go back one alone: the next attempt computes {self.tokens} at once ({self.path})."
+            )
+        logger.warning(
+            "Out of memory with %d tokens at once: this step is tried again with %d, as are later ones. A "
+            "lower seq_len of the trainer (in sft: micro_batch_tokens), or model.ac, would have avoided it",
+            computed,
+            self.tokens,
+        )
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def values(self) -> dict[str, float]:
+        """As entries of a step's record."""
+        return {"micro_batch_tokens": float(self.tokens), "oom_retries": float(self.retries)}
+
+    def _remember(self) -> None:
+        record = {"tokens": self.tokens, "retries": self.retries, "conditions": self.conditions}
+        write_file(self.path, json.dumps(record, indent=1))
+
+
+def micro_batch_size(config: TrainerConfig | SFTConfig, ranks: Ranks) -> MicroBatchSize:
+    """What the settings say, or what an earlier attempt of the run found possible. All ranks call it."""
+    path = config.output_dir / MICRO_BATCH_FILE
+    cuda = ranks.device.type == "cuda"
+    most = max(config.seq_len, config.micro_batch_tokens) if isinstance(config, SFTConfig) else config.seq_len
+    conditions = {
+        "seq_len": most,
+        "ranks": ranks.count,
+        "device": torch.cuda.get_device_name(ranks.device) if cuda else "cpu",
+        "optimizer": config.optim.type,
+        "model": config.model.model_dump(mode="json"),
+    }
+    tokens, retries = _remembered(path, conditions) or (most, 0)
+    return MicroBatchSize(
+        most=most,
+        tokens=-ranks.max(-tokens),
+        retries=retries,
+        path=path,
+        conditions=conditions,
+        divided=ranks.mesh is not None,
+        first=ranks.first,
+    )
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error of torch says that memory could not be had, on a GPU or in main memory."""
+    return isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in _MESSAGES)
+
+
+def _remembered(path: Path, conditions: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(tokens, retries) of an earlier attempt; None if there is none, or if it was under other conditions."""
+    try:
+        record = read_json(path)
+        if record["conditions"] != conditions:
+            logger.info("%s was written under other settings or on another device: it does not count", path)
+            return None
+        tokens, retries = int(record["tokens"]), int(record["retries"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s cannot be read (%s): starting with as many as the settings say", path, error)
+        return None
+    logger.info("%d tokens are computed at once, as %s says, because memory ran out", tokens, path)
+    return tokens, retries
