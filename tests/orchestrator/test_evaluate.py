@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from buckeye.config.orchestrator import EvalConfig, EvalEnvConfig
+from buckeye.config.orchestrator import EvalEnvConfig
 from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import SamplingParams
 from buckeye.monitor.log import SUCCESS
@@ -16,7 +16,7 @@ from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.evaluation import (
     EvalResult,
     evaluate,
-    evaluate_and_write,
+    evaluate_all,
     evaluated_versions,
     write_evaluation,
 )
@@ -77,7 +77,7 @@ def test_means_are_over_tasks_as_pass_at_1_is():
 
 
 def test_files_and_metrics_have_the_same_mean(tmp_path):
-    write_evaluation(tmp_path, result({"a": [1.0, 1.0], "b": [0.0, None]}, 2), {})
+    asyncio.run(write_evaluation(tmp_path, result({"a": [1.0, 1.0], "b": [0.0, None]}, 2), {}))
     figures = json.loads((tmp_path / "e.json").read_text())
     assert figures["mean_reward"] == figures["exact"] == figures["eval/e/avg@2"] == 0.5
 
@@ -136,9 +136,8 @@ def test_an_evaluation_says_which_versions_played_it(tmp_path, caplog, version, 
         retries=0,
     )
     named = NamedEnvironment(name="letters", environment=LetterEnvironment(size=2))
-    settings = EvalConfig(env=[EvalEnvConfig(id="letters")], num_examples=2)
-    evaluated = [(settings.env[0], named)]
-    asyncio.run(evaluate_and_write(tmp_path, evaluated, settings, player, measured={"step": 3}))
+    evaluated = [(EvalEnvConfig(id="letters"), named)]
+    asyncio.run(evaluate_all(evaluated, player, num_examples=2, directory=tmp_path, measured={"step": 3}))
     figures = json.loads((tmp_path / "letters.json").read_text())
     assert (figures["step"], figures["versions"]) == (3, [version])
     assert ("The evaluation of step 3 on letters was played by versions 4" in caplog.text) is told
@@ -146,7 +145,7 @@ def test_an_evaluation_says_which_versions_played_it(tmp_path, caplog, version, 
 
 def test_half_a_surrogate_pair_is_written_as_a_sign_that_can_be(tmp_path):
     got = result({"a \ud800": [1.0]}, 1)
-    write_evaluation(tmp_path, got, {"model": "m \udfff"})
+    asyncio.run(write_evaluation(tmp_path, got, {"model": "m \udfff"}))
     (line,) = map(json.loads, (tmp_path / "e.jsonl").read_text().splitlines())
     assert line["task_id"] == "a \ufffd"
     assert json.loads((tmp_path / "e.json").read_text())["model"] == "m \ufffd"

@@ -34,11 +34,11 @@ def measured(evaluations, monkeypatch, *, to):
     """What is measured while the engines get one version after the other, as far as they may."""
     found = []
 
-    async def evaluate(directory, environments, settings, player, *, measured):
+    async def evaluate(environments, player, *, measured, **settings):
         found.append(measured["step"])
-        return {}
+        return []
 
-    monkeypatch.setattr(module, "evaluate_and_write", evaluate)
+    monkeypatch.setattr(module, "evaluate_all", evaluate)
     evaluations._make_player = lambda purpose, version, params: None
     watcher = SimpleNamespace(version=0)
 

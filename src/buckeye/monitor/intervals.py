@@ -7,7 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 MIN_DIFFERENT = 6
 """A change is judged by its variance where so many clusters differ from the commonest change. With fewer the
@@ -39,6 +39,30 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
     if not 1 <= k <= n or not 0 <= passed <= n:
         raise ValueError(f"pass@{k} of {n} rollouts, {passed} passed")
     return 1.0 - math.comb(n - passed, k) / math.comb(n, k)
+
+
+class TaskRewards(Protocol):
+    """The rewards of a task's scored rollouts, of which there is at least one. Tasks of a `cluster` are
+    related."""
+
+    @property
+    def cluster(self) -> str: ...
+    @property
+    def rewards(self) -> Sequence[float]: ...
+
+
+def mean_reward(tasks: Sequence[TaskRewards]) -> Estimate:
+    """The mean over tasks of the mean of a task's rewards. Raises ValueError without tasks."""
+    return mean_over_tasks([statistics.fmean(t.rewards) for t in tasks], [t.cluster for t in tasks])
+
+
+def mean_passed(tasks: Sequence[TaskRewards], k: int, *, pass_reward: float = 1.0) -> Estimate | None:
+    """Pass@k over tasks, a reward of at least `pass_reward` being a pass; pass@1 is the share that passed.
+    None unless every task has k scored rollouts, and there is one."""
+    if not tasks or min(len(t.rewards) for t in tasks) < k:
+        return None
+    passed = [pass_at_k(len(t.rewards), sum(r >= pass_reward for r in t.rewards), k) for t in tasks]
+    return mean_over_tasks(passed, [t.cluster for t in tasks])
 
 
 def wilson_interval(successes: float, n: float, z: float = _NORMAL) -> tuple[float, float]:

@@ -1,4 +1,7 @@
-"""Evaluation: the same rollouts, on held-out tasks, with one fixed policy version."""
+"""Evaluation: the tasks of a split are played with one fixed policy, and what came of them is put together.
+
+All evaluate here: a run while it trains, `evals`, `buckeye eval`, and the checks that play a model.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,29 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from buckeye.base.disk import write_when_room, write_when_room_async
+from buckeye.base.disk import write_when_room_async
 from buckeye.base.storage import utf8, write_file
-from buckeye.config.environments import EnvConfig, EvalEnvConfig
-from buckeye.config.orchestrator import EvalConfig
+from buckeye.config.environments import EvalEnvConfig, MeasuredEnvConfig
 from buckeye.envs.base import GroupEnvironment, Task
 from buckeye.inference.client import SamplingParams
-from buckeye.monitor.intervals import cluster_of, mean_over_tasks, pass_at_k
+from buckeye.monitor.intervals import cluster_of, mean_passed, mean_reward
 from buckeye.monitor.metrics import read_run
 from buckeye.monitor.signals import rollouts_level
 from buckeye.orchestrator.environments import HELD_OUT, NamedEnvironment, evaluated_split, tasks_of
 from buckeye.orchestrator.player import TaskPlayer
 from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.orchestrator.task_sampler import GroupTask
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTask:
+    """What the figures of a task are made of: see `TaskRewards`."""
+
+    cluster: str
+    rewards: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,25 +85,28 @@ class EvalResult:
         return [r.reward for r in self.played if r.reward is not None]
 
     @property
-    def task_rewards(self) -> list[float]:
-        """The mean reward of every task that has a scored rollout, in task order."""
-        tasks = self.by_task.values()
-        return [statistics.fmean(r.reward for r in rollouts if r.reward is not None) for rollouts in tasks]
+    def tasks(self) -> list[ScoredTask]:
+        """Every task that has a scored rollout, in task order."""
+        return [
+            ScoredTask(
+                cluster_of(task, rollouts[0].task.data),
+                tuple(r.reward for r in rollouts if r.reward is not None),
+            )
+            for task, rollouts in self.by_task.items()
+        ]
 
     @property
     def mean_reward(self) -> float:
         """Over tasks, as pass@k: a task of which a rollout failed counts as much as the others."""
-        return statistics.fmean(self.task_rewards) if self.rewards else math.nan
+        return mean_reward(self.tasks).value if self.rewards else math.nan
 
     def pass_at(self, k: int) -> float | None:
         """The unbiased estimate of pass@k (Chen et al. 2021, eq. 1), a reward >= 1 counting as a pass.
 
         None unless every task has at least k scored rollouts.
         """
-        tasks = self.by_task.values()
-        if not tasks or min(len(rollouts) for rollouts in tasks) < k:
-            return None
-        return statistics.fmean(pass_at_k(len(rollouts), count_passed(rollouts), k) for rollouts in tasks)
+        estimate = mean_passed(self.tasks, k)
+        return None if estimate is None else estimate.value
 
     @property
     def level(self) -> int:
@@ -101,7 +115,7 @@ class EvalResult:
         return rollouts_level(len(self.played), errored=self.errored, truncated=truncated)
 
     def summary(self) -> str:
-        """The era's log line."""
+        """The log line of an evaluation."""
         lengths = [r.completion_tokens for r in self.rollouts] or [0]
         n = self.rollouts_per_example
         parts = [f"Avg@{n}={self.mean_reward:.4f}"]
@@ -118,8 +132,8 @@ class EvalResult:
         return f"Evaluated {self.env_name} in {self.seconds:.1f}s ({', '.join(parts)})"
 
     def metrics(self, prefix: str = "eval") -> dict[str, float]:
-        """The era's metric names, plus the mean of every logged component; no mean if nothing was scored.
-        Means are over tasks."""
+        """For `metrics.jsonl`: the mean reward, if anything was scored, and that of every component, over
+        tasks."""
         key = f"{prefix}/{self.env_name}"
         values = {
             **({f"{key}/avg@{self.rollouts_per_example}": self.mean_reward} if self.rewards else {}),
@@ -140,37 +154,40 @@ async def evaluate(
     split: str | None,
     num_examples: int,
     rollouts_per_example: int,
+    known: Collection[tuple[str, int]] = (),
+    ended: Callable[[int, Rollout], None] = lambda number, rollout: None,
 ) -> EvalResult:
     """Play the first `num_examples` tasks (-1: all) of a split (None: that of `evaluated_split`), each
-    `rollouts_per_example` times."""
+    `rollouts_per_example` times, but for the rollouts in `known`, by the task's id and their number. `ended`
+    hears of each as soon as it has its reward, and may raise: that ends all."""
     split = evaluated_split(env, split)
-    tasks = tasks_of(env, split)
-    count = len(tasks) if num_examples < 0 else min(num_examples, len(tasks))
     started = time.monotonic()
-    played = await play_tasks(env, player, [tasks[index] for index in range(count)], rollouts_per_example)
+    tasks = first_tasks(env, split, num_examples)
     return EvalResult(
         env_name=env.name,
-        played=played,
+        played=await _play(env, player, tasks, rollouts_per_example, known, ended),
         rollouts_per_example=rollouts_per_example,
         seconds=time.monotonic() - started,
         split=split,
     )
 
 
-async def play_tasks(
+def first_tasks(env: NamedEnvironment, split: str, count: int) -> list[Task]:
+    """The first tasks of a split, all of them for -1."""
+    tasks = tasks_of(env, split)
+    return [tasks[index] for index in range(len(tasks) if count < 0 else min(count, len(tasks)))]
+
+
+async def _play(
     env: NamedEnvironment,
     player: TaskPlayer,
     tasks: Sequence[Task],
     each: int,
-    *,
-    known: Collection[tuple[str, int]] = (),
-    ended: Callable[[int, Rollout], None] = lambda number, rollout: None,
+    known: Collection[tuple[str, int]],
+    ended: Callable[[int, Rollout], None],
 ) -> list[Rollout]:
-    """Play `each` rollouts of every task, but for those in `known`, by the task's id and their number. The
-    result is task by task; `ended` hears of each as soon as it has its reward, and may raise: that ends all.
-
-    Where rewards depend on the others of a task, all of them are played again if one is not known.
-    """
+    """The rollouts task by task. Where rewards depend on the others of a task, all of them are played again
+    if one is not known."""
     started: list[asyncio.Task[Group] | asyncio.Task[Rollout]] = []
     waiting: list[Awaitable[Sequence[Rollout]]] = []
 
@@ -212,11 +229,6 @@ def means_over_tasks(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str
     return {name: statistics.fmean(means) for name, means in of_tasks.items()}
 
 
-def count_passed(rollouts: Sequence[Rollout]) -> int:
-    """How many have a reward of at least 1."""
-    return sum(r.reward is not None and r.reward >= 1.0 for r in rollouts)
-
-
 def evaluated_versions(metrics: Path, start_step: int) -> set[int]:
     """The versions that an earlier attempt of a run resumed at `start_step` has evaluated. Later ones belong
     to a line of training that was abandoned, so they are not among them."""
@@ -229,44 +241,41 @@ def evaluated_versions(metrics: Path, start_step: int) -> set[int]:
 log = logging.getLogger(__name__)
 
 
-async def evaluate_and_write(
-    directory: Path,
-    environments: Sequence[tuple[EvalEnvConfig, NamedEnvironment]],
-    settings: EvalConfig,
+async def evaluate_all(
+    environments: Sequence[tuple[EvalEnvConfig | MeasuredEnvConfig, NamedEnvironment]],
     player: TaskPlayer,
     *,
-    measured: Mapping[str, Any],
-) -> dict[str, float]:
-    """Evaluate on all environments as `settings` says, write their files, and return their metrics.
+    num_examples: int = -1,
+    rollouts_per_example: int = 1,
+    directory: Path | None = None,
+    measured: Mapping[str, Any] = MappingProxyType({}),
+) -> list[EvalResult]:
+    """Evaluate on one environment after the other, with `num_examples` and `rollouts_per_example` where its
+    own settings do not say.
 
-    `measured` goes into the files; it says what is evaluated and how it samples.
+    With a `directory` each is told in the log and written when it has ended. `measured` goes into the files;
+    it says what is evaluated and how it samples.
     """
-    metrics: dict[str, float] = {}
-    for env_config, env in environments:
-        examples, each = env_config.num_examples, env_config.rollouts_per_example
+    results = []
+    for settings, env in environments:
+        examples, each = settings.num_examples, settings.rollouts_per_example
         result = await evaluate(
             env,
             player,
-            split=env_config.split,
-            num_examples=settings.num_examples if examples is None else examples,
-            rollouts_per_example=settings.rollouts_per_example if each is None else each,
+            split=settings.split,
+            num_examples=num_examples if examples is None else examples,
+            rollouts_per_example=rollouts_per_example if each is None else each,
         )
+        results.append(result)
+        if directory is None:
+            continue
         log.log(result.level, result.summary())
         if (step := measured.get("step")) is not None and {*result.versions} - {step}:
             names = ", ".join(map(str, result.versions))
             log.warning("The evaluation of step %d on %s was played by versions %s", step, env.name, names)
-        record = {**measured, **environment_record(env_config, result.split)}
-        for path, text in (await asyncio.to_thread(_files, directory, result, record)).items():
-            what = f"the evaluation {path.name}"
-            write = partial(write_file, path, text)
-            await write_when_room_async(path, write, what=what, needed=len(text))
-        metrics |= result.metrics()
-    return metrics
-
-
-def environment_record(env: EnvConfig, split: str) -> dict[str, Any]:
-    """What was evaluated on."""
-    return {"id": env.id, "args": dict(env.args), "split": split}
+        played_on = {"id": settings.id, "args": dict(settings.args), "split": result.split}
+        await write_evaluation(directory, result, {**measured, **played_on})
+    return results
 
 
 def sampling_record(params: SamplingParams, seq_len: int) -> dict[str, Any]:
@@ -275,11 +284,11 @@ def sampling_record(params: SamplingParams, seq_len: int) -> dict[str, Any]:
     return {"sampling": {name: getattr(params, name) for name in names}, "seq_len": seq_len}
 
 
-def write_evaluation(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> None:
+async def write_evaluation(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> None:
     """Write both files of one environment. Where the disk is full it waits."""
-    for path, text in _files(directory, result, measured).items():
-        what = f"the evaluation {path.name}"
-        write_when_room(path, partial(write_file, path, text), what=what, needed=len(text))
+    for path, text in (await asyncio.to_thread(_files, directory, result, measured)).items():
+        write = partial(write_file, path, text)
+        await write_when_room_async(path, write, what=f"the evaluation {path.name}", needed=len(text))
 
 
 def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> dict[Path, bytes]:
@@ -330,10 +339,7 @@ def _figures(result: EvalResult) -> dict[str, Any]:
         "versions": result.versions,
         **result.metrics(),
     }
-    if result.rewards:
-        tasks = list(result.by_task.values())
-        clusters = [cluster_of(rollouts[0].task.id, rollouts[0].task.data) for rollouts in tasks]
-        exact = mean_over_tasks([count_passed(rollouts) / len(rollouts) for rollouts in tasks], clusters)
+    if (exact := mean_passed(result.tasks, 1)) is not None:
         figures |= {
             "mean_reward": result.mean_reward,
             "exact": exact.value,

@@ -15,7 +15,7 @@ from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.inference.client import SamplingParams
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.evaluation import evaluate_and_write, evaluated_versions, sampling_record
+from buckeye.orchestrator.evaluation import evaluate_all, evaluated_versions, sampling_record
 from buckeye.orchestrator.player import TaskPlayer
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 from buckeye.transport.weights import has_weights
@@ -113,11 +113,12 @@ class Evaluations:
         log.info("Running evals for checkpoint step %d", version)
         heartbeat.report(f"rollouts of the evaluation of step {version}", on="inference")
         params = self._params()
-        metrics = await evaluate_and_write(
-            step_directory(self._config.output_dir / "evals", version),
+        results = await evaluate_all(
             self.environments,
-            settings,
             self._make_player("eval", version, params),
+            num_examples=settings.num_examples,
+            rollouts_per_example=settings.rollouts_per_example,
+            directory=step_directory(self._config.output_dir / "evals", version),
             measured={
                 "model": self._config.model.name,
                 "step": version,
@@ -126,6 +127,7 @@ class Evaluations:
             },
         )
         # once for all environments: half an evaluation is repeated
+        metrics = {name: value for result in results for name, value in result.metrics().items()}
         await self._metrics.write_async("eval", version, metrics)
 
     def _params(self) -> SamplingParams:

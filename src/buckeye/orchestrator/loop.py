@@ -427,7 +427,7 @@ class Orchestrator:
                 )
                 for env in self.environments
             ]
-        rewards = [reward for result in results for reward in result.task_rewards]
+        rewards = [statistics.fmean(task.rewards) for result in results for task in result.tasks]
         return (
             {"val_reward/mean": statistics.fmean(rewards), "val_reward/version": version} if rewards else {}
         )

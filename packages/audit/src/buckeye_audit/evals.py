@@ -18,13 +18,7 @@ from buckeye.launch.gateways import DEFAULT_ROLLOUTS, hosts_here
 from buckeye.launch.serve import served_model
 from buckeye.monitor.log import setup_logging
 from buckeye.orchestrator.environments import fallback_note, load_environments, names_of
-from buckeye.orchestrator.evaluation import (
-    EvalResult,
-    environment_record,
-    evaluate,
-    sampling_record,
-    write_evaluation,
-)
+from buckeye.orchestrator.evaluation import EvalResult, evaluate_all, sampling_record
 from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.sizing.model import fetch_model
 
@@ -41,12 +35,7 @@ def run_evals(config: EvalsConfig) -> int:
     names_of(config.env)  # what is wrong with them is said before an engine is started
     folder = config.output_dir / "evals"
     with hosts_here(config.env, folder / "gateway.log", rollouts=config.max_concurrent or DEFAULT_ROLLOUTS):
-        results = asyncio.run(evaluate_model(config))
-    measured = {"model": config.model.name, **sampling_record(_sampling_params(config), config.seq_len)}
-    for result, env in zip(results, config.env, strict=True):
-        log.log(result.level, result.summary())
-        record = {**measured, **environment_record(env, result.split)}
-        write_evaluation(folder, result, record)
+        results = asyncio.run(evaluate_model(config, folder))
     for result in results:
         if not result.rewards:
             raise RunError(
@@ -56,27 +45,34 @@ def run_evals(config: EvalsConfig) -> int:
     return 0
 
 
-async def evaluate_model(config: EvalsConfig) -> list[EvalResult]:
-    """All environments of the configuration, one after the other."""
+async def evaluate_model(config: EvalsConfig, folder: Path | None = None) -> list[EvalResult]:
+    """All environments of the configuration, one after the other; each is written to the `folder`."""
     path = fetch_model(config.model.name)
     if config.client is not None:
         api_key = key_for(config.client.api_key_var, config.client.base_url[0]) or None
         client = config.client
-        return await _evaluate(config, path, client.base_url, api_key, config.model.name, client.timeout)
+        model, timeout = config.model.name, client.timeout
+        return await _evaluate(config, path, client.base_url, api_key, model, timeout, folder)
     async with served_model(path) as server:
-        return await _evaluate(config, path, [server.base_url], server.api_key, str(path), 1200.0)
+        return await _evaluate(config, path, [server.base_url], server.api_key, str(path), 1200.0, folder)
 
 
 async def _evaluate(
-    config: EvalsConfig, path: Path, base_urls: Sequence[str], api_key: str | None, model: str, timeout: float
+    config: EvalsConfig,
+    path: Path,
+    base_urls: Sequence[str],
+    api_key: str | None,
+    model: str,
+    timeout: float,
+    folder: Path | None,
 ) -> list[EvalResult]:
-    renderer = ChatRenderer(str(path))
+    params = _sampling_params(config)
     async with InferenceClient(base_urls, api_key=api_key, timeout=timeout, model=model) as client:
         await client.wait_ready(timeout)
         player = RolloutPlayer(
             sampler=client,
-            renderer=renderer,
-            params=_sampling_params(config),
+            renderer=ChatRenderer(str(path)),
+            params=params,
             seq_len=config.seq_len,
             seed=_given(config.sampling.seed, config.seed),
             timeout=config.rollout_timeout,
@@ -87,16 +83,12 @@ async def _evaluate(
         for env, settings in zip(environments, config.env, strict=True):
             if note := fallback_note(env, settings.split):
                 log.warning("%s", note)
-        return [
-            await evaluate(
-                env,
-                player,
-                split=settings.split,
-                num_examples=settings.num_examples,
-                rollouts_per_example=settings.rollouts_per_example,
-            )
-            for env, settings in zip(environments, config.env, strict=True)
-        ]
+        return await evaluate_all(
+            list(zip(config.env, environments, strict=True)),
+            player,
+            directory=folder,
+            measured={"model": config.model.name, **sampling_record(params, config.seq_len)},
+        )
 
 
 def _sampling_params(config: EvalsConfig) -> SamplingParams:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from buckeye.envs.base import Environment, Outcome, Policy, Task
-from buckeye.envs.outcomes import checked, errored, raised
 from buckeye.envs.scripted import ScriptedPolicy
+from buckeye.orchestrator.player import play_outcome
 
 ROLLOUT_SECONDS = 30.0
 TOLERANCE = 1e-9
@@ -98,12 +98,6 @@ async def outcome_with(
     left = deadline - time.monotonic()
     if left <= 0:
         return None
-    try:
-        async with asyncio.timeout(min(ROLLOUT_SECONDS, left)):
-            return checked(await environment.rollout(task, policy))
-    except TimeoutError:
-        if left < ROLLOUT_SECONDS and time.monotonic() >= deadline:
-            return None
-        return errored("timeout", f"no outcome within {ROLLOUT_SECONDS:g} s")
-    except Exception as error:  # not our code: whatever it raises ends this rollout only
-        return raised("step", error)
+    outcome = await play_outcome(lambda: environment.rollout(task, policy), min(ROLLOUT_SECONDS, left))
+    cut_off = outcome.boundary == "timeout" and left < ROLLOUT_SECONDS and time.monotonic() >= deadline
+    return None if cut_off else outcome

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from buckeye.monitor.intervals import cluster_of, mean_over_tasks, pass_at_k
-from buckeye.orchestrator.evaluation import means_over_tasks
+from buckeye.monitor.intervals import Estimate, cluster_of, mean_passed, mean_reward
+from buckeye.orchestrator.evaluation import ScoredTask, means_over_tasks
 from buckeye_audit.evaluation.rows import Row
 
 
@@ -76,15 +75,18 @@ def figures_of(rows: Sequence[Row], *, each: int, pass_reward: float) -> Figures
 def _figures(tasks: Sequence[Sequence[Row]], each: int, pass_reward: float) -> list[Figure]:
     if not tasks:
         return []
-    clusters = [cluster_of(rows[0].task_id, rows[0].data) for rows in tasks]
-    rewards = [statistics.fmean(_rewards(rows)) for rows in tasks]
-    found = [_figure("reward", rewards, clusters)]
-    fewest = min(len(rows) for rows in tasks)
-    for k in _ks(each):
-        if k <= fewest:
-            passed = [pass_at_k(len(rows), _passed(rows, pass_reward), k) for rows in tasks]
-            found.append(_figure(f"pass@{k}", passed, clusters))
-    return found
+    scored = [
+        ScoredTask(
+            cluster_of(rows[0].task_id, rows[0].data),
+            tuple(row.reward for row in rows if row.reward is not None),
+        )
+        for rows in tasks
+    ]
+    passed = {f"pass@{k}": mean_passed(scored, k, pass_reward=pass_reward) for k in _ks(each)}
+    return [
+        _figure("reward", mean_reward(scored)),
+        *(_figure(name, estimate) for name, estimate in passed.items() if estimate is not None),
+    ]
 
 
 def _ks(each: int) -> list[int]:
@@ -92,8 +94,7 @@ def _ks(each: int) -> list[int]:
     return sorted({2**power for power in range(each.bit_length()) if 2**power <= each} | {each})
 
 
-def _figure(name: str, values: Sequence[float], clusters: Sequence[str]) -> Figure:
-    estimate = mean_over_tasks(values, clusters)
+def _figure(name: str, estimate: Estimate) -> Figure:
     return Figure(name=name, value=estimate.value, low=estimate.low, high=estimate.high)
 
 
@@ -101,11 +102,3 @@ def _numbers(row: Row) -> dict[str, float]:
     """The components of a rollout, its lengths and its time."""
     own = ("turns", "completion_tokens", "truncated", "seconds")
     return {**row.components, **{name: float(getattr(row, name)) for name in own}}
-
-
-def _rewards(rows: Sequence[Row]) -> list[float]:
-    return [row.reward for row in rows if row.reward is not None]
-
-
-def _passed(rows: Sequence[Row], pass_reward: float) -> int:
-    return sum(reward >= pass_reward for reward in _rewards(rows))

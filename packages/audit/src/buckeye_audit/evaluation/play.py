@@ -15,7 +15,6 @@ import httpx
 from buckeye.base.keys import key_for
 from buckeye.base.storage import read_json, write_file
 from buckeye.config.environments import EnvConfig
-from buckeye.envs.base import Task
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.gateways import hosts_here
 from buckeye.launch.serve import served_model
@@ -25,9 +24,8 @@ from buckeye.orchestrator.environments import (
     evaluated_split,
     fallback_note,
     load_environments,
-    tasks_of,
 )
-from buckeye.orchestrator.evaluation import play_tasks
+from buckeye.orchestrator.evaluation import evaluate, first_tasks
 from buckeye.orchestrator.rollout import Rollout
 from buckeye.sizing.model import fetch_served
 from buckeye_audit.evaluation.chat_policy import ChatPlayer, ChatSampling, ChatServer
@@ -111,14 +109,13 @@ def run_eval(request: EvalRequest) -> EvalReport:
     """
     (env,) = load_environments([request.played], rollout_timeout=request.timeout)
     split = evaluated_split(env, request.split)
-    tasks = tasks_of(env, split)
-    tasks = [tasks[i] for i in range(min(len(tasks), request.examples or len(tasks)))]
+    tasks = first_tasks(env, split, request.examples or -1)
     settings = request.record(split)
     _claim(request, settings)
     known = {key: row for key, row in read_rows(request.output_dir / ROLLOUTS).items() if row.error is None}
     wanted = [(task, number) for task in tasks for number in range(request.rollouts)]
     kept = {(task.id, number) for task, number in wanted} & known.keys()
-    rows = known | (_play_missing(request, env, tasks, kept) if len(kept) < len(wanted) else {})
+    rows = known | (_play_missing(request, env, split, kept, len(wanted)) if len(kept) < len(wanted) else {})
     figures = figures_of(
         [rows[task.id, number] for task, number in wanted],
         each=request.rollouts,
@@ -182,22 +179,22 @@ def _claim(request: EvalRequest, settings: Mapping[str, Any]) -> None:
 
 
 def _play_missing(
-    request: EvalRequest, env: NamedEnvironment, tasks: Sequence[Task], known: Collection[tuple[str, int]]
+    request: EvalRequest, env: NamedEnvironment, split: str, known: Collection[tuple[str, int]], total: int
 ) -> dict[tuple[str, int], Row]:
     log_file = request.output_dir / GATEWAY_LOG
     with hosts_here([request.played], log_file, rollouts=request.max_concurrent):
-        return asyncio.run(_play_all(request, env, tasks, known))
+        return asyncio.run(_play_all(request, env, split, known, total))
 
 
 async def _play_all(
     request: EvalRequest,
     env: NamedEnvironment,
-    tasks: Sequence[Task],
+    split: str,
     known: Collection[tuple[str, int]],
+    total: int,
 ) -> dict[tuple[str, int], Row]:
     rows: dict[tuple[str, int], Row] = {}
     file = RowFile(request.output_dir / ROLLOUTS)
-    total = len(tasks) * request.rollouts
     request.progress(len(known), total)
     try:
         async with _server(request) as server:
@@ -218,7 +215,15 @@ async def _play_all(
                 retries=request.retries,
                 max_concurrent=request.max_concurrent,
             )
-            await play_tasks(env, player, tasks, request.rollouts, known=known, ended=ended)
+            await evaluate(
+                env,
+                player,
+                split=split,
+                num_examples=request.examples or -1,
+                rollouts_per_example=request.rollouts,
+                known=known,
+                ended=ended,
+            )
     finally:
         file.close()
     return rows

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from buckeye.monitor.intervals import Estimate, mean_over_tasks, paired_difference, pass_at_k
+from buckeye.monitor.intervals import Estimate, mean_passed, paired_difference
 from buckeye_audit.report.evaluations import Evaluation, TaskResult
 from buckeye_audit.report.floor import Floor, FloorTable
 
@@ -116,7 +116,8 @@ def exact_by_split(evaluation: Evaluation, split_order: Sequence[str] = ()) -> d
     """Exact match of all tasks under None, and of every split."""
     tasks = list(evaluation.tasks.values())
     splits: list[str | None] = [None, *_parts((task.split for task in tasks), split_order)]
-    estimates = {split: _exact(_only(tasks, None, split)) for split in splits}
+    scored = [task for task in tasks if task.rewards]
+    estimates = {split: mean_passed(_only(scored, None, split), 1) for split in splits}
     return {split: estimate for split, estimate in estimates.items() if estimate is not None}
 
 
@@ -141,7 +142,7 @@ def _side(tasks: Sequence[TaskResult], ks: Sequence[int]) -> Side:
     return Side(
         tasks=len(tasks),
         rollouts=sum(task.played for task in tasks),
-        exact=_exact(tasks),
+        exact=mean_passed(scored, 1),
         mean_reward=statistics.fmean(statistics.fmean(task.rewards) for task in scored) if scored else None,
         pass_at=tuple(_pass_at(tasks, k) for k in ks),
         ortho_miss=statistics.fmean(misses) if misses else None,
@@ -150,17 +151,10 @@ def _side(tasks: Sequence[TaskResult], ks: Sequence[int]) -> Side:
     )
 
 
-def _exact(tasks: Sequence[TaskResult]) -> Estimate | None:
-    scored = [task for task in tasks if task.rewards]
-    if not scored:
-        return None
-    return mean_over_tasks([task.exact for task in scored], [task.cluster for task in scored])
-
-
 def _pass_at(tasks: Sequence[TaskResult], k: int) -> PassAt:
-    estimates = [pass_at_k(len(t.rewards), t.passed, k) for t in tasks if len(t.rewards) >= k]
-    value = statistics.fmean(estimates) if estimates else None
-    return PassAt(k=k, value=value, tasks=len(estimates))
+    enough = [task for task in tasks if len(task.rewards) >= k]
+    estimate = mean_passed(enough, k)
+    return PassAt(k=k, value=None if estimate is None else estimate.value, tasks=len(enough))
 
 
 def _change(olds: Sequence[TaskResult], news: Sequence[TaskResult]) -> Estimate | None:
