@@ -7,15 +7,18 @@ import functools
 import subprocess
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
+from packages.machines.tests.kuberay import RAYJOB
 from packages.machines.tests.venvs import venv_with
 
 from buckeye import __version__
+from buckeye.errors import UsageError
 from buckeye.sizing.devices import GPU_MEMORY_GB, Gpus
 from buckeye_machines.export.command import sky_task, unsaid_by_sky
 from buckeye_machines.export.job import read_job
-from buckeye_machines.export.k8s import k8s_manifests, unsaid_by_k8s
+from buckeye_machines.export.k8s import k8s_manifests, rayjob_manifests, unsaid_by_k8s, unsaid_by_rayjob
 
 GOLDEN = Path(__file__).parent / "golden"
 CONFIG = """\
@@ -51,6 +54,7 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "tasks" / "tasks.json").write_text(f"[{task}]\n")
     (tmp_path / "gym.yaml").write_text("  indented: first line\r\nother: [1, 2]  \n\n")
     (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "nodes.toml").write_text(CONFIG + "\n[cluster]\nnodes = 3\n")
     return tmp_path
 
 
@@ -62,7 +66,12 @@ def run(run_rl):
 
 @pytest.mark.parametrize(
     ("words", "golden"),
-    [(["sky", "run.toml", "--gpus", "2xA100"], "sky.yaml"), (["k8s", "run.toml"], "k8s.yaml")],
+    [
+        (["sky", "run.toml", "--gpus", "2xA100"], "sky.yaml"),
+        (["k8s", "run.toml"], "k8s.yaml"),
+        (["sky", "nodes.toml", "--gpus", "2xA100"], "sky_nodes.yaml"),
+        (["rayjob", "nodes.toml", "--gpus", "2xA100_80GB"], "rayjob.yaml"),
+    ],
 )
 def test_the_files_are_as_they_were_reviewed(project, run, words, golden):
     code, out, _ = run(*words)
@@ -81,8 +90,11 @@ def test_the_files_of_the_project_arrive_unchanged(project, run):
 
 def test_the_scripts_are_valid_shell(project, run):
     task = yaml.safe_load(run("sky", "run.toml")[1])
+    several = yaml.safe_load(run("sky", "nodes.toml")[1])
     config_map = next(yaml.safe_load_all(run("k8s", "run.toml")[1]))
-    for script in (task["setup"], task["run"], config_map["data"]["start.sh"]):
+    of_rayjob = next(yaml.safe_load_all(run("rayjob", "nodes.toml")[1]))["data"]
+    scripts = [task["setup"], task["run"], several["setup"], several["run"], config_map["data"]["start.sh"]]
+    for script in (*scripts, of_rayjob["install.sh"], of_rayjob["start.sh"]):
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
@@ -124,7 +136,7 @@ def test_a_file_that_is_there_is_not_overwritten(project, run):
         (("tasks/tasks.json", "/etc/passwd"), ["sky"], "/etc/passwd, which is outside"),
         (("tasks/tasks.json", "../x.json"), ["k8s"], "../x.json, which is outside"),
         (("gym.yaml", "tasks"), ["k8s"], "tasks is a folder"),
-        (("[model]", "[cluster]\nnodes = 2\n[model]"), ["sky"], "for one machine"),
+        (("[model]", "[cluster]\nnodes = 2\n[model]"), ["k8s"], "buckeye rl export rayjob run.toml"),
         (("gym.yaml", "big.yaml"), ["k8s"], "more than a ConfigMap can hold"),
         (("gym.yaml", "gym.bin"), ["k8s"], "gym.bin cannot be read as text"),
         (("batch_size", "batch_sise"), ["sky"], "batch_sise"),
@@ -155,6 +167,7 @@ def test_what_cannot_be_exported(project, run, change, words, reason):
 CHANGED = {
     "name": "buckeye-another",
     "config": Path("gym.yaml"),
+    "nodes": 5,
     "gpus": Gpus(3),
     "disk_gb": 4444,
     "output_dir": "runs/another",
@@ -165,6 +178,7 @@ CHANGED = {
 FORMATS = {
     "sky": (sky_task, unsaid_by_sky),
     "k8s": (functools.partial(k8s_manifests, image="python:3.12"), unsaid_by_k8s),
+    "rayjob": (functools.partial(rayjob_manifests, image="rayproject/ray:2.52.0"), unsaid_by_rayjob),
 }
 NOT_WRITTEN = {("sky", "files"): "workdir: .\n"}  # all of the folder is copied
 
@@ -177,6 +191,10 @@ def test_every_field_of_the_job_is_in_the_file(project, system):
     job = read_job(Path("run.toml"), None)
     assert set(CHANGED) == {field.name for field in dataclasses.fields(job)}
     for name, value in CHANGED.items():
+        if (system, name) == ("k8s", "nodes"):
+            with pytest.raises(UsageError, match="for one machine"):
+                write(dataclasses.replace(job, nodes=value))
+            continue
         other = write(dataclasses.replace(job, **{name: value}))
         if (system, name) in NOT_WRITTEN:
             assert NOT_WRITTEN[system, name] in other
@@ -199,6 +217,25 @@ def test_every_type_of_gpu_is_in_the_file_or_said_to_be_left_out(project, system
         for name in names:
             notes = unsaid(dataclasses.replace(job, gpus=Gpus(2, name)))
             assert len(names) == 1 or len(notes) == 1
+
+
+def test_every_node_of_a_rayjob_is_alike_and_sees_the_same_volume(project, run):
+    _, volume, job = yaml.safe_load_all(run("rayjob", "nodes.toml")[1])
+    cluster = job["spec"]["rayClusterSpec"]
+    (others,) = cluster["workerGroupSpecs"]
+    assert others["template"] == cluster["headGroupSpec"]["template"]
+    assert {others[name] for name in ("replicas", "minReplicas", "maxReplicas")} == {2}
+    assert volume["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert job["spec"]["entrypointNumGpus"] == 2
+
+
+@pytest.mark.parametrize("config", ["run.toml", "nodes.toml"])
+def test_a_rayjob_is_what_kuberay_defines(project, run, config):
+    job = list(yaml.safe_load_all(run("rayjob", config, "--gpus", "2xH100")[1]))[-1]
+    jsonschema.validate(job, RAYJOB)
+    job["spec"]["backoffLimits"] = job["spec"].pop("backoffLimit")
+    with pytest.raises(jsonschema.ValidationError, match="backoffLimits"):
+        jsonschema.validate(job, RAYJOB)
 
 
 def test_the_type_of_the_gpus_reaches_kubernetes(project, run):
@@ -254,6 +291,20 @@ def test_skypilot_reads_its_task(project, run):
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
     assert last.startswith("buckeye-run {'A100-80GB': 2} 200 ['BUCKEYE_API_KEY'")
+    run("sky", "nodes.toml", "-o", "nodes.yaml")
+    code = (
+        "import sys, sky; t = sky.Task.from_yaml_config(__import__('yaml').safe_load(open('nodes.yaml')), "
+        "secrets_overrides=[('RAY_AUTH_TOKEN', 'x')]); print(t.num_nodes, t.envs)"
+    )
+    done = subprocess.run(
+        [programs / "python", "-c", code],
+        env={"HOME": str(project), "PATH": "/usr/bin:/bin", "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
+        cwd=project,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("3 {'RAY_AUTH_MODE': 'token'")
 
 
 @pytest.mark.slow
@@ -267,3 +318,9 @@ def test_the_manifests_are_what_kubernetes_defines(project, run):
     (project / "wrong.yaml").write_text(text.replace("backoffLimit: 5", "backoffLimits: 5"))
     done = subprocess.run([*validate, "wrong.yaml"], cwd=project, capture_output=True, text=True)
     assert done.returncode != 0
+    *others, job = yaml.safe_load_all(run("rayjob", "nodes.toml", "--gpus", "2xH100")[1])
+    pod = job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]
+    of_pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "node"}, "template": pod}
+    (project / "rayjob.yaml").write_text(yaml.safe_dump_all([*others, of_pod]))
+    done = subprocess.run([*validate, "rayjob.yaml"], cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""`buckeye rl export sky | k8s`: a run as a file for another system."""
+"""`buckeye rl export sky | k8s | rayjob`: a run as a file for another system."""
 
 from __future__ import annotations
 
@@ -12,8 +12,21 @@ from buckeye.base.storage import write_file
 from buckeye.cli.help import Commands
 from buckeye.errors import UsageError
 from buckeye.sizing.devices import alike, short_name
-from buckeye_machines.export.job import Job, indented, install_script, read_job, start_script
-from buckeye_machines.export.k8s import k8s_manifests, unsaid_by_k8s
+from buckeye_machines.export.job import (
+    Job,
+    indented,
+    install_script,
+    read_job,
+    start_everywhere,
+    start_script,
+)
+from buckeye_machines.export.k8s import (
+    RAY_IMAGE,
+    k8s_manifests,
+    rayjob_manifests,
+    unsaid_by_k8s,
+    unsaid_by_rayjob,
+)
 
 # A task file for SkyPilot, which finds machines at many clouds and starts again when one is taken away.
 
@@ -28,6 +41,15 @@ _ACCELERATORS = {
 }
 """Where SkyPilot's name is not ours without the memory."""
 
+_SET = "set -eu\n"
+_NODE_OF_SKY = f'{_SET}rank="$SKYPILOT_NODE_RANK"\nhead="$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"\n'
+_OF_SEVERAL = """\
+# All nodes must see the output directory: mount a bucket or a volume there (file_mounts).
+# They are one Ray cluster, with a token of yours: export RAY_AUTH_TOKEN="$(openssl rand -hex 32)", then
+#   sky launch FILE --secret RAY_AUTH_TOKEN
+"""
+_MODE_OF_RAY = "envs:\n  RAY_AUTH_MODE: token\n"
+_KEY_OF_RAY = "  RAY_AUTH_TOKEN: null  # without one nothing starts\n"
 _ANY = ("H100", "H200", "A100-80GB")  # where no type is asked for
 
 
@@ -39,24 +61,28 @@ def sky_task(job: Job) -> str:
         counts = ", ".join(f"{name}: {job.gpus.count}" for name in names)
         accelerators = f"  accelerators: {{{counts}}}\n"
     secrets = "".join(f"  {name}: ''\n" for name in job.keys)
+    several = job.nodes > 1
     return (
         "# Written by `buckeye rl export sky`. Start it in this folder, which is copied to the machine:\n"
         "#   sky launch FILE              then: sky down\n"
         "#   sky jobs launch FILE         goes on elsewhere when a machine is taken away; mount a bucket at\n"
         f"#                                {job.output_dir} (file_mounts), so that the checkpoints stay\n"
+        f"{_OF_SEVERAL if several else ''}"
         "# Keys: --secret HF_TOKEN takes one from your environment.\n"
         f"name: {job.name}\n"
         "workdir: .\n"
+        f"{f'num_nodes: {job.nodes}{chr(10)}' if several else ''}"
         "resources:\n"
         f"{accelerators}"
         f"  disk_size: {job.disk_gb}\n"
+        f"{_MODE_OF_RAY if several else ''}"
         "secrets:\n"
         f"{secrets}"
+        f"{_KEY_OF_RAY if several else ''}"
         "setup: |\n"
         f"{indented(install_script(job), 2)}"
         "run: |\n"
-        "  set -eu\n"
-        f"{indented(start_script(job), 2)}"
+        f"{indented(_NODE_OF_SKY + start_everywhere(job) if several else _SET + start_script(job), 2)}"
     )
 
 
@@ -73,7 +99,7 @@ def _name(gpu_type: str) -> str:
     return _ACCELERATORS.get(gpu_type, short_name(gpu_type))
 
 
-# `buckeye rl export sky | k8s`: a run as a file for another system.
+# `buckeye rl export sky | k8s | rayjob`: a run as a file for another system.
 
 export_run_app = Commands(
     name="export",
@@ -109,6 +135,18 @@ def k8s(
     """Manifests for Kubernetes: `kubectl apply -f FILE`."""
     job = read_job(config, gpus)
     _write(k8s_manifests(job, image), output, unsaid_by_k8s(job))
+
+
+@export_run_app.command()
+def rayjob(
+    config: _Config,
+    gpus: _Gpus = None,
+    image: Annotated[str, typer.Option(help="With Python and Ray.")] = RAY_IMAGE,
+    output: _Output = None,
+) -> None:
+    """A RayJob for Kubernetes with KubeRay, on as many pods as cluster.nodes: `kubectl apply -f FILE`."""
+    job = read_job(config, gpus)
+    _write(rayjob_manifests(job, image), output, unsaid_by_rayjob(job))
 
 
 def run_export_run(argv: Sequence[str]) -> int:

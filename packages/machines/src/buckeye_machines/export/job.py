@@ -21,16 +21,19 @@ from buckeye_machines.travel import inside, named_here
 _WORD = re.compile(r"[^a-z0-9]+")
 _HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+(@[\w.\-]+)?")
 _VENV = "$HOME/buckeye-venv"
+_IN_VENV = f'export PATH="{_VENV}/bin:$PATH"\n'
+_RAY_PORT = 6399  # not Ray's own, which SkyPilot uses itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """A run that is to be carried out elsewhere. `config` and `files` are relative to the project's folder,
     which is where we are; `files` are those that the configuration names. `gpus` are None for a run on the
-    processor; `keys` are names of variables that the run may need."""
+    processor, and `nodes` machines have as many each; `keys` are names of variables that the run may need."""
 
     name: str
     config: Path
+    nodes: int
     gpus: Gpus | None
     disk_gb: int
     output_dir: str
@@ -45,11 +48,6 @@ def read_job(config: Path, gpus: str | None) -> Job:
     root = Path.cwd().resolve()
     relative = inside(config, root)
     settings = load_config(RLConfig, ["@", str(config)], environ={})
-    if settings.cluster.nodes > 1:
-        raise UsageError(
-            f"{config} has cluster.nodes = {settings.cluster.nodes}, and these files are for one machine. On "
-            "several: buckeye rl @ FILE --launcher slurm, or --provider ssh"
-        )
     for what, text in (("output_dir", str(settings.output_dir)), ("its name", str(relative))):
         if not text.isprintable():
             raise UsageError(f"{config}: {what} is {text!r}, which no file of another program can hold.")
@@ -59,6 +57,7 @@ def read_job(config: Path, gpus: str | None) -> Job:
     return Job(
         name="buckeye-" + (_WORD.sub("-", relative.stem.lower()).strip("-")[:40] or "run"),
         config=relative,
+        nodes=settings.cluster.nodes,
         gpus=_gpus(settings, gpus, config),
         disk_gb=disk_gb(settings),
         output_dir=settings.output_dir.as_posix(),
@@ -73,12 +72,15 @@ def read_job(config: Path, gpus: str | None) -> Job:
 def install_script(job: Job) -> str:
     """Install Buckeye in a virtual environment, its engine, and the environments of the run. Running it again
     repeats nothing."""
+    return f'set -eu\n[ -x "{_VENV}/bin/python" ] || python3 -m venv "{_VENV}"\n{_IN_VENV}{install_here(job)}'
+
+
+def install_here(job: Job) -> str:
+    """The same, into the Python that is first in the path."""
+    extras = "train,ray" if job.nodes > 1 else "train"
     lines = [
-        "set -eu",
-        f'[ -x "{_VENV}/bin/python" ] || python3 -m venv "{_VENV}"',
-        f'export PATH="{_VENV}/bin:$PATH"',
         "# No index has it? Then wheels of all five distributions: pip install --find-links FOLDER",
-        f"pip install --quiet '{DISTRIBUTION}[train]=={__version__}'",
+        f"pip install --quiet '{DISTRIBUTION}[{extras}]=={__version__}'",
         "buckeye vllm install",
     ]
     for env in map(shlex.quote, job.environments):
@@ -88,12 +90,35 @@ def install_script(job: Job) -> str:
 
 def start_script(job: Job, *, output_dir: str | None = None) -> str:
     """Start the run, or go on with it where there is one already: after the machine was taken away."""
+    return f"{_IN_VENV}{start_here(job, output_dir=output_dir)}"
+
+
+def start_here(job: Job, *, output_dir: str | None = None, before: str = "", more: str = "") -> str:
+    """The same by the `rl` that is first in the path, with shell words `before` it and `more` settings."""
     output = job.output_dir if output_dir is None else output_dir
     words = ["rl", "@", job.config.as_posix(), *(["--output-dir", output_dir] if output_dir else [])]
     return (
-        f'export PATH="{_VENV}/bin:$PATH"\n'
         f"if [ -e {shlex.quote(f'{output}/run.json')} ]; then set -- --resume; else set --; fi\n"
-        f'exec {shlex.join(words)} "$@"\n'
+        f'exec {before}{shlex.join(words)} {more}"$@"\n'
+    )
+
+
+def start_everywhere(job: Job) -> str:
+    """Start the run by a script that each of its nodes carries out, as bash, where `$rank` numbers them and
+    `$head` is the address of the first: that one is the head of a Ray cluster for as long as the run lasts,
+    and the others are part of it."""
+    place = f'"$head:{_RAY_PORT}"'
+    return (
+        f'{_IN_VENV}alive() {{ (exec 3<>"/dev/tcp/$head/{_RAY_PORT}") 2>/dev/null; }}\n'
+        'if [ "$rank" != 0 ]; then\n'
+        "  until alive; do sleep 5; done\n"
+        f"  while alive; do ray start --block --disable-usage-stats --address {place} || sleep 5; done\n"
+        "  exit 0\n"
+        "fi\n"
+    ) + start_here(
+        job,
+        before=f'python -m buckeye_machines.engines.ray_cluster "$head" {_RAY_PORT} ',
+        more=f'--cluster.engine ray --cluster.address "$head" --cluster.ray-address {place} ',
     )
 
 

@@ -1,16 +1,28 @@
-"""Manifests for Kubernetes: the files, a volume for what the run writes, and the job."""
+"""Manifests for Kubernetes: the files, a volume for what the run writes, and the job: one pod, or KubeRay's
+RayJob, whose pods are the nodes of the run."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
 from buckeye.errors import UsageError
-from buckeye_machines.export.job import Job, gib, install_script, start_script
+from buckeye_machines.export.job import (
+    Job,
+    gib,
+    indented,
+    install_here,
+    install_script,
+    start_here,
+    start_script,
+)
 
 _MOST_BYTES = 900_000  # a ConfigMap holds 1 MiB
+_RAY_VERSION = "2.52.0"  # the first that asks for a token
+RAY_IMAGE = f"rayproject/ray:{_RAY_VERSION}-py312-gpu"
 _PROJECT, _OUTPUT = "/project", "/output"
 _PRODUCT = "nvidia.com/gpu.product"
 _PRODUCTS = {
@@ -39,35 +51,16 @@ _PRODUCTS = {
 
 def k8s_manifests(job: Job, image: str) -> str:
     """Text for `kubectl apply -f`. `image` has Python, a compiler, and no more. Raises UsageError for a run
-    that names folders, or files too large or not in UTF-8, which a ConfigMap cannot carry."""
-    files = _contents(job)
+    on several nodes, and for one that names folders, or files too large or not in UTF-8, which a ConfigMap
+    cannot carry."""
+    if job.nodes > 1:
+        raise UsageError(
+            f"{job.config} has cluster.nodes = {job.nodes}, and a Job is for one machine. On several: "
+            f"buckeye rl export rayjob {job.config}"
+        )
     script = install_script(job) + start_script(job, output_dir=f"{_OUTPUT}/{job.output_dir}")
-    data = {"start.sh": script} | {f"file-{number}": text for number, text in enumerate(files.values())}
-    items = "".join(
-        f"              - {{key: file-{number}, path: {json.dumps(path.as_posix())}}}\n"
-        for number, path in enumerate(files)
-    )
     return f"""\
-# Written by `buckeye rl export k8s`. Start it:  kubectl apply -f FILE
-# What it writes stays on the volume {job.name}, and a pod that is lost goes on there.
-# Keys that the run needs, from a file with lines NAME=value; of these, for example:
-#   {", ".join(job.keys)}
-#   kubectl create secret generic {job.name}-keys --from-env-file=FILE
-apiVersion: v1
-kind: ConfigMap
-metadata:
-  name: {job.name}
-{_block({"data": data})}---
-apiVersion: v1
-kind: PersistentVolumeClaim
-metadata:
-  name: {job.name}
-spec:
-  accessModes: [ReadWriteOnce]
-  resources:
-    requests:
-      storage: {gib(job.disk_gb)}Gi
----
+{_files(job, "k8s", {"start.sh": script}, "ReadWriteOnce")}---
 apiVersion: batch/v1
 kind: Job
 metadata:
@@ -87,7 +80,106 @@ spec:
             - {{name: HOME, value: {_OUTPUT}}}
           envFrom:
             - secretRef: {{name: {job.name}-keys, optional: true}}
-{_limits(job)}          volumeMounts:
+{_limits(job)}{_volumes(job, "start.sh")}"""
+
+
+def rayjob_manifests(job: Job, image: str) -> str:
+    """Text for `kubectl apply -f` where KubeRay 1.6 is. `image` has Python and Ray. The run is started on one
+    of the pods by a job of Ray, and takes the others. Raises UsageError as `k8s_manifests` does."""
+    output = f"{_OUTPUT}/{job.output_dir}"
+    start = f"cd {_PROJECT}\n{start_here(job, output_dir=output, more='--cluster.engine ray ')}"
+    scripts = {"install.sh": f"set -eu\n{install_here(job)}", "start.sh": start}
+    others = f"""\
+    workerGroupSpecs:
+      - groupName: nodes
+        replicas: {job.nodes - 1}
+        minReplicas: {job.nodes - 1}
+        maxReplicas: {job.nodes - 1}
+        rayStartParams: {{}}
+        template:
+{indented(_pod(job, image, scripts), 10)}"""
+    return f"""\
+{_files(job, "rayjob", scripts, "ReadWriteMany")}---
+apiVersion: ray.io/v1
+kind: RayJob
+metadata:
+  name: {job.name}
+spec:
+  entrypoint: bash {_PROJECT}/start.sh
+{f"  entrypointNumGpus: {job.gpus.count}{chr(10)}" if job.gpus is not None else ""}\
+  submissionMode: HTTPMode
+  backoffLimit: 5
+  shutdownAfterJobFinishes: true
+  rayClusterSpec:
+    rayVersion: "{_RAY_VERSION}"
+    authOptions: {{mode: token}}
+    headGroupSpec:
+      rayStartParams: {{}}
+      template:
+{indented(_pod(job, image, scripts), 8)}{others if job.nodes > 1 else ""}"""
+
+
+def unsaid_by_rayjob(job: Job) -> list[str]:
+    """What they cannot say, a line each."""
+    shared = [f"the volume {job.name} must be of a storage class that many pods may mount (ReadWriteMany)"]
+    return [*unsaid_by_k8s(job), *(shared if job.nodes > 1 else [])]
+
+
+def _pod(job: Job, image: str, scripts: Mapping[str, str]) -> str:
+    """A node of the Ray cluster. KubeRay has `command` carried out before what starts Ray; until that is done
+    no probe counts."""
+    return f"""\
+spec:
+      automountServiceAccountToken: false
+      securityContext: {{fsGroup: 1000}}
+{_affinity(job)}      containers:
+        - name: ray
+          image: {json.dumps(image)}
+          command: [bash {_PROJECT}/install.sh]
+          envFrom:
+            - secretRef: {{name: {job.name}-keys, optional: true}}
+          startupProbe:
+            exec: {{command: [test, -e, /tmp/ray/session_latest]}}
+            periodSeconds: 10
+            failureThreshold: 360
+{_limits(job)}{_volumes(job, *scripts)}""".replace("\n    ", "\n")
+
+
+def _files(job: Job, system: str, scripts: Mapping[str, str], access: str) -> str:
+    """The manifests of the run's files and of its volume."""
+    data = {**scripts, **{f"file-{number}": text for number, text in enumerate(_contents(job).values())}}
+    return f"""\
+# Written by `buckeye rl export {system}`. Start it:  kubectl apply -f FILE
+# What it writes stays on the volume {job.name}, and a pod that is lost goes on there.
+# Keys that the run needs, from a file with lines NAME=value; of these, for example:
+#   {", ".join(job.keys)}
+#   kubectl create secret generic {job.name}-keys --from-env-file=FILE
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {job.name}
+{_block({"data": data})}---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  name: {job.name}
+spec:
+  accessModes: [{access}]
+  resources:
+    requests:
+      storage: {gib(job.disk_gb)}Gi
+"""
+
+
+def _volumes(job: Job, *scripts: str) -> str:
+    """The end of a pod: what it mounts."""
+    items = [f"{{key: {name}, path: {name}}}" for name in scripts]
+    items += [
+        f"{{key: file-{number}, path: {json.dumps(path.as_posix())}}}"
+        for number, path in enumerate(_contents(job))
+    ]
+    return f"""\
+          volumeMounts:
             - {{name: project, mountPath: {_PROJECT}}}
             - {{name: output, mountPath: {_OUTPUT}}}
             - {{name: memory, mountPath: /dev/shm}}
@@ -96,8 +188,8 @@ spec:
           configMap:
             name: {job.name}
             items:
-              - {{key: start.sh, path: start.sh}}
-{items}        - name: output
+{"".join(f"              - {item}{chr(10)}" for item in items)}\
+        - name: output
           persistentVolumeClaim: {{claimName: {job.name}}}
         - name: memory
           emptyDir: {{medium: Memory}}
