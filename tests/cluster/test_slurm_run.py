@@ -1,5 +1,7 @@
 """A run on a real Slurm of two nodes."""
 
+import sys
+
 import pytest
 
 from tests.cluster.conftest import STEPS
@@ -19,11 +21,23 @@ def cluster(tmp_path):
         yield first, second, running
 
 
-def submit(project, running, name, *more):
+def submit(project, running, name, *more, **variables):
     words = ("--launcher", "slurm", "--cpus", 1, "--partition", "main", "--time", "2h", *more)
-    env = {**project.env, "HF_TOKEN": SECRET, "PATH": running.env["PATH"]}
+    env = {**project.env, "HF_TOKEN": SECRET, "PATH": running.env["PATH"], **variables}
     said = running.run(*project.argv("rl", "@", f"{name}.toml", *words), cwd=project.folder, env=env)
     return said.partition("Submitted job ")[2].partition(".")[0]
+
+
+APPTAINER = """#!/bin/bash
+[ "$1" = exec ] || exit 9
+shift
+while [ "${1#--}" != "$1" ]; do shift; done
+[ "$1" = run.sif ] || exit 9
+shift
+export IN_CONTAINER=1
+exec "$@"
+"""
+"""It enters nothing, and says so to who asks."""
 
 
 def ended(running, job):
@@ -77,3 +91,37 @@ def test_before_its_time_is_over_a_job_checkpoints_and_is_queued_again(project, 
     assert attempts(output)[-1]["resumed_step"] >= 1
     assert sorted(records(output, "trainer")) == list(range(200))
     assert not (output / "slurm" / "keys").exists()
+
+
+def test_samplers_and_trainers_are_components_of_one_job(project, single_host, cluster):
+    _, second, running = cluster
+    nodes = "[cluster]\nnodes = 2\ninference_nodes = [0]\ntrainer_nodes = [1]\n"
+    output = project.write("components", trainers=[1, 2], cluster=nodes)
+    job = submit(project, running, "components", "--inference-partition", "main")
+    wait_until(lambda: 1 in records(output, "trainer"), _JOB_SECONDS, "two steps")
+    running.run("sbatch", "--test-only", output / "slurm" / "job.sh")
+    assert len([pid for pid in second.processes() if "buckeye trainer" in words_of(pid)]) == 2
+    wait_until(lambda: ended(running, job), _JOB_SECONDS, "the job ends")
+    log = (output / "slurm" / "job.log").read_text()
+    assert running.state(job) == "COMPLETED", log
+    assert result(output, STEPS) == single_host
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_run_in_containers(project, single_host, cluster, tmp_path, nodes):
+    """The container is a stand-in: this shows where the commands go, and that the run gets through."""
+    _, second, running = cluster
+    shared = "[cluster]\nnodes = 2\ninference_nodes = [0]\n" if nodes == 2 else ""
+    output = project.write(f"container{nodes}", trainers=[1] if nodes == 2 else [1, 2], cluster=shared)
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    for name, text in (("apptainer", APPTAINER), ("python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')):
+        (bin / name).write_text(text)
+        (bin / name).chmod(0o755)
+    inside = {"PATH": f"{bin}:{running.env['PATH']}"}
+    job = submit(project, running, f"container{nodes}", "--apptainer", "run.sif", **inside)
+    wait_until(lambda: ended(running, job), _JOB_SECONDS, "the job ends")
+    log = (output / "slurm" / "job.log").read_text()
+    assert running.state(job) == "COMPLETED", log
+    assert result(output, STEPS) == single_host
+    wait_until(lambda: not [pid for pid in second.processes() if "ray" in words_of(pid)], 60, "Ray has ended")

@@ -18,25 +18,28 @@ python=/opt/venv/bin/python
 output='/srv/my runs/one'
 files='/srv/my runs/one/slurm'
 settings=(@ run.toml --max-steps 7)
+nodes="$SLURM_NNODES"
+inside=()
 run_file=run.json
 stop_seconds=270
 
 echo "== job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, start $((${SLURM_RESTART_COUNT:-0} + 1)), $(date)"
 if [ -e "$files/keys" ]; then set -a; . "$files/keys"; set +a; fi
 words=(rl "${settings[@]}")
-if [ "$SLURM_NNODES" -gt 1 ]; then words+=(--cluster.nodes "$SLURM_NNODES" --cluster.engine srun); fi
+if [ "$nodes" -gt 1 ]; then words+=(--cluster.nodes "$nodes"); fi
 if [ -e "$output/$run_file" ]; then words+=(--resume); fi
 
 # The time is nearly over: the run checkpoints and ends, and the job goes into the queue again.
 requeue=
 nearly_over() {
   requeue=1
-  "$python" -m buckeye rl stop "$output" --timeout "$stop_seconds" &
+  "${inside[@]}" "$python" -m buckeye rl stop "$output" --timeout "$stop_seconds" &
 }
 trap nearly_over USR1
 
 # The run is led from here; what it starts on the other nodes are steps of the job (srun --overlap).
-"$python" -m buckeye "${words[@]}" &
+if [ "$nodes" -gt 1 ]; then words+=(--cluster.engine srun); fi
+"${inside[@]}" "$python" -m buckeye "${words[@]}" &
 run=$!
 while :; do
   wait "$run"

@@ -79,7 +79,7 @@ def test_a_node_says_what_it_has(node, job):
     assert facts.cores >= 1
     assert len(set(node.choose_ports(3))) == 3
     words = (job / "words").read_text()
-    assert "--overlap --nodes=1 --ntasks=1 --nodelist=n2 --mem=0" in words
+    assert "--overlap --nodes=1 --ntasks=1 --nodelist=n2 --mem=0 --gpu-bind=none" in words
     assert "--cpus-per-task=3" in words
 
 
@@ -178,6 +178,24 @@ def test_too_few_nodes_are_refused(job):
         other_nodes(config(job, "--cluster.nodes", "3", "--cluster.inference-nodes", "0,1,2")),
     ):
         pass
+
+
+def test_nodes_of_a_heterogeneous_job_are_named_with_their_component(job, monkeypatch):
+    (job / "scontrol").write_text(
+        '#!/bin/sh\nif [ "$2" = hostnames ]; then echo "$3"; else echo "NodeAddr=127.0.0.1"; fi\n'
+    )
+    for name, value in {
+        "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "n1",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "g1",
+        "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0": "2",
+        "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "5",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with other_nodes(config(job)):
+        words = (job / "words").read_text()
+    assert "--nodelist=g1" in words
+    assert "--het-group=1 --cpus-per-task=5" in words
 
 
 def test_outside_of_a_job_there_is_no_srun(tmp_path, monkeypatch):

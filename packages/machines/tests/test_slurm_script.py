@@ -12,7 +12,7 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, RunError, UsageError
 from buckeye_machines.slurm import command
-from buckeye_machines.slurm.script import SlurmJob, exported, slurm_script, slurm_time
+from buckeye_machines.slurm.script import Component, Container, SlurmJob, exported, slurm_script, slurm_time
 
 GOLDEN = Path(__file__).parent / "golden_job.sh"
 RUN = """
@@ -61,11 +61,9 @@ def test_the_script_is_this_one():
         settings=("@", "run.toml", "--max-steps", "7"),
         output_dir=Path("/srv/my runs/one"),
         folder=Path("/work"),
-        nodes=4,
-        partition="gpu",
+        components=(Component(nodes=4, partition="gpu", gres="gpu:h100:8"),),
         account="lab",
         time="04:00:00",
-        gres="gpu:h100:8",
         cpus=64,
         options=("--constraint=ib",),
         python="/opt/venv/bin/python",
@@ -163,24 +161,82 @@ def test_a_misspelt_launcher_is_refused(project):
 
 def test_every_field_of_the_job_is_in_the_script():
     """One that is added has to be added here, and then to the script."""
-    job = SlurmJob(settings=("@", "run.toml"), output_dir=Path("/o"), folder=Path("/f"), nodes=1)
+    node = Component(nodes=1)
+    job = SlurmJob(settings=("@", "run.toml"), output_dir=Path("/o"), folder=Path("/f"), components=(node,))
     changed = {
         "settings": ("@", "another.toml"),
         "output_dir": Path("/another"),
         "folder": Path("/another"),
-        "nodes": 2,
-        "partition": "another",
+        "components": (node, node),
         "account": "another",
         "time": "01:00:00",
-        "gres": "gpu:2",
         "cpus": 3,
         "options": ("--another",),
+        "container": Container(image="another"),
+        "keeps_nodes": True,
         "python": "/another",
     }
     assert set(changed) == {field.name for field in dataclasses.fields(SlurmJob)}
     for name, value in changed.items():
         other = slurm_script(dataclasses.replace(job, **{name: value}))
         assert other != slurm_script(job), f"{name} is not in the script"
+    for other in (Component(nodes=2), Component(nodes=1, partition="p"), Component(nodes=1, gres="gpu:1")):
+        assert slurm_script(dataclasses.replace(job, components=(other,))) != slurm_script(job)
+
+
+NODES = ("--cluster.nodes", "3", "--cluster.inference-nodes", "0", "--cluster.trainer-nodes", "1,2")
+
+
+def directives(capsys, *words):
+    assert start(["@", "run.toml", "--launcher", "slurm", "--dry-run", *words], load) == 0
+    script = capsys.readouterr().out
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=30)
+    return script, [line.removeprefix("#SBATCH ") for line in script.splitlines() if "#SBATCH" in line]
+
+
+def test_samplers_and_trainers_can_have_nodes_of_two_kinds(project, capsys):
+    words = ("--partition", "big", "--gpus", "8xH100", "--inference-partition", "small")
+    script, asked = directives(capsys, *NODES, *words, "--inference-gpus", "4xL40S", "--account", "lab")
+    first, second = asked[: asked.index("hetjob")], asked[asked.index("hetjob") + 1 :]
+    assert {"--nodes=1", "--partition=small", "--gres=gpu:l40s:4", "--account=lab", "--requeue"} <= set(first)
+    assert {"--nodes=2", "--partition=big", "--gres=gpu:h100:8", "--account=lab"} <= set(second)
+    assert "nodes=3\n" in script
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--inference-gpus", "4"), "either inference or the trainer"),
+        (
+            (*NODES[:2], "--cluster.inference-nodes=1", "--cluster.trainer-nodes=0,2", "--inference-gpus=4"),
+            "must follow each other",
+        ),
+        ((*NODES, "--inference-gpus", "4", "--apptainer", "x.sif"), "cannot be in containers"),
+        (("--container-mounts", "/data"), "needs --container-image or --apptainer"),
+        (("--container-image", "x", "--apptainer", "y"), "name one of them"),
+    ],
+)
+def test_what_makes_no_job(project, words, said):
+    with pytest.raises(UsageError, match=said):
+        start(["@", "run.toml", "--launcher", "slurm", "--dry-run", *words], load)
+
+
+def test_a_run_in_a_container_of_pyxis(project, capsys):
+    words = ("--container-image", "org/buckeye:1", "--container-mounts", "/data,/hf:/mnt")
+    script, _ = directives(capsys, *words)
+    assert "--container-image=org/buckeye:1" in script
+    assert f"{project}:{project},/data,/hf:/mnt" in script
+    assert f"--container-workdir={project}" in script
+    assert "ray_cluster" not in script
+    assert "python=python\n" in script
+
+
+def test_a_run_in_containers_of_several_nodes_is_a_ray_cluster(project, capsys):
+    script, _ = directives(capsys, "--nodes", "2", "--apptainer", "run.sif")
+    assert "srun --overlap --nodes=2 " in script
+    assert "apptainer exec --nv '--bind=" in script
+    assert "--cluster.engine ray" in script
+    assert "--cluster.engine srun" not in script
 
 
 @pytest.mark.parametrize(

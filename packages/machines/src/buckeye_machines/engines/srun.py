@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +42,35 @@ def srun_nodes(config: RLConfig) -> Nodes:
             "cluster.engine = srun works within a job of Slurm (sbatch, salloc). From a login node type "
             f"`rl ... --launcher slurm --nodes {config.cluster.nodes}`."
         )
-    names = _scontrol("show", "hostnames", listed).split()
+    places = _places(listed)
+    names = list(places)
     here = os.environ.get("SLURMD_NODENAME", names[0])
     if len(names) < config.cluster.nodes or here not in names:
         raise UsageError(
             f"cluster.nodes = {config.cluster.nodes}, and job {os.environ['SLURM_JOB_ID']} has "
             f"{len(names)}: {listed}. Ask for more (--nodes), or lower cluster.nodes."
         )
-    cpus = dict(zip(names, cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")), strict=False))
     others = [name for name in names if name != here][: config.cluster.nodes - 1]
     address = config.cluster.address or address_towards(_address_of(others[0]))
     hosts = {
-        number: SrunHost(name, address, cpus.get(name), config.cluster.join_timeout)
+        number: SrunHost(name, address, places[name], config.cluster.join_timeout)
         for number, name in enumerate(others, 1)
     }
     return Nodes(address=address, hosts=hosts)
+
+
+def _places(listed: str) -> dict[str, list[str]]:
+    """The nodes of the job, and what srun is told to place a step on each. In a heterogeneous job a component
+    is named, too."""
+    count = int(os.environ.get("SLURM_HET_SIZE", "0"))
+    groups = [(f"_HET_GROUP_{number}", [f"--het-group={number}"]) for number in range(count)] or [("", [])]
+    places: dict[str, list[str]] = {}
+    for suffix, words in groups:
+        nodes = _scontrol("show", "hostnames", os.environ.get(f"SLURM_JOB_NODELIST{suffix}", listed)).split()
+        cpus = cpus_per_node(os.environ.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}", ""))
+        for name, have in zip_longest(nodes, cpus[: len(nodes)]):
+            places[name] = [*words, *([f"--cpus-per-task={have}"] if have is not None else [])]
+    return places
 
 
 def cpus_per_node(text: str) -> list[int]:
@@ -88,12 +103,12 @@ class SrunHost:
 
     absent: str | None = None
 
-    def __init__(self, name: str, head: str, cpus: int | None, timeout: float) -> None:
+    def __init__(self, name: str, head: str, place: Sequence[str], timeout: float) -> None:
         self._name, self._head, self._timeout = name, head, timeout
         self._srun = [
             *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--mem=0"),
-            *("--unbuffered", "--quiet"),
-            *([f"--cpus-per-task={cpus}"] if cpus is not None else []),
+            *("--gpu-bind=none", "--unbuffered", "--quiet"),  # each process is told which GPUs are its own
+            *place,
             sys.executable,
             *_PROGRAM,
         ]

@@ -27,7 +27,17 @@ from buckeye.launch.gateways import keys_of_run
 from buckeye.launch.resume import resume_command, without_flags
 from buckeye.run_files.directory import is_in_use, refuse_used
 from buckeye.sizing.devices import alike, parse_gpus, short_name
-from buckeye_machines.slurm.script import KEYS_FILE, LOG, SCRIPT, SlurmJob, exported, slurm_script, slurm_time
+from buckeye_machines.slurm.script import (
+    KEYS_FILE,
+    LOG,
+    SCRIPT,
+    Component,
+    Container,
+    SlurmJob,
+    exported,
+    slurm_script,
+    slurm_time,
+)
 
 _SUBMIT_SECONDS = 60.0
 
@@ -51,6 +61,16 @@ class LauncherFlags(BaseConfig):
     """Cores a node; None takes whole nodes."""
     gpus: str | None = None
     """GPUs a node, as 8 or 8xH100; None is as many as the device ids say."""
+    inference_partition: str | None = None
+    """Another partition for the nodes of inference: a heterogeneous job."""
+    inference_gpus: str | None = None
+    """Other GPUs for the nodes of inference, as 4xL40S: a heterogeneous job."""
+    container_image: str | None = None
+    """An image for Slurm's pyxis, with Buckeye in its python."""
+    apptainer: str | None = None
+    """The same for apptainer, as run.sif."""
+    container_mounts: list[str] = Field(default_factory=list)
+    """Folders that the container sees beside those of the run, as /data or /data:/mnt."""
     sbatch: list[str] = Field(default_factory=list)
     """Further options of sbatch, as --sbatch=--constraint=ib"""
 
@@ -136,35 +156,85 @@ def _split(argv: Sequence[str]) -> tuple[LauncherFlags, list[str]]:
 
 
 def _job(config: RLConfig, flags: LauncherFlags, words: Sequence[str]) -> SlurmJob:
+    components = _components(config, flags)
+    container = _container(flags)
+    if container is not None and len(components) > 1:
+        raise UsageError(
+            "A heterogeneous job cannot be in containers: leave --inference-... or the image out"
+        )
     return SlurmJob(
         settings=tuple(words),
         output_dir=config.output_dir.absolute(),
         folder=Path.cwd(),
-        nodes=config.cluster.nodes,
-        partition=flags.partition,
+        components=components,
         account=flags.account,
         time=slurm_time(flags.time) if flags.time is not None else None,
-        gres=_gres(config, flags),
         cpus=flags.cpus,
         options=tuple(flags.sbatch),
+        container=container,
     )
 
 
-def _gres(config: RLConfig, flags: LauncherFlags) -> str | None:
-    if flags.gpus is not None:
-        asked = parse_gpus(flags.gpus)
+def _container(flags: LauncherFlags) -> Container | None:
+    image = flags.container_image or flags.apptainer
+    if flags.container_image is not None and flags.apptainer is not None:
+        raise UsageError("--container-image is for pyxis, --apptainer for apptainer: name one of them")
+    if image is None:
+        if flags.container_mounts:
+            raise UsageError("--container-mounts needs --container-image or --apptainer")
+        return None
+    mounts = tuple(flags.container_mounts)
+    return Container(image=image, apptainer=flags.apptainer is not None, mounts=mounts)
+
+
+def _components(config: RLConfig, flags: LauncherFlags) -> tuple[Component, ...]:
+    """The nodes of the run, in their order, where they are alike."""
+    trainer, inference = config.cluster.of_trainer, config.cluster.of_inference
+    gpus = _gres(config, flags.gpus, [*config.trainer_gpu_ids, *_inference_ids(config)])
+    if flags.inference_partition is None and flags.inference_gpus is None:
+        return (Component(nodes=config.cluster.nodes, partition=flags.partition, gres=gpus),)
+    if config.inference is None or sorted(trainer + inference) != list(range(config.cluster.nodes)):
+        raise UsageError(
+            "--inference-partition and --inference-gpus are for a run whose nodes have either inference or "
+            "the trainer: set cluster.inference_nodes and cluster.trainer_nodes"
+        )
+    samplers = Component(
+        nodes=len(inference),
+        partition=flags.inference_partition or flags.partition,
+        gres=_gres(config, flags.inference_gpus or flags.gpus, config.inference_gpu_ids),
+    )
+    trainers = Component(
+        nodes=len(trainer),
+        partition=flags.partition,
+        gres=_gres(config, flags.gpus, config.trainer_gpu_ids),
+    )
+    if trainer + inference == list(range(config.cluster.nodes)):
+        return trainers, samplers
+    if inference + trainer == list(range(config.cluster.nodes)):
+        return samplers, trainers
+    raise UsageError(
+        f"The nodes of inference {inference} and of the trainer {trainer} must follow each other: a "
+        "heterogeneous job has the nodes of one component, and then those of the other"
+    )
+
+
+def _inference_ids(config: RLConfig) -> list[int]:
+    return config.inference_gpu_ids if config.inference is not None else []
+
+
+def _gres(config: RLConfig, given: str | None, ids: Sequence[int]) -> str | None:
+    if given is not None:
+        asked = parse_gpus(given)
         kind = f":{short_name(asked.type).lower()}" if asked.type else ""
         return f"gpu{kind}:{asked.count}"
-    if config.trainer.model.device == "cpu":
-        return None
-    ids = [*config.trainer_gpu_ids, *(config.inference_gpu_ids if config.inference is not None else [])]
-    return f"gpu:{max(ids) + 1}"
+    return None if config.trainer.model.device == "cpu" else f"gpu:{max(ids) + 1}"
 
 
 def _tell_unsaid(flags: LauncherFlags) -> None:
     """What the request for GPUs cannot say."""
-    asked = parse_gpus(flags.gpus) if flags.gpus is not None else None
-    if asked is not None and (others := alike(asked.type)):
+    for asked in [parse_gpus(given) for given in (flags.gpus, flags.inference_gpus) if given is not None]:
+        if not (others := alike(asked.type)):
+            continue
         print(
             f"note: gpu:{short_name(asked.type).lower()} does not say how much memory: Slurm may give "
             f"{' or '.join(others)}, too. Where that matters: --sbatch=--constraint=...",
