@@ -129,6 +129,14 @@ class Words:
                 "ssh, or leave it out"
             )
 
+    @property
+    def seq_len(self) -> int | None:
+        """The `--seq-len` among the settings; None without one, and for one that is no number."""
+        values = [
+            one.value for one in parse_flags(RLConfig, self.settings).assignments if one.path == ("seq_len",)
+        ]
+        return values[-1] if values and isinstance(values[-1], int) else None
+
     def plain_settings(self) -> list[str]:
         """The settings, where they are the whole run. Raises UsageError for flags that go with its parts
         only."""

@@ -179,13 +179,18 @@ def memory_of(config: RLConfig, present: Sequence[Gpu], *, vllm: bool) -> Check:
     shape = read_shape(path) if path is not None else None
     if shape is None:
         return skipped(MEMORY, "the sizes of the model are not known before it is here")
-    hardware = Hardware(
+    return check_memory(config, shape, hardware_of(config, present, vllm=vllm))
+
+
+def hardware_of(config: RLConfig, present: Sequence[Gpu], *, vllm: bool | None = None) -> Hardware:
+    """What a run of this configuration has here; without `vllm`, whether that serves is found out."""
+    on_gpu = config.trainer.model.device != "cpu"
+    return Hardware(
         memory=main_memory(),
-        gpus=tuple(present) if config.trainer.model.device != "cpu" else (),
+        gpus=tuple(present) if on_gpu else (),
         fast_bfloat16=processor_has_bfloat16(),
-        vllm=vllm,
+        vllm=_takes_vllm(config, on_gpu=on_gpu and bool(present)) if vllm is None else vllm,
     )
-    return check_memory(config, shape, hardware)
 
 
 def shares_memory(config: RLConfig | None, present: Sequence[Gpu]) -> bool:

@@ -17,6 +17,7 @@ from buckeye.sizing.model import ModelShape
 MEMORY = "memory"
 _WORTH = 0.03  # a change that frees less of what a place needs is not proposed
 _SHORTEST = 256
+_STEP = 64  # tokens
 _SMALLEST_CACHE_GB = 0.1
 
 
@@ -46,6 +47,36 @@ def check_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Che
     do = "; ".join(dict.fromkeys(_advice(config, shape, hardware, place) for place, *_ in short))
     never = any(need > total for _, need, total, _ in short)
     return (failed if never else warning)(MEMORY, seen, do, lines)
+
+
+def fits(config: RLConfig, shape: ModelShape, hardware: Hardware) -> bool:
+    """Whether every place has as much free as is needed there."""
+    needs = plan_memory(config, shape, hardware)
+    return all(needed(needs, place) <= _room(place, hardware)[1] for place in {need.place for need in needs})
+
+
+def longest_that_fits(config: RLConfig, shape: ModelShape, hardware: Hardware) -> int:
+    """The most tokens of a rollout, up to `seq_len` of the configuration, that there is memory for; 0 for
+    none."""
+    least, most = 0, config.orchestrator.seq_len // _STEP
+    if fits(config, shape, hardware):
+        return config.orchestrator.seq_len
+    while most - least > 1:
+        middle = (least + most) // 2
+        if fits(with_length(config, middle * _STEP), shape, hardware):
+            least = middle
+        else:
+            most = middle
+    return least * _STEP
+
+
+def with_length(config: RLConfig, tokens: int) -> RLConfig:
+    """A copy of a configuration whose rollouts have at most so many tokens."""
+    changed = with_value(config, "orchestrator.seq_len", tokens)
+    changed = with_value(changed, "trainer.seq_len", tokens)
+    if changed.inference is not None:
+        changed = with_value(changed, "inference.model.max_model_len", tokens)
+    return changed
 
 
 def needed(needs: Sequence[ProcessMemory], place: str) -> int:
@@ -158,11 +189,7 @@ def _shorter_rollouts(config: RLConfig, _hardware: Hardware) -> Iterator[Remedy]
     length = config.orchestrator.seq_len
     while length >= 2 * _SHORTEST:
         length //= 2
-        changed = with_value(config, "orchestrator.seq_len", length)
-        changed = with_value(changed, "trainer.seq_len", length)
-        if changed.inference is not None:
-            changed = with_value(changed, "inference.model.max_model_len", length)
-        yield Remedy(flags=f"--seq-len {length}", config=changed)
+        yield Remedy(flags=f"--seq-len {length}", config=with_length(config, length))
 
 
 def _adapters(config: RLConfig, _hardware: Hardware) -> Iterator[Remedy]:

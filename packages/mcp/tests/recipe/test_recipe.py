@@ -16,7 +16,7 @@ from buckeye_mcp.config import GymConfig
 from buckeye_mcp.recipe.compose import Recipe, run_text, to_toml
 from buckeye_mcp.recipe.estimate import estimate_time
 from buckeye_mcp.recipe.model import SUGGESTED, ModelFacts, model_facts, refuse_hosted
-from buckeye_mcp.recipe.sizes import choose_sizes, learning_rate
+from buckeye_mcp.recipe.sizes import choose_sizes, described_text, learning_rate
 from buckeye_mcp.tasks.task_schema import McpTask
 
 GYM = GymConfig.model_validate(
@@ -73,6 +73,40 @@ def test_sizes_follow_the_tasks_the_prompts_and_the_turns():
 def test_a_model_that_cannot_read_the_prompt_is_refused():
     with pytest.raises(UsageError, match=r"has 1162 tokens, and org/m reads 1024 at most"):
         choose_sizes(tasks(1, "p" * 3090), [], GYM, model(positions=1024), on_gpu=False)
+
+
+def gym(max_turns):
+    return GYM.model_copy(update={"defaults": GYM.defaults.model_copy(update={"max_turns": max_turns})})
+
+
+def test_long_descriptions_make_long_rollouts_and_who_asks_for_a_length_gets_it():
+    described, facts = tasks(16, "p" * 9000), model(positions=8192)
+    usual = choose_sizes(described, [], gym(100), facts, on_gpu=False)
+    assert usual.prompt_tokens == 32 + 100 + 3000
+    assert usual.seq_len == 4032  # four turns of 128 + 96 behind 3132, and not 2048
+    asked = choose_sizes(described, [], gym(100), facts, on_gpu=False, asked=3300)
+    assert (asked.seq_len, asked.max_tokens) == (3300, 128)
+    assert choose_sizes(tasks(16), [], gym(30), facts, on_gpu=False).seq_len == 6912  # 162 and 30 times 224
+    assert choose_sizes(tasks(16), [], gym(100), facts, on_gpu=False).seq_len == 2048
+    assert choose_sizes(described, [], gym(30), facts, on_gpu=False, room=3456).seq_len == 3456
+    with pytest.raises(UsageError, match=r"3132 tokens, and there is memory for 3136\. 100 of them describe"):
+        choose_sizes(described, [], gym(30), facts, on_gpu=False, room=3136)
+    with pytest.raises(UsageError, match=r"3132 tokens, and --seq-len is 3000\."):
+        choose_sizes(described, [], gym(30), facts, on_gpu=False, asked=3000)
+
+
+def test_it_is_said_what_share_of_a_rollout_describes_tools():
+    sizes = choose_sizes(tasks(16), [], GYM, model(), on_gpu=False)
+    assert described_text(sizes, 1) == (
+        "1 described in 100 tokens (estimated by their characters), 16% of a rollout"
+    )
+    long = GYM.model_copy(update={"system_prompt": "x" * 3000})
+    sizes = choose_sizes(tasks(16), [], long, model(), on_gpu=False)  # 1062 and twice 224 make 1510
+    assert sizes.seq_len == 1536
+    assert (
+        "1000 tokens (estimated by their characters), 65% of a rollout; that is much: `buckeye rl init ... "
+        in (described_text(sizes, 12))
+    )
 
 
 def test_the_file_is_what_rl_reads_and_flags_go_over_it(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
@@ -22,8 +23,12 @@ from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, ConfigError, UsageError
 from buckeye.run_files.directory import RUN_FILE, files_of_a_run, is_in_use, is_unstarted, locked, put_aside
+from buckeye.sizing.devices import gpus as present_gpus
 from buckeye.sizing.devices import parse_gpus
 from buckeye.sizing.disk import estimate_disk
+from buckeye.sizing.doctor import hardware_of
+from buckeye.sizing.fitting import longest_that_fits
+from buckeye.sizing.model import read_shape
 from buckeye_mcp.config import GymConfig, load_gym_config
 from buckeye_mcp.environment import McpEnvironment
 from buckeye_mcp.images.command import push_if_needed
@@ -38,8 +43,8 @@ from buckeye_mcp.recipe.missing import (
     find_dataset,
     find_model,
 )
-from buckeye_mcp.recipe.model import model_facts, refuse_hosted
-from buckeye_mcp.recipe.sizes import choose_sizes
+from buckeye_mcp.recipe.model import ModelFacts, model_facts, refuse_hosted
+from buckeye_mcp.recipe.sizes import Sizes, choose_sizes
 from buckeye_mcp.recipe.texts import Plan, plan_object, plan_text
 from buckeye_mcp.recipe.where import Place, devices_text, remote_place, this_place
 from buckeye_mcp.tasks.dataset import images_of
@@ -127,18 +132,28 @@ def _plan(words: Words, flags: TrainFlags, place: Place, parts: _Parts) -> Plan:
     McpEnvironment(gym, {"train": tasks, "eval": held_out})  # refuses what no rollout could be played with
     model = model_facts(parts.model)
     evaluated = [] if flags.no_eval else held_out
-    sizes = choose_sizes(tasks, evaluated, gym, model, on_gpu=place.gpus is not None)
     layout = place.layout(model.parameters)
-    recipe = Recipe(
-        config=parts.config,
-        dataset=parts.dataset,
-        model=model,
-        sizes=sizes,
-        layout=layout,
-        output_dir=_output(flags.output, parts.config.stem),
+    output = _output(flags.output, parts.config.stem)
+    sized = functools.partial(
+        choose_sizes, tasks, evaluated, gym, model, on_gpu=place.gpus is not None, asked=words.seq_len
     )
-    text = run_text(recipe, words.settings)
-    config = _loaded(text, dry_run=flags.dry_run)
+
+    def made(sizes: Sizes) -> tuple[Recipe, str, RLConfig]:
+        recipe = Recipe(
+            config=parts.config,
+            dataset=parts.dataset,
+            model=model,
+            sizes=sizes,
+            layout=layout,
+            output_dir=output,
+        )
+        text = run_text(recipe, words.settings)
+        return recipe, text, _loaded(text, dry_run=flags.dry_run)
+
+    recipe, text, config = made(sized())
+    room = _room(config, model, place)
+    if words.seq_len is None and room < recipe.sizes.seq_len:
+        recipe, text, config = made(sized(room=room))
     environment = gym.job.metadata.get("environment") or gym.job.name or parts.config.stem
     return Plan(
         recipe=recipe,
@@ -157,6 +172,15 @@ def _plan(words: Words, flags: TrainFlags, place: Place, parts: _Parts) -> Plan:
         price=_price(place, flags),
         text=text,
     )
+
+
+def _room(config: RLConfig, model: ModelFacts, place: Place) -> int:
+    """The tokens of a rollout that there is memory for here, up to those of the configuration; these where
+    that is not known."""
+    shape = read_shape(model.path) if model.path is not None else None
+    if shape is None or place.remote or place.problem is not None:
+        return config.orchestrator.seq_len
+    return longest_that_fits(config, shape, hardware_of(config, present_gpus()))
 
 
 def _output(asked: Path | None, name: str) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buckeye.errors import UsageError
-from buckeye_mcp.config import GymConfig
+from buckeye_mcp.config import DefaultsConfig, GymConfig
 from buckeye_mcp.recipe.model import ModelFacts
 from buckeye_mcp.tasks.task_schema import McpTask
 
@@ -18,7 +18,9 @@ GROUP = 8
 
 _MOST_GROUPS = {"gpu": 16, "cpu": 4}  # tasks in a batch
 _LONGEST_ROLLOUT = {"gpu": 8192, "cpu": 2048}  # tokens
-_TURNS = 12  # for which a rollout gets room; more have it if they are short
+_TURNS = 12  # for which a rollout gets room; more have it if they are short, or if max_turns says more
+_FEWEST_TURNS = 4  # for which a rollout is made longer than is usual
+_MOST_DESCRIBED = 1 / 3  # of a rollout, for tools that a model may not need
 _RESULT_TOKENS = 96  # of a tool's result
 _REPLY_TOKENS = 128
 _THOUGHT_TOKENS = 512
@@ -35,8 +37,8 @@ _ADAPTER_FACTOR = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """What goes into the configuration. `prompt_tokens` is the longest prompt; `counted` says whether with
-    the model's tokenizer or by its characters."""
+    """What goes into the configuration. `prompt_tokens` is the longest prompt, and `system_tokens` what of it
+    describes the tools; `counted` says whether with the model's tokenizer or by their characters."""
 
     groups: int
     rollouts_per_example: int
@@ -45,6 +47,7 @@ class Sizes:
     max_steps: int
     held_out: int
     prompt_tokens: int
+    system_tokens: int
     counted: bool
 
     @property
@@ -54,24 +57,41 @@ class Sizes:
 
 
 def choose_sizes(
-    tasks: Sequence[McpTask], held_out: Sequence[McpTask], gym: GymConfig, model: ModelFacts, *, on_gpu: bool
+    tasks: Sequence[McpTask],
+    held_out: Sequence[McpTask],
+    gym: GymConfig,
+    model: ModelFacts,
+    *,
+    on_gpu: bool,
+    asked: int | None = None,
+    room: int | None = None,
 ) -> Sizes:
-    """Sizes with which a run works and comes to an end. No batch has a task twice. Raises UsageError for
-    prompts that the model cannot read."""
+    """Sizes with which a run works and comes to an end. No batch has a task twice. A rollout has the tokens
+    that were `asked` for; else what its turns need, within reason, and not more than there is `room` for in
+    memory. Raises UsageError for prompts that it has no room for."""
     kind = "gpu" if on_gpu else "cpu"
     groups = min(len(tasks), _MOST_GROUPS[kind])
-    count, counted = _counter(model.path)
-    prompt = _TEMPLATE_TOKENS + count(gym.system_prompt) + max(count(task.prompt) for task in tasks)
+    count, counted = token_counter(model.path)
+    system = count(gym.system_prompt)
+    prompt = _TEMPLATE_TOKENS + system + max(count(task.prompt) for task in tasks)
     reply = _THOUGHT_TOKENS if gym.parser.use_thinking else _REPLY_TOKENS
-    longest = min(model.positions, _LONGEST_ROLLOUT[kind])
+    longest, why = model.positions, f"{model.name} reads {model.positions} at most"
+    if asked is not None and asked < longest:
+        longest, why = asked, f"--seq-len is {asked}"
+    if room is not None and room < longest:
+        longest, why = room, f"there is memory for {room}"
     if prompt + _REPLY_TOKENS // 2 > longest:
         raise UsageError(
-            f"the longest prompt, with the system_prompt before it, has {prompt} tokens, and "
-            f"{_limit(model, longest)}. Shorten system_prompt or the tasks, or choose another --model"
+            f"the longest prompt, with the system_prompt before it, has {prompt} tokens, and {why}. "
+            f"{system} of them describe tools: `buckeye rl init ... --include TOOL` describes fewer. Or "
+            "shorten the tasks, or choose another --model"
         )
-    turns = min(gym.defaults.max_turns, _TURNS)
-    wanted = prompt + turns * (reply + _RESULT_TOKENS)
-    seq_len = min(longest, math.ceil(wanted / _ROUND) * _ROUND)
+    a_turn, turns = reply + _RESULT_TOKENS, gym.defaults.max_turns
+    usual = longest
+    if turns == DefaultsConfig().max_turns:  # nobody said how many are needed
+        turns, usual = _TURNS, max(_LONGEST_ROLLOUT[kind], prompt + _FEWEST_TURNS * a_turn)
+    wanted = math.ceil(min(usual, prompt + turns * a_turn) / _ROUND) * _ROUND
+    seq_len = min(longest, asked or wanted)
     steps = math.ceil(_EPOCHS * len(tasks) / groups)
     return Sizes(
         groups=groups,
@@ -81,8 +101,19 @@ def choose_sizes(
         max_steps=min(max(steps, _FEWEST_STEPS), _MOST_STEPS),
         held_out=min(len(held_out), _HELD_OUT),
         prompt_tokens=prompt,
+        system_tokens=system,
         counted=counted,
     )
+
+
+def described_text(sizes: Sizes, actions: int) -> str:
+    """How much of a rollout the descriptions of its tools take, and what to do if it is much."""
+    share = sizes.system_tokens / sizes.seq_len
+    how = "" if sizes.counted else " (estimated by their characters)"
+    text = f"{actions} described in {sizes.system_tokens} tokens{how}, {share:.0%} of a rollout"
+    if share <= _MOST_DESCRIBED:
+        return text
+    return f"{text}; that is much: `buckeye rl init ... --include TOOL` describes only what the tasks need"
 
 
 def learning_rate(parameters: int, *, lora: bool) -> float:
@@ -91,15 +122,7 @@ def learning_rate(parameters: int, *, lora: bool) -> float:
     return float(f"{rate * _ADAPTER_FACTOR:.3g}") if lora else rate
 
 
-def _limit(model: ModelFacts, longest: int) -> str:
-    if longest == model.positions:
-        return f"{model.name} reads {longest} at most"
-    return (
-        f"{longest} is the most that is tried here by itself (set --seq-len in a configuration of your own)"
-    )
-
-
-def _counter(path: Path | None) -> tuple[Callable[[str], int], bool]:
+def token_counter(path: Path | None) -> tuple[Callable[[str], int], bool]:
     """A function from text to tokens, and whether it counts exactly."""
     file = path / "tokenizer.json" if path is not None else None
     if file is None or not file.is_file() or importlib.util.find_spec("tokenizers") is None:

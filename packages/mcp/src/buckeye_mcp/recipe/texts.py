@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from buckeye.base.disk import human_bytes
 from buckeye.launch.progress import human_duration
+from buckeye_mcp.recipe.sizes import described_text
 
 if TYPE_CHECKING:
     from buckeye.config.rl import RLConfig
@@ -83,6 +84,8 @@ def plan_object(plan: Plan) -> dict[str, Any]:
         "batch_size": config.orchestrator.batch_size,
         "rollouts_per_example": config.orchestrator.rollouts_per_example,
         "seq_len": config.orchestrator.seq_len,
+        "prompt_tokens": recipe.sizes.prompt_tokens,
+        "tool_tokens": recipe.sizes.system_tokens,
         "max_steps": config.trainer.max_steps,
         "where": plan.where,
         "inference_gpu_ids": list(recipe.layout.inference) if recipe.layout is not None else [],
@@ -102,6 +105,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
     recipe, orchestrator = plan.recipe, plan.config.orchestrator
     return [
         ("environment", f"{plan.environment} ({recipe.config}: {', '.join(plan.actions)})"),
+        ("tools", described_text(recipe.sizes, len(plan.actions) - 1)),
         ("tasks", f"{plan.tasks} to train on, {_held_out(plan)} ({recipe.dataset})"),
         ("they use", "; ".join(plan.uses.lines())),
         ("model", _model(plan)),
