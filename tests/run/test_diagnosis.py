@@ -27,7 +27,7 @@ def ended(tmp_path):
         if kill is not None:
             processes.kill(child, kill)
         child.process.wait()
-        child.beats.read(time.monotonic())
+        child.heartbeats.read(time.monotonic())
         return child
 
     yield run
@@ -108,7 +108,7 @@ def test_the_error_that_a_process_names(ended, code, expected):
 
 
 def test_the_last_word_counts_more_than_the_log(ended):
-    says = "from buckeye.base import heartbeat; heartbeat.start_beating(); "
+    says = "from buckeye.base import heartbeat; heartbeat.start(); "
     says += "heartbeat.failed('no batch', error='TransportError', final=False); "
     says += "raise SystemExit('error: other')"
     child = ended(says)

@@ -97,7 +97,7 @@ def test_without_restarts_the_first_end_is_the_last(processes, tmp_path):
 
 
 def test_a_server_whose_port_is_taken_is_told_apart(processes, tmp_path):
-    says = "from buckeye.base import heartbeat; heartbeat.start_beating(); "
+    says = "from buckeye.base import heartbeat; heartbeat.start(); "
     says += "heartbeat.failed('Cannot listen', error='PortTakenError', final=False); raise SystemExit(1)"
     child = processes.start(server(says))
     restarts = Restarts(processes, tmp_path, LIMITS, first_delay=60)

@@ -83,9 +83,9 @@ def test_a_node_says_what_it_has(node, job):
     assert "--cpus-per-task=3" in words
 
 
-def test_a_process_prints_beats_and_ends_there(node, job):
+def test_a_process_prints_has_heartbeats_and_ends_there(node, job):
     code = (
-        "import os; os.write(int(os.environ['BUCKEYE_BEAT_FD']), b'{\"pulse\": 1e9}\\n'); "
+        "import os; os.write(int(os.environ['BUCKEYE_HEARTBEAT_FD']), b'{\"pulse\": 1e9}\\n'); "
         "print(os.environ['WORD']); raise SystemExit(3)"
     )
     process = start(node, job, code, WORD="of the run")
@@ -93,7 +93,7 @@ def test_a_process_prints_beats_and_ends_there(node, job):
     assert process.lost is None
     assert process.pid > 0
     assert (job / "stdout").read_text() == "of the run\n"
-    assert b'"pulse"' in os.read(process.beats, 1000)
+    assert b'"pulse"' in os.read(process.heartbeats, 1000)
     assert "of the run" not in (job / "words").read_text()
 
 
@@ -293,5 +293,5 @@ def test_a_node_that_does_not_say_that_a_process_ended_is_not_waited_for(tmp_pat
     assert sent == [(signal.SIGKILL, True)]
     assert "has not said" in process.lost
     process.printed(b"too late\n")
-    process.beaten(b'{"pulse": 1.0}\n', 0.0)
+    process.heard(b'{"pulse": 1.0}\n', 0.0)
     assert (tmp_path / "stdout").read_bytes() == b""

@@ -18,10 +18,10 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-BEAT_VARIABLE = "BUCKEYE_BEAT_FD"
+HEARTBEAT_VARIABLE = "BUCKEYE_HEARTBEAT_FD"
 """The environment variable that holds the pipe's file descriptor."""
 
-_BEAT_SECONDS = 1.0
+_EVERY_SECONDS = 1.0
 _LONGEST_MESSAGE = 3000  # bytes; a pipe holds many lines of this length
 
 
@@ -88,24 +88,24 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def start_beating() -> None:
+def start() -> None:
     """Begin to tell the launcher; call once, early, after `die_with_parent`. From then on SIGUSR1 makes this
     process write the Python stacks of all its threads to its log."""
     global _pipe
-    number = os.environ.pop(BEAT_VARIABLE, None)  # processes that this one starts do not beat for it
+    number = os.environ.pop(HEARTBEAT_VARIABLE, None)  # not of the processes that this one starts
     if number is None:
         return
     _pipe = int(number)
     os.set_inheritable(_pipe, False)
     os.set_blocking(_pipe, False)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-    threading.Thread(target=_beat, name="beat", daemon=True).start()
+    threading.Thread(target=_keep_telling, name="heartbeat", daemon=True).start()
 
 
-def _beat() -> None:
+def _keep_telling() -> None:
     while _pipe is not None:
         _send()
-        time.sleep(_BEAT_SECONDS)
+        time.sleep(_EVERY_SECONDS)
 
 
 def _send() -> None:

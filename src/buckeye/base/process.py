@@ -18,7 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import IO, Protocol
+
+from buckeye.base.process_guard import GUARD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +107,82 @@ def run_program(
     )
 
 
-class ChildProcess(Protocol):
+class ChildProcess:
+    """A program that was started in a session of its own, and all that it starts there: they end together.
+
+    Its outputs go where those of this process go unless they are given. If it is `guarded`, its session ends
+    with this process too, however that ends. Raises OSError if it cannot be started.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdout: IO[bytes] | int | None = None,
+        stderr: IO[bytes] | int | None = None,
+        cwd: Path | None = None,
+        pass_fds: Sequence[int] = (),
+        guarded: bool = False,
+    ) -> None:
+        self._process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=env,
+            cwd=cwd,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self._guarded = guarded
+        if guarded:
+            GUARD.watch(self.pid)
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs. What is left of its session is killed as soon as its end is seen: later the
+        number may be another process's."""
+        if self._process.returncode is None and self._process.poll() is not None:
+            self._over()
+        return self._process.returncode
+
+    def signal(self, number: int, *, session: bool) -> None:
+        """Send a signal to it, or to all of its session; to nobody once it has ended."""
+        if self.returncode is None:
+            (self._kill if session else self._process.send_signal)(number)
+
+    def wait(self, seconds: float | None = None) -> int:
+        """Its exit code. Raises `subprocess.TimeoutExpired` if it runs on for longer."""
+        if self._process.returncode is None:
+            self._process.wait(seconds)
+            self._over()
+        return self._process.returncode
+
+    def end(self, seconds: float, *, session: bool) -> bool:
+        """SIGTERM to it, or to all of its session; what is left after so many seconds is killed. Whether it
+        ended in time."""
+        self.signal(signal.SIGTERM, session=session)
+        try:
+            self.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._kill(signal.SIGKILL)
+            self.wait()
+            return False
+        return True
+
+    def _over(self) -> None:
+        self._kill(signal.SIGKILL)
+        if self._guarded:
+            GUARD.forget(self.pid)
+
+    def _kill(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # macOS names the second for one that has ended
+            os.killpg(self.pid, number)
+
+
+class AsyncChild(Protocol):
     """A child process as asyncio starts it."""
 
     @property
@@ -113,7 +190,7 @@ class ChildProcess(Protocol):
         """None while it runs."""
 
 
-async def ends_within(process: ChildProcess, seconds: float) -> bool:
+async def ends_within(process: AsyncChild, seconds: float) -> bool:
     """Whether a child process ends within `seconds`. Unlike `wait()`, does not wait for its pipes, which a
     grandchild may keep open."""
     import asyncio

@@ -103,9 +103,9 @@ class Attempts:
     def _failed(self, child: Child, now: float, step: int) -> None:
         code = child.returncode
         assert code is not None
-        child.beats.read(now)
+        child.heartbeats.read(now)
         text = diagnosis(child, code, self._memory, self._launch.config.output_dir)
-        failure = child.beats.failure
+        failure = child.heartbeats.failure
         if not self._limits.restart or code == UsageError.exit_code or (failure and failure.final):
             raise RunError(text)
         verdict = self._budget.after(now, cause=named_cause(child, code), step=step)

@@ -38,19 +38,19 @@ class _Last(msgspec.Struct, kw_only=True):
 
 
 @dataclass(slots=True)
-class BeatReader:
-    """Reads the beats of one process. `beat` is the newest, `failure` its last word; times are monotonic."""
+class HeartbeatReader:
+    """Reads the heartbeats of a process: the `newest`, and `failure`, its last word; times are monotonic."""
 
     pipe: int
     started: float
     progressed: float
-    beat: Heartbeat | None = None
+    newest: Heartbeat | None = None
     failure: Failure | None = None
     heard: float | None = None
     _rest: bytes = b""
 
     @classmethod
-    def of(cls, pipe: int) -> BeatReader:
+    def of(cls, pipe: int) -> HeartbeatReader:
         """The reader of a new process. It closes the pipe."""
         os.set_blocking(pipe, False)
         now = time.monotonic()
@@ -59,7 +59,7 @@ class BeatReader:
     @property
     def ready(self) -> bool:
         """Whether the process has said that it is."""
-        return self.beat is not None and self.beat.ready
+        return self.newest is not None and self.newest.ready
 
     @property
     def vitals(self) -> Vitals:
@@ -68,8 +68,8 @@ class BeatReader:
             started=self.started,
             heard=self.heard,
             progressed=self.progressed,
-            waits_on=self.beat.on if self.beat is not None else None,
-            pulse=self.beat.pulse if self.beat is not None else None,
+            waits_on=self.newest.on if self.newest is not None else None,
+            pulse=self.newest.pulse if self.newest is not None else None,
         )
 
     def read(self, now: float) -> None:
@@ -91,8 +91,8 @@ class BeatReader:
         """Begin to count anew: nobody was listening."""
         self.started, self.progressed = max(self.started, now), now
         self.heard = now if self.heard is not None else None
-        if self.beat is not None and self.beat.pulse is not None:
-            self.beat = msgspec.structs.replace(self.beat, pulse=now)
+        if self.newest is not None and self.newest.pulse is not None:
+            self.newest = msgspec.structs.replace(self.newest, pulse=now)
 
     def close(self) -> None:
         """Listen no more."""
@@ -108,7 +108,7 @@ class BeatReader:
         if isinstance(message, _Last):
             self.failure = message.failed
             return
-        before, self.beat, self.heard = self.beat, message, now
+        before, self.newest, self.heard = self.newest, message, now
         if message.on is not None or before is None or message.progress != before.progress:
             self.progressed = now
 

@@ -23,8 +23,8 @@ import psutil
 
 from buckeye import __version__
 from buckeye.base.distribution import ask
-from buckeye.base.heartbeat import BEAT_VARIABLE
-from buckeye.base.process import handed_over
+from buckeye.base.heartbeat import HEARTBEAT_VARIABLE
+from buckeye.base.process import ChildProcess, handed_over
 from buckeye.base.storage import write_file
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
@@ -61,7 +61,7 @@ class Facts:
 class Handle(Protocol):
     """A process that was started."""
 
-    beats: int
+    heartbeats: int
     """The end of the pipe that its heartbeats come from."""
     lost: str | None
     """Why nothing is known of it any more."""
@@ -174,40 +174,32 @@ class LocalHost:
     def start(self, start: Start) -> Handle:
         """Call it from the main thread only: on Linux what is started ends with the thread."""
         with start.stdout.open("ab") as output:
-            return LocalProcess(*start_session(start.argv, env=start.env, output=output))
+            return LocalProcess(start.argv, env=start.env, output=output)
 
 
-class LocalProcess:
-    """A process of this machine, and all of its session."""
+class LocalProcess(ChildProcess):
+    """A process of this machine, and all of its session, with the pipe that its heartbeats come from. Call it
+    from the main thread only: on Linux what is started ends with the thread."""
 
     lost: str | None = None
 
-    def __init__(self, process: subprocess.Popen[bytes], beats: int) -> None:
-        self._process = process
-        self.beats = beats
-
-    @property
-    def pid(self) -> int:
-        """Its number."""
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """See `Handle`."""
-        return self._process.returncode if ended(self._process) else None
-
-    def signal(self, number: int, *, session: bool) -> None:
-        """See `Handle`."""
-        if ended(self._process):
-            return
-        if session:
-            signal_session(self.pid, number)
-        else:
-            self._process.send_signal(number)
-
-    def wait(self) -> int:
-        """See `Handle`."""
-        return self._process.wait()
+    def __init__(
+        self, argv: Sequence[str], *, env: Mapping[str, str], output: IO[bytes] | int, cwd: Path | None = None
+    ) -> None:
+        self.heartbeats, writing = os.pipe()
+        plain, secret = handed_over(env)
+        passed = (writing,) if secret is None else (writing, secret)
+        try:
+            given = {**plain, HEARTBEAT_VARIABLE: str(writing)}
+            super().__init__(
+                argv, env=given, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, pass_fds=passed
+            )
+        except BaseException:
+            os.close(self.heartbeats)
+            raise
+        finally:
+            for descriptor in passed:
+                os.close(descriptor)
 
     def memory(self) -> int | None:
         """See `Handle`."""
@@ -218,14 +210,14 @@ class LocalProcess:
 
 
 class OtherProcess:
-    """A process on another node, as an engine tells of it: by `started`, `printed`, `beaten`, `ended` or
+    """A process on another node, as an engine tells of it: by `started`, `printed`, `heard`, `ended` or
     `lose`, from any thread. `send` carries a signal there."""
 
     def __init__(self, stdout: Path, send: Callable[[int, bool], None]) -> None:
         self.pid = 0
         self.lost: str | None = None
-        self.beats, self._beats = os.pipe()
-        os.set_blocking(self._beats, False)
+        self.heartbeats, self._pipe = os.pipe()
+        os.set_blocking(self._pipe, False)
         self._output = stdout.open("ab", buffering=0)
         self._send = send
         self._returncode: int | None = None
@@ -263,11 +255,11 @@ class OtherProcess:
             if self._returncode is None:
                 self._output.write(data)
 
-    def beaten(self, lines: bytes, now: float) -> None:
+    def heard(self, lines: bytes, now: float) -> None:
         """Its heartbeats, sent at `now` on the monotonic clock of its node."""
         with self._changed, suppress(OSError):  # full, or nobody listens any more
             if self._returncode is None:
-                os.write(self._beats, on_this_clock(lines, time.monotonic() - now))
+                os.write(self._pipe, on_this_clock(lines, time.monotonic() - now))
 
     def ended(self, code: int, problem: str | None = None) -> None:
         """It has ended with `code`, or could not be started, for `problem`."""
@@ -276,7 +268,7 @@ class OtherProcess:
         with self._changed:
             if self._returncode is not None:
                 return
-            os.close(self._beats)
+            os.close(self._pipe)
             self._output.close()
             self._returncode = code
             self._changed.notify_all()
@@ -293,56 +285,11 @@ def on_this_clock(lines: bytes, shift: float) -> bytes:
     moved = []
     for line in lines.splitlines():
         try:
-            beat = json.loads(line)
+            heartbeat = json.loads(line)
         except ValueError:  # of a process that was killed while it wrote
             continue
         for name in ("since", "pulse"):
-            if isinstance(beat, dict) and isinstance(beat.get(name), float):
-                beat[name] += shift
-        moved.append(json.dumps(beat).encode() + b"\n")
+            if isinstance(heartbeat, dict) and isinstance(heartbeat.get(name), float):
+                heartbeat[name] += shift
+        moved.append(json.dumps(heartbeat).encode() + b"\n")
     return b"".join(moved)
-
-
-# A process of a run as its host sees it: a session of its own, and a pipe for its heartbeats.
-
-
-def start_session(
-    argv: Sequence[str], *, env: Mapping[str, str], output: IO[bytes] | int, cwd: Path | None = None
-) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a program of Buckeye's, which prints to `output`, and return it with the end of the pipe that its
-    heartbeats come from. Call it from the main thread only: on Linux what is started ends with the thread."""
-    reading, writing = os.pipe()
-    plain, secret = handed_over(env)
-    passed = (writing,) if secret is None else (writing, secret)
-    try:
-        process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**plain, BEAT_VARIABLE: str(writing)},
-            cwd=cwd,
-            pass_fds=passed,
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(reading)
-        raise
-    finally:
-        for descriptor in passed:
-            os.close(descriptor)
-    return process, reading
-
-
-def signal_session(leader: int, number: int) -> None:
-    """Send a signal to all processes of a session, whose first one's number is `leader`."""
-    with suppress(ProcessLookupError):
-        os.killpg(leader, signal.Signals(number))
-
-
-def ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process has ended. What is left of its session is killed as soon as it is seen: later the
-    number may be another process's."""
-    if process.returncode is None and process.poll() is not None:
-        signal_session(process.pid, signal.SIGKILL)
-    return process.returncode is not None

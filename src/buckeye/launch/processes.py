@@ -17,7 +17,7 @@ from buckeye.config.load import to_json
 from buckeye.config.orchestrator import OrchestratorCheckpointConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import TrainerCheckpointConfig
-from buckeye.launch.heartbeats import BeatReader
+from buckeye.launch.heartbeats import HeartbeatReader
 from buckeye.launch.hosts import Handle, Host, LocalHost, Start
 from buckeye.run_files.directory import attempt_logs, link_log, log_path
 from buckeye.run_files.record import PLACE_VARIABLE, place_of
@@ -37,7 +37,7 @@ class Child:
     role: Role
     process: Handle
     stdout: Path
-    beats: BeatReader
+    heartbeats: HeartbeatReader
     killed: str | None = None
     memory: int | None = None
 
@@ -103,7 +103,7 @@ class Processes:
         host = self._nodes[role.node] if role.node else self._here
         start = Start(title=role.title, argv=role.argv, env=self._environment(role), stdout=stdout)
         process = host.start(start)
-        child = Child(role, process, stdout, BeatReader.of(process.beats))
+        child = Child(role, process, stdout, HeartbeatReader.of(process.heartbeats))
         self.children.append(child)
         if self._attempt is not None:
             link_log(self._output_dir, self._attempt, stdout.name)
@@ -143,7 +143,7 @@ class Processes:
 
     def forget(self, child: Child) -> None:
         """A child that has ended is none any more."""
-        child.beats.close()
+        child.heartbeats.close()
         self.children.remove(child)
 
     def request_stop(self, children: Sequence[Child]) -> None:
@@ -169,8 +169,8 @@ class Processes:
         child.process.signal(signal.SIGKILL, session=True)
 
     def ask_for_stacks(self, child: Child) -> None:
-        """Have a child that beats write its Python stacks to its log."""
-        if child.running and child.beats.heard is not None:
+        """Have a child with heartbeats write its Python stacks to its log."""
+        if child.running and child.heartbeats.heard is not None:
             child.process.signal(signal.SIGUSR1, session=False)
 
     def stop_all(self) -> None:

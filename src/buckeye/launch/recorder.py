@@ -173,19 +173,19 @@ class Recorder:
         )
 
     def _record_of(self, child: Child, known: ProcessRecord) -> ProcessRecord:
-        beat = child.beats.beat
-        if beat is None:
+        newest = child.heartbeats.newest
+        if newest is None:
             return known
-        if beat.ready and not known.ready:
+        if newest.ready and not known.ready:
             self._event("ready", process=known.title)
         since = known.since
-        if since is None or (beat.doing, beat.on) != (known.doing, known.on):
-            since = round(time.time() - (time.monotonic() - beat.since), 3)
+        if since is None or (newest.doing, newest.on) != (known.doing, known.on):
+            since = round(time.time() - (time.monotonic() - newest.since), 3)
         return msgspec.structs.replace(
             known,
-            ready=beat.ready,
-            doing=beat.doing,
-            on=beat.on,
+            ready=newest.ready,
+            doing=newest.doing,
+            on=newest.on,
             since=since,
             restarts=self._restarts[known.title],
         )

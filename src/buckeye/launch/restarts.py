@@ -150,8 +150,8 @@ class Restarts:
                 self._leaving.remove(child.key)
                 self._processes.forget(child)
                 continue
-            child.beats.read(time.monotonic())
-            failure = child.beats.failure
+            child.heartbeats.read(time.monotonic())
+            failure = child.heartbeats.failure
             if child.role.kind == "inference" and failure and failure.error == "PortTakenError":
                 homeless.append(child)
             self._schedule(child, code, step)

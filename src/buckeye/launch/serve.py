@@ -76,7 +76,7 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
 
         def check() -> None:
             for child in processes.children:
-                child.beats.read(time.monotonic())  # else its pipe would fill
+                child.heartbeats.read(time.monotonic())  # else its pipe would fill
                 if child.returncode is not None:
                     raise RunError(diagnosis(child, child.returncode, memory, directory))
 

@@ -125,7 +125,7 @@ class Supervisor:
         on."""
         now = time.monotonic()
         for child in self._processes.children:
-            child.beats.read(now)
+            child.heartbeats.read(now)
         self._forgive_a_gap(now)
         self._notice_progress(now, step, trained)
         if now >= self._look_at:
@@ -149,7 +149,7 @@ class Supervisor:
         if gap > _GAP_SECONDS:
             log.info("The launcher did nothing for %s: all deadlines begin anew", human_duration(gap))
             for child in self._processes.children:
-                child.beats.forgive(now)
+                child.heartbeats.forgive(now)
             self._stepped = now
 
     def _notice_progress(self, now: float, step: int, trained: int) -> None:
@@ -186,7 +186,7 @@ class Supervisor:
         """What hangs is killed; what still can writes its Python stacks first."""
         before, self._doomed = self._doomed, {}
         for child in self._processes.children:
-            vitals = child.beats.vitals
+            vitals = child.heartbeats.vitals
             ill = illness(vitals, self._limits, now)
             if ill is None or not child.running or child.killed is not None:
                 continue
@@ -194,8 +194,8 @@ class Supervisor:
             if child.key not in before:
                 self._processes.ask_for_stacks(child)
             elif now >= at:
-                beat = child.beats.beat
-                doing = beat.doing if beat is not None else "nothing"
+                newest = child.heartbeats.newest
+                doing = newest.doing if newest is not None else "nothing"
                 self._processes.kill(child, described(ill, vitals, doing, now))
 
     def _tell_the_stall(self, now: float) -> None:

@@ -32,14 +32,14 @@ def waits(record: RunRecord) -> list[Wait]:
 
 
 def waits_of(children: Sequence[Child]) -> list[Wait]:
-    """The same of processes that beat, now; times on the monotonic clock."""
+    """The same of processes with heartbeats, now; times on the monotonic clock."""
     found = []
     for child in children:
-        beat = child.beats.beat
-        if beat is None:
-            wait = Wait(who=child.role.title, whom=None, what="starts", since=child.beats.started)
+        newest = child.heartbeats.newest
+        if newest is None:
+            wait = Wait(who=child.role.title, whom=None, what="starts", since=child.heartbeats.started)
         else:
-            wait = Wait(who=child.role.title, whom=beat.on, what=beat.doing, since=beat.since)
+            wait = Wait(who=child.role.title, whom=newest.on, what=newest.doing, since=newest.since)
         found.append(wait)
     return _merged(found)
 

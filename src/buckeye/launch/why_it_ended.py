@@ -75,8 +75,8 @@ def named_cause(child: Child, code: int) -> str | None:
     have ended it."""
     if code < 0 or code == INTERRUPTED or child.killed is not None:
         return None
-    if child.beats.failure is not None:
-        return f"{child.role.kind}: {child.beats.failure.message}"
+    if child.heartbeats.failure is not None:
+        return f"{child.role.kind}: {child.heartbeats.failure.message}"
     lines = [line for line in last_lines(child.stdout, _SHOWN_LINES) if line.strip()]
     last = _CLOCK.sub("", lines[-1]) if lines else ""
     return f"{child.role.kind}: {last}" if _ERROR_LINE.search(last) else None

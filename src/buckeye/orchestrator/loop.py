@@ -75,7 +75,7 @@ def run_orchestrator(config: OrchestratorConfig) -> bool:
     SIGINT. True unless it was stopped."""
     die_with_parent()
     forbid_looking()
-    heartbeat.start_beating()
+    heartbeat.start()
     setup_logging(config.log.level, "orchestrator", run_log(config.output_dir) if config.log.file else None)
     return asyncio.run(until_stopped(Orchestrator(config).run()))
 

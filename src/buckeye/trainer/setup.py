@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ranks]:
     """Make this process a rank of a trainer: threads, seed, log file, device, communication."""
     die_with_parent()
-    heartbeat.start_beating()
+    heartbeat.start()
     torch.set_num_threads(cpu_threads())
     torch.manual_seed(config.seed)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it prepares every shape anew, and every row is another

@@ -83,7 +83,7 @@ def test_the_memory_of_who_starts_code_of_others_is_not_read_by_the_same_user():
 
 
 def test_a_process_of_a_run_gets_its_keys_by_a_pipe(tmp_path):
-    from buckeye.launch.hosts import start_session
+    from buckeye.launch.hosts import LocalProcess
 
     script = (
         "import os, sys, time\n"
@@ -94,11 +94,9 @@ def test_a_process_of_a_run_gets_its_keys_by_a_pipe(tmp_path):
     )
     log = tmp_path / "log"
     with log.open("wb") as output:
-        process, beats = start_session(
-            [sys.executable, "-c", script], env={**os.environ, **PLANTED}, output=output
-        )
+        process = LocalProcess([sys.executable, "-c", script], env={**os.environ, **PLANTED}, output=output)
     process.wait()
-    os.close(beats)
+    os.close(process.heartbeats)
     in_block, given = json.loads(log.read_text())
     assert in_block is False
     assert {name: given[name] for name in PLANTED} == PLANTED

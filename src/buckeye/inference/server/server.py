@@ -105,7 +105,7 @@ def run_inference(config: InferenceConfig, *, adapter: Path | None = None) -> No
     """Serve until SIGTERM or SIGINT; the model with an `adapter` (a directory in peft's format) if there is
     one, which requests may name too. Raises `UsageError` or `InferenceError` if it cannot start."""
     die_with_parent()
-    heartbeat.start_beating()
+    heartbeat.start()
     log_file = run_log(config.output_dir) if config.log.file else None
     setup_logging(config.log.level, f"inference {config.server.port}", log_file)
     _on_stop_signal(lambda: sys.exit(0))

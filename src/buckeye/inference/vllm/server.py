@@ -8,9 +8,8 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import httpx
 
 from buckeye.base import heartbeat
-from buckeye.base.process import StopFlag, cpu_threads
+from buckeye.base.process import ChildProcess, StopFlag, cpu_threads
 from buckeye.base.request_gate import Rules
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
@@ -43,7 +42,7 @@ def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, rules: R
     environment = server_environment(config, rules, cpu=cpu, threads=cpu_threads())
     stop = StopFlag().install()
     log.info("Starting %s %s from %s", vllm.distribution, vllm.version, vllm.python)
-    child = _start(command, environment)
+    child = ChildProcess(command, env=environment)
     try:
         url = f"http://{_reachable(config.server.host)}:{config.server.port}"
         started = time.monotonic()
@@ -69,16 +68,7 @@ def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, rules: R
         log.info("Inference server stopped")
 
 
-def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603  a list of words, without a shell
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def _until_ready(child: subprocess.Popen[bytes], url: str, stop: StopFlag) -> bool:
+def _until_ready(child: ChildProcess, url: str, stop: StopFlag) -> bool:
     """Wait for /health; False if a stop was asked for first."""
     deadline, told = time.monotonic() + _START_SECONDS, time.monotonic()
     with httpx.Client(timeout=5.0, trust_env=False) as client:
@@ -103,29 +93,17 @@ def _healthy(client: httpx.Client, url: str) -> bool:
         return False
 
 
-def _check(child: subprocess.Popen[bytes]) -> None:
-    code = child.poll()
+def _check(child: ChildProcess) -> None:
+    code = child.returncode
     if code is not None:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise InferenceError(f"vLLM {how}; its messages are in the lines above.")
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: ChildProcess) -> None:
     """SIGTERM, then SIGKILL to what is left of vLLM's session: its engine processes are in it."""
-    _signal(child, signal.SIGTERM)
-    try:
-        child.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
+    if not child.end(_STOP_SECONDS, session=True):
         log.warning("vLLM did not end within %.0f s of SIGTERM: killed", _STOP_SECONDS)
-    _signal(child, signal.SIGKILL)
-    child.wait()
-
-
-def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    try:
-        os.killpg(child.pid, number)
-    except ProcessLookupError:
-        return
 
 
 def _reachable(host: str | None) -> str:

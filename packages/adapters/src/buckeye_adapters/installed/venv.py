@@ -5,7 +5,6 @@ Both are always told which interpreter is meant, so no environment needs to be a
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -18,14 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
-from buckeye.base.process import run_program
-from buckeye.base.process_guard import GUARD
+from buckeye.base.process import ChildProcess, run_program
 from buckeye.errors import BuckeyeError, UsageError
 
 INSTALL_SECONDS = 3600.0
@@ -231,24 +229,17 @@ def _run(command: Sequence[str], seconds: float = INSTALL_SECONDS) -> None:
 def _run_guarded(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
     """Run an installer to its end. What it has started ends with it, and with us, however we end: an install
     that was interrupted must not go on writing. Raises as `run_program`."""
-    process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    GUARD.watch(process.pid)
-    try:
-        stdout, stderr = process.communicate(timeout=seconds)
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        GUARD.forget(process.pid)
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+    with TemporaryFile() as stdout, TemporaryFile() as stderr:
+        child = ChildProcess(command, stdout=stdout, stderr=stderr, guarded=True)
+        try:
+            code = child.wait(seconds)
+        finally:
+            child.signal(signal.SIGKILL, session=True)
+            child.wait()
+        for output in (stdout, stderr):
+            output.seek(0)
+        said = [output.read().decode(errors="replace") for output in (stdout, stderr)]
+    return subprocess.CompletedProcess(command, code, *said)
 
 
 def _hashes_of_report(report: Mapping[str, Any]) -> dict[str, list[str]]:

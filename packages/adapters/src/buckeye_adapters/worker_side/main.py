@@ -240,7 +240,8 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Have the kernel end this process with its parent, where it can; else the closed connection does it."""
+    """Have the kernel end this process with its parent, where it can; else the closed connection does it. In
+    the environment's own interpreter there is no Buckeye that could."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)

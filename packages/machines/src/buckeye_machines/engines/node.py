@@ -1,5 +1,5 @@
-"""What an engine runs on another node: it starts processes there, and says what they print, how they beat and
-when they end. They end with it.
+"""What an engine runs on another node: it starts processes there, and tells what they print, their
+heartbeats, and when they end. They end with it.
 
 Slurm's srun runs this file as a program, `python -m buckeye_machines.engines.node`, with `ask QUESTION` for
 one answer, or `carry` for one process (see `main`). Ray has `Children` in an actor.
@@ -25,12 +25,12 @@ import msgspec
 
 from buckeye import __version__
 from buckeye.base.keys import child_environment
-from buckeye.launch.hosts import Facts, OtherProcess, ended, signal_session, start_session
+from buckeye.launch.hosts import Facts, LocalProcess, OtherProcess
 from buckeye.sizing.devices import this_machine
 from buckeye.sizing.ports import Ports, address_towards, socket_variables
 
 Event = tuple[Any, ...]
-"""("started", pid), ("printed", bytes), ("beaten", bytes, time), ("ended", code, problem), after the number
+"""("started", pid), ("printed", bytes), ("heard", bytes, time), ("ended", code, problem), after the number
 of the process that it is of."""
 
 _CHUNK = 65536
@@ -93,9 +93,8 @@ def answer(question: Mapping[str, Any], ports: Ports) -> Any:
 
 @dataclass(slots=True)
 class _Child:
-    process: subprocess.Popen[bytes]
+    process: LocalProcess
     output: int
-    beats: int
     rest: bytes = b""
 
 
@@ -111,7 +110,7 @@ class Children:
         """Start Buckeye with `words` as the process `number`."""
         output, writing = os.pipe()
         try:
-            process, beats = start_session(
+            process = LocalProcess(
                 [sys.executable, *words],
                 env=process_environment(os.environ, env),
                 output=writing,
@@ -123,8 +122,8 @@ class Children:
             return
         finally:
             os.close(writing)
-        child = self._children[number] = _Child(process, output, beats)
-        for pipe, take in ((output, self._printed), (beats, self._beaten)):
+        child = self._children[number] = _Child(process, output)
+        for pipe, take in ((output, self._printed), (process.heartbeats, self._heard)):
             os.set_blocking(pipe, False)
             self.watch(pipe, _call(take, number, child))
         self._events.append((number, "started", process.pid))
@@ -136,13 +135,8 @@ class Children:
     def signal(self, number: int, which: int, session: bool) -> None:
         """Send a signal to a process, or to its session; none to one that has ended."""
         child = self._children.get(number)
-        if child is None or ended(child.process):
-            return
-        if session:
-            signal_session(child.process.pid, which)
-        else:
-            with suppress(ProcessLookupError):
-                child.process.send_signal(which)
+        if child is not None:
+            child.process.signal(which, session=session)
 
     def events(self, seconds: float) -> list[Event]:
         """What has happened, as soon as something has, at the latest after so many seconds."""
@@ -162,7 +156,7 @@ class Children:
     def kill_all(self) -> None:
         """End them without asking, and wait until they have."""
         for child in self._children.values():
-            signal_session(child.process.pid, signal.SIGKILL)
+            child.process.signal(signal.SIGKILL, session=True)
         deadline = time.monotonic() + _END_SECONDS
         for child in self._children.values():
             with suppress(subprocess.TimeoutExpired):
@@ -171,9 +165,9 @@ class Children:
 
     def _look(self) -> None:
         for number, child in list(self._children.items()):
-            if not ended(child.process):
+            if child.process.returncode is None:
                 continue
-            for take, pipe in ((self._printed, child.output), (self._beaten, child.beats)):
+            for take, pipe in ((self._printed, child.output), (self._heard, child.process.heartbeats)):
                 while pipe in self._selector.get_map() and take(number, child):
                     pass
                 self._forget(pipe)
@@ -187,11 +181,11 @@ class Children:
             self._events.append((number, "printed", data))
         return bool(data)
 
-    def _beaten(self, number: int, child: _Child) -> bool:
-        data = self._read(child.beats)
+    def _heard(self, number: int, child: _Child) -> bool:
+        data = self._read(child.process.heartbeats)
         lines, end, child.rest = (child.rest + data).rpartition(b"\n")
         if end:
-            self._events.append((number, "beaten", lines + end, time.monotonic()))
+            self._events.append((number, "heard", lines + end, time.monotonic()))
         return bool(data)
 
     def _read(self, pipe: int) -> bytes:
@@ -233,7 +227,7 @@ def tell(process: OtherProcess, event: Event) -> None:
     known: dict[str, Callable[..., None]] = {
         "started": process.started,
         "printed": process.printed,
-        "beaten": process.beaten,
+        "heard": process.heard,
         "ended": process.ended,
     }
     known[event[1]](*event[2:])

@@ -21,11 +21,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from buckeye.base.distribution import need
-from buckeye.base.process import StopFlag
-from buckeye.base.process_guard import GUARD
+from buckeye.base.process import ChildProcess, StopFlag
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.hosts import Facts, Nodes, OtherProcess, Start, signal_session
+from buckeye.launch.hosts import Facts, Nodes, OtherProcess, Start
 from buckeye.sizing.ports import Ports, address_towards
 from buckeye_machines.engines.node import Children, Event, facts, sees, tell
 
@@ -376,33 +375,26 @@ def lead(address: str, port: int, words: Sequence[str]) -> int:
     program = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
     options = ["--node-ip-address", address, "--port", str(port), "--include-dashboard=false"]
     stop = StopFlag().install()
-    head = subprocess.Popen(  # noqa: S603  a list of words, without a shell
-        [*program, *options, "--disable-usage-stats"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
+    head = ChildProcess(
+        [*program, *options, "--disable-usage-stats"], stdout=subprocess.DEVNULL, guarded=True
     )
-    GUARD.watch(head.pid)
-    run = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
-    GUARD.watch(run.pid)
+    run = None
     try:
-        while (code := run.poll()) is None:
-            if head.poll() is not None:
+        run = ChildProcess(words, guarded=True)
+        while (code := run.returncode) is None:
+            if head.returncode is not None:
                 raise RunError(
                     f"Ray, which leads the cluster at {address}:{port}, ended with {head.returncode}."
                 )
             if stop.requested:
                 stop.requested = False
-                run.send_signal(signal.SIGTERM)
+                run.signal(signal.SIGTERM, session=False)
             time.sleep(_POLL_SECONDS)
         return code if code >= 0 else 128 - code
     finally:
-        head.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            head.wait(_ANSWER_SECONDS)
-        for process in (run, head):
-            signal_session(process.pid, signal.SIGKILL)
-            GUARD.forget(process.pid)
+        head.end(_ANSWER_SECONDS, session=False)
+        if run is not None:
+            run.end(0.0, session=True)
 
 
 def _told(error: BaseException) -> str:

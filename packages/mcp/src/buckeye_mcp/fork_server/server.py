@@ -285,6 +285,7 @@ def _begin_session(files: list[int], parent: int) -> dict[str, Any]:
 
 
 def _die_with(parent: int) -> None:
+    """Here as this file is run by itself, by the interpreter of the servers, which may have no Buckeye."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

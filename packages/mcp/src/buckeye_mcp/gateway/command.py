@@ -99,7 +99,7 @@ def gateway(
 
     die_with_parent()
     forbid_looking()
-    heartbeat.start_beating()
+    heartbeat.start()
     given = [name for name, value in (("--image", image), ("--command", command), ("--dir", folder)) if value]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: choose one of them.")

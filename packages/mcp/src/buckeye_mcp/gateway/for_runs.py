@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from buckeye.base.keys import child_environment, local_key, variables
+from buckeye.base.process import ChildProcess
 from buckeye.base.request_gate import is_loopback
 from buckeye.config.environments import EnvConfig
 from buckeye.envs.registry import EnvironmentId, names_a_file
@@ -231,9 +232,8 @@ def _listens(port: int) -> bool:
 def _running(port: int, log_file: Path, words: Sequence[str], env: Mapping[str, str]) -> Iterator[None]:
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as output:
-        process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
+        process = ChildProcess(
             [*_COMMAND, "--port", str(port), *words],
-            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={
@@ -242,26 +242,20 @@ def _running(port: int, log_file: Path, words: Sequence[str], env: Mapping[str, 
                 "BUCKEYE_PARENT_PID": str(os.getpid()),
                 "PYTHONUNBUFFERED": "1",
             },
-            start_new_session=True,
         )
     try:
         _wait_until_ready(process, port, log_file)
         log.info("Started a gateway for the tasks on port %d (log: %s)", port, log_file)
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+        if not process.end(_STOP_SECONDS, session=False):
             log.warning("The gateway on port %d did not end within %g s and is killed", port, _STOP_SECONDS)
-            process.kill()
-            process.wait()
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log_file: Path) -> None:
+def _wait_until_ready(process: ChildProcess, port: int, log_file: Path) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while True:
-        ended = process.poll() is not None
+        ended = process.returncode is not None
         if _healthy(port):  # perhaps another one's, if two runs start at once; it serves as well
             return
         if ended or time.monotonic() > deadline:

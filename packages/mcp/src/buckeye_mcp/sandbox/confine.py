@@ -309,6 +309,7 @@ def _execute(spec: dict[str, Any], environment: dict[str, str]) -> NoReturn:
 
 
 def _die_with_parent() -> None:
+    """Here as this file is run by itself, by an interpreter that knows nothing of Buckeye."""
     if sys.platform == "linux":
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 

@@ -19,6 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _die_with_parent() -> None:
+    """As `buckeye.base.process` does it: Buckeye is not installed where vLLM is."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[_PARENT]):

@@ -86,7 +86,8 @@ _libc = ctypes.CDLL(None) if os.uname().sysname == "Linux" else None
 
 
 def _own_group() -> None:
-    """Called in the child: a group of its own, which Linux ends when this process does."""
+    """Called in the child: a group of its own, which Linux ends when this process does. The environment's own
+    interpreter has no Buckeye that could."""
     os.setpgrp()
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

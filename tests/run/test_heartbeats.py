@@ -12,10 +12,10 @@ from buckeye.launch.processes import Processes
 from buckeye.sizing.plan import Role
 from tests.waiting import wait_for
 
-BEATS = """
+HEARTBEATS = """
 import os, time
-from buckeye.base import heartbeat as beat
-beat.start_beating()
+from buckeye.base import heartbeat
+heartbeat.start()
 """
 
 
@@ -31,21 +31,21 @@ def processes(tmp_path):
 
 
 def start(processes, code):
-    argv = (sys.executable, "-c", BEATS + code)
+    argv = (sys.executable, "-c", HEARTBEATS + code)
     return processes.start(Role(kind="trainer", index=0, argv=argv, config_name="unused", log_name="trainer"))
 
 
 def listen(child, condition):
     def heard():
-        child.beats.read(time.monotonic())
+        child.heartbeats.read(time.monotonic())
         return condition()
 
     wait_for(heard, more=child.stdout.read_text)
 
 
 def doing(child):
-    beat = child.beats.beat
-    return (beat.doing, beat.on) if beat is not None else None
+    newest = child.heartbeats.newest
+    return (newest.doing, newest.on) if newest is not None else None
 
 
 def test_work_is_progress_and_waiting_is_not(processes, tmp_path):
@@ -54,39 +54,39 @@ def test_work_is_progress_and_waiting_is_not(processes, tmp_path):
         processes,
         f"""
 for _ in range(3):
-    beat.report("trains")
-beat.ready()
+    heartbeat.report("trains")
+heartbeat.ready()
 while not os.path.exists({str(seen)!r}):
-    beat.report("batch 4", on="orchestrator")
+    heartbeat.report("batch 4", on="orchestrator")
     time.sleep(0.01)
-beat.report("trains")
+heartbeat.report("trains")
 time.sleep(60)
 """,
     )
-    listen(child, lambda: child.beats.ready)
+    listen(child, lambda: child.heartbeats.ready)
     assert doing(child) == ("trains", None)
-    assert child.beats.beat.progress == 3
+    assert child.heartbeats.newest.progress == 3
     listen(child, lambda: doing(child) == ("batch 4", "orchestrator"))
-    assert child.beats.beat.progress == 4
-    waited_since = child.beats.beat.since
+    assert child.heartbeats.newest.progress == 4
+    waited_since = child.heartbeats.newest.since
     seen.touch()
     listen(child, lambda: doing(child) == ("trains", None))
-    assert child.beats.beat.progress == 5
-    assert child.beats.beat.since > waited_since
+    assert child.heartbeats.newest.progress == 5
+    assert child.heartbeats.newest.since > waited_since
 
 
 def test_a_suspended_process_is_silent_and_one_that_wakes_is_heard(processes):
     child = start(processes, "time.sleep(60)")
-    listen(child, lambda: child.beats.heard is not None)
+    listen(child, lambda: child.heartbeats.heard is not None)
     child.process.signal(signal.SIGSTOP, session=False)
     time.sleep(1.2)  # what was on its way
-    child.beats.read(time.monotonic())
-    heard = child.beats.heard
+    child.heartbeats.read(time.monotonic())
+    heard = child.heartbeats.heard
     time.sleep(1.5)
-    child.beats.read(time.monotonic())
-    assert child.beats.heard == heard
+    child.heartbeats.read(time.monotonic())
+    assert child.heartbeats.heard == heard
     child.process.signal(signal.SIGCONT, session=False)
-    listen(child, lambda: child.beats.heard > heard)
+    listen(child, lambda: child.heartbeats.heard > heard)
 
 
 def test_nobody_waits_for_a_launcher_that_does_not_listen(processes):
@@ -94,19 +94,21 @@ def test_nobody_waits_for_a_launcher_that_does_not_listen(processes):
         processes,
         """
 for number in range(5000):  # more than a pipe holds
-    beat.report("x" * 100 + str(number))
-    beat.ready()
+    heartbeat.report("x" * 100 + str(number))
+    heartbeat.ready()
 print("all said", flush=True)
 time.sleep(60)
 """,
     )
     wait_for(lambda: "all said" in child.stdout.read_text())
-    listen(child, lambda: child.beats.beat is not None and child.beats.beat.doing.endswith("4999"))
+    listen(
+        child, lambda: child.heartbeats.newest is not None and child.heartbeats.newest.doing.endswith("4999")
+    )
 
 
 def test_stacks_are_written_on_request(processes):
-    child = start(processes, "def hangs():\n    time.sleep(60)\nbeat.ready()\nhangs()")
-    listen(child, lambda: child.beats.ready)
+    child = start(processes, "def hangs():\n    time.sleep(60)\nheartbeat.ready()\nhangs()")
+    listen(child, lambda: child.heartbeats.ready)
     processes.ask_for_stacks(child)
     wait_for(lambda: "in hangs" in child.stdout.read_text())
     assert child.running
@@ -115,11 +117,12 @@ def test_stacks_are_written_on_request(processes):
 def test_the_last_word_is_heard_after_the_end(processes):
     child = start(
         processes,
-        "beat.failed('no such task: ' + 'ä\\n' * 4000, error='FinalRunError', final=True); beat.leave(1)",
+        "heartbeat.failed('no such task: ' + 'ä\\n' * 4000, error='FinalRunError', final=True); "
+        "heartbeat.leave(1)",
     )
     assert child.process.wait() == 1
-    child.beats.read(time.monotonic())
-    failure = child.beats.failure
+    child.heartbeats.read(time.monotonic())
+    failure = child.heartbeats.failure
     assert failure.message.startswith("no such task: ä\n")
     assert (failure.error, failure.final) == ("FinalRunError", True)
 
@@ -129,7 +132,7 @@ def test_processes_of_a_process_do_not_beat_for_it(processes):
         processes,
         """
 import os, subprocess, sys
-code = "import os; print(os.environ.get('BUCKEYE_BEAT_FD'), *os.listdir('/proc/self/fd'))"
+code = "import os; print(os.environ.get('BUCKEYE_HEARTBEAT_FD'), *os.listdir('/proc/self/fd'))"
 subprocess.run([sys.executable, "-c", code], close_fds=False)
 """,
     )
