@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import venv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -181,9 +182,8 @@ def test_after_the_end_of_the_parent_every_session_starts_by_itself(installed, c
 )
 def test_libraries_that_cannot_be_shared_are_not(installed, caplog, library, reason):
     caplog.set_level(logging.INFO)
-    here = installed(
-        library.replace("import my_server", "import sys; sys.path.append('.'); import my_server")
-    )
+    reach = "import sys; sys.path.append(__file__.partition('/venv/')[0] + '/work'); import my_server"
+    here = installed(library.replace("import my_server", reach))
 
     async def run():
         await settled(here.program(SECRET="given"))
@@ -215,9 +215,36 @@ def test_a_module_in_the_working_directory_goes_before_an_installed_one(installe
     (here.folder / "widgets.py").write_text("IMPORTED_BY = 'mine'\n")
 
     async def run():
+        await settled(here.program())
         return [(await session(here.program(), "who"))[0]["imports"] for _ in range(2)]
 
     assert asyncio.run(run()) == ["mine", "mine"]
+
+
+def test_sessions_in_folders_of_their_own_are_forked_from_one_process(installed, tmp_path):
+    """Where their variables name folders of their own too, as those of rollouts do."""
+    here = installed()
+    shutil.move(here.folder / "my_server.py", here.site / "my_server.py")
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+
+    def program(folder):
+        return replace(here.program(HOME=str(folder)), cwd=folder)
+
+    async def run():
+        await settled(program(folders[0]))
+        return [(await session(program(folder), "who"))[0] for folder in folders]
+
+    first, second = asyncio.run(run())
+    assert first["imports"] == second["imports"] not in (first["pid"], second["pid"])
+    assert [first["cwd"], second["cwd"]] == [str(folder) for folder in folders]
+    (folders[1] / "widgets.py").write_text("IMPORTED_BY = 'mine'\n")
+
+    async def hidden():
+        return (await session(program(folders[1]), "who"))[0]["imports"]
+
+    assert asyncio.run(hidden()) == "mine"
 
 
 def test_an_installed_script_is_preloaded_without_its_own_package(installed):
@@ -258,7 +285,7 @@ def test_nothing_is_left_of_a_process_that_was_killed(installed):
 import asyncio, os
 from packages.mcp.tests.fork_server import test_preload as t
 here = t.Installed.__new__(t.Installed)
-here.python, here.folder = {str(here.python)!r}, {str(here.folder)!r}
+here.python, here.folder = {str(here.python)!r}, t.Path({str(here.folder)!r})
 async def run():
     await t.settled(here.program())
     processes = [await t.start_program(here.program(), name="x", preload=True) for _ in range(3)]

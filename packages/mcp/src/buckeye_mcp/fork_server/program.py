@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,20 +39,24 @@ class Program:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonCommand:
     """`python [flags] -m MODULE`, or a script that was installed beside its interpreter. `own` are the
-    top-level packages of the program itself, `folder` is what Python searches for modules first, and
-    `variables` are those that act on an interpreter or its libraries before any Python code runs."""
+    top-level packages of the program itself, and `variables` are those that act on an interpreter or its
+    libraries before any Python code runs."""
 
     interpreter: str
     flags: tuple[str, ...]
     target: tuple[str, str]
     own: tuple[str, ...]
-    folder: str
     variables: tuple[tuple[str, str], ...]
 
     @property
     def shown(self) -> str:
         """For people."""
         return Path(self.target[1]).name
+
+    def searched_first(self, program: Program) -> Path:
+        """The folder that Python searches for modules first."""
+        kind, name = self.target
+        return (program.cwd or Path.cwd()) if kind == "module" else Path(name).resolve().parent
 
 
 def start_variables(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -61,23 +65,21 @@ def start_variables(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def python_command(
-    argv: Sequence[str], cwd: Path, variables: tuple[tuple[str, str], ...], path: str | None
+    argv: Sequence[str], variables: tuple[tuple[str, str], ...], path: str | None
 ) -> tuple[PythonCommand, tuple[str, ...]] | None:
     """The Python program that `argv` is with this PATH, and its arguments; None for other commands."""
     found = shutil.which(argv[0], path=path)
     if found is None:
         return None
     if _PYTHON.fullmatch(Path(found).name):
-        command, arguments = _module(found, list(argv[1:]), cwd, variables)
+        command, arguments = _module(found, list(argv[1:]), variables)
     else:
         command, arguments = _script(Path(found), variables), tuple(argv[1:])
-    if command is None or _hides_python(Path(command.folder)):
-        return None
-    return command, arguments
+    return None if command is None else (command, arguments)
 
 
 def _module(
-    interpreter: str, words: list[str], cwd: Path, variables: tuple[tuple[str, str], ...]
+    interpreter: str, words: list[str], variables: tuple[tuple[str, str], ...]
 ) -> tuple[PythonCommand | None, tuple[str, ...]]:
     """`[flags] -m MODULE [arguments]`."""
     flags = _flags(words)
@@ -90,7 +92,6 @@ def _module(
         flags=flags,
         target=("module", module),
         own=own,
-        folder=str(cwd),
         variables=variables,
     )
     return command, tuple(words[2:])
@@ -131,7 +132,6 @@ def _script(path: Path, variables: tuple[tuple[str, str], ...]) -> PythonCommand
         flags=flags,
         target=("file", str(path)),
         own=_imports(tree),
-        folder=str(path.resolve().parent),
         variables=variables,
     )
 
@@ -146,14 +146,15 @@ def _imports(tree: ast.Module) -> tuple[str, ...]:
     return tuple(sorted(names - sys.stdlib_module_names))
 
 
-def _hides_python(folder: Path) -> bool:
-    """Whether modules of this folder stand before those of Python itself."""
+def hiding(folder: Path, modules: Set[str]) -> Path | None:
+    """What in a folder that is searched first stands before one of these modules, or of Python's own."""
     try:
         entries = list(folder.iterdir())
     except OSError:
-        return True
-    return any(
-        (entry.suffix == ".py" and entry.stem in sys.stdlib_module_names)
-        or (entry.name in sys.stdlib_module_names and (entry / "__init__.py").exists())
-        for entry in entries
-    )
+        return folder
+    for entry in entries:
+        name = entry.stem if entry.suffix == ".py" else entry.name
+        known = name in modules or name in sys.stdlib_module_names
+        if known and (entry.suffix == ".py" or (entry / "__init__.py").exists()):
+            return entry
+    return None

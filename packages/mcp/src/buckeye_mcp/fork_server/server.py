@@ -123,7 +123,8 @@ def _line(control: socket.socket) -> bytes:
 
 def _imported(wanted: dict[str, Any]) -> dict[str, Any]:
     """Import those of the modules `wanted` that lie in the site packages of this interpreter, and belong to
-    no distribution of the program's own packages. Says how many, and which variables they have looked at."""
+    no distribution of the program's own packages. Says which are here now, how many were imported, and which
+    variables they have looked at."""
     if not hasattr(socket, "recv_fds"):
         return {"refused": "its Python is older than 3.9"}
     sites, own = _site_folders(), _own_packages(wanted["own"])
@@ -141,21 +142,10 @@ def _imported(wanted: dict[str, Any]) -> dict[str, Any]:
             return {"refused": f"importing {name} starts threads"}
         if len(os.listdir("/proc/self/fd")) > files:
             return {"refused": f"importing {name} opens files or connections"}
-    if reason := _mixed_up(own, wanted["folder"]):
-        return {"refused": reason}
-    return {"modules": len(sys.modules) - before, "reads": sorted(reads())}
-
-
-def _mixed_up(own: set[str], folder: str) -> str:
-    """Why the modules that are here would not be those that the program gets; empty if they would."""
     tops = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
     if both := own & tops:
-        return f"its libraries import the program itself ({', '.join(sorted(both))})"
-    for top in sorted(tops):
-        path = os.path.join(folder, top)
-        if os.path.exists(path + ".py") or os.path.exists(os.path.join(path, "__init__.py")):
-            return f"{path} hides the installed module {top}"
-    return ""
+        return {"refused": f"its libraries import the program itself ({', '.join(sorted(both))})"}
+    return {"modules": sorted(tops), "count": len(sys.modules) - before, "reads": sorted(reads())}
 
 
 def _site_folders() -> tuple[str, ...]:

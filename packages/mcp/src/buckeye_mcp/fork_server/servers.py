@@ -17,7 +17,7 @@ from typing import Any, Literal
 from buckeye.base.process import clean_environment
 from buckeye.base.process_guard import GUARD
 from buckeye_mcp.fork_server.forked_process import ForkedProcess, ForkFailed, fork_session, sealed
-from buckeye_mcp.fork_server.program import Program, PythonCommand, python_command, start_variables
+from buckeye_mcp.fork_server.program import Program, PythonCommand, hiding, python_command, start_variables
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,17 @@ class Parent:
         self.state: State = "new"
         self._control: socket.socket | None = None
         self._reads: dict[str, str | None] = {}
+        self._modules: frozenset[str] = frozenset()
 
     def fits(self, program: Program) -> bool:
-        """Whether a session with these variables may be forked: its libraries have seen no other values."""
-        return self.state == "ready" and all(program.env.get(k) == v for k, v in self._reads.items())
+        """Whether a session may be forked: its libraries have seen no other values of variables, and are
+        those that it would import itself."""
+        if self.state != "ready" or any(program.env.get(k) != v for k, v in self._reads.items()):
+            return False
+        found = hiding(self.command.searched_first(program), self._modules)
+        if found is not None:
+            self.refuse(f"{found} hides an installed module of that name")
+        return found is None
 
     async def fork(self, program: Program, arguments: tuple[str, ...]) -> ForkedProcess:
         """A session. Raises ForkFailed."""
@@ -91,7 +98,7 @@ class Parent:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=env,
-                cwd=command.folder,
+                cwd="/",
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
@@ -114,7 +121,7 @@ class Parent:
         self.refuse(f"their parent ended with code {code}" + (f": {words}" if words else ""))
 
     def _begin(self, control: socket.socket, names: list[str], env: dict[str, str]) -> None:
-        wanted = {"modules": names, "own": self.command.own, "folder": self.command.folder}
+        wanted = {"modules": names, "own": self.command.own}
         control.settimeout(_IMPORT_SECONDS)
         try:
             control.sendall(json.dumps(wanted).encode() + b"\n")
@@ -130,11 +137,12 @@ class Parent:
             self.refuse(reason)
             return
         self._reads = {name: env.get(name) for name in answer["reads"]}
+        self._modules = frozenset(answer["modules"])
         self._control = control
         log.info(
             "Sessions of %s are forked from a process that has imported %d modules",
             self.command.shown,
-            answer["modules"],
+            answer["count"],
         )
         self.state = "ready"
 
@@ -197,14 +205,12 @@ PARENTS = Parents()
 
 
 def _command(program: Program) -> tuple[PythonCommand, tuple[str, ...]] | None:
-    return _looked_up(
-        program.argv, program.cwd or Path.cwd(), start_variables(program.env), program.env.get("PATH")
-    )
+    return _looked_up(program.argv, start_variables(program.env), program.env.get("PATH"))
 
 
 @functools.lru_cache(maxsize=1000)
 def _looked_up(
-    argv: tuple[str, ...], cwd: Path, variables: tuple[tuple[str, str], ...], path: str | None
+    argv: tuple[str, ...], variables: tuple[tuple[str, str], ...], path: str | None
 ) -> tuple[PythonCommand, tuple[str, ...]] | None:
     """Reads files, and so is not done for every session."""
-    return python_command(argv, cwd, variables, path)
+    return python_command(argv, variables, path)
