@@ -2,7 +2,8 @@
 
 A server may have children of its own (`npx`, `uvx`), so a death signal to the server alone is not enough. One
 small process per Buckeye process reads `+PGID` and `-PGID` from its standard input; the kernel closes that
-when the Buckeye process ends, even by SIGKILL, and whatever group is still listed is then killed.
+when the Buckeye process ends, even by SIGKILL, and whatever group is still listed is then killed. So is what
+has left its group: a program that is started with a mark in its environment leaves it to its children.
 
 The file is run as a script, without site packages, so it imports nothing of Buckeye.
 """
@@ -11,10 +12,42 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
+
+MARK = "BUCKEYE_STARTED_BY"
+"""The variable with the mark."""
+_ROUNDS = 10  # of looking for what was started meanwhile
+
+
+def kill_marked(mark: str) -> None:
+    """Kill every process that was started, however indirectly, with a mark that begins so. Linux only."""
+    wanted = f"\0{MARK}={mark}".encode()
+    for _ in range(_ROUNDS):
+        found = [pid for pid in _processes() if wanted in _environment(pid)]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:  # not Linux
+        return []
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it has ended, or is another user's
+        return b""
 
 
 class Guard:
@@ -24,6 +57,12 @@ class Guard:
         self._groups: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._mark, self._marks = secrets.token_hex(8), 0
+
+    def new_mark(self) -> str:
+        """A value for `MARK` in the environment of what is to be killed with this process."""
+        self._marks += 1
+        return f"{self._mark}.{self._marks}."
 
     def watch(self, group: int) -> None:
         """Have the group killed when this process ends."""
@@ -43,7 +82,7 @@ class Guard:
         if self._process is not None:
             self._process.wait()
         self._process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
-            [sys.executable, "-I", "-S", __file__],
+            [sys.executable, "-I", "-S", __file__, self._mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env={},
@@ -79,6 +118,7 @@ def main() -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+    kill_marked(f"{sys.argv[1]}.")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from buckeye.config.validation import validate
 from buckeye.errors import ConfigError
 from buckeye_mcp.actions.check import ACTIONS_SCHEMA, MappingProblem, compile_actions
 from buckeye_mcp.actions.mapping import Action
+from buckeye_mcp.workdir.files import absolute
 
 ReplyFormat = Literal["xml", "tools"]
 SeveralCalls = Literal["first", "error", "all"]
@@ -95,6 +96,11 @@ class DefaultsConfig(BaseConfig):
     preload: bool = True
     """Whether the libraries of a Python server that a task starts as a command are imported once, and its
     sessions forked; false starts every one by itself."""
+    workdir_bytes: PositiveInt = 2**30
+    """Most bytes that the folder of a rollout may hold, with what its servers write; one that holds more is
+    ended."""
+    keep_workdir: Annotated[str, Field(min_length=1)] | None = None
+    """A folder to which those of rollouts are moved when these end; None removes them."""
 
 
 class GymConfig(BaseConfig):
@@ -110,6 +116,11 @@ class GymConfig(BaseConfig):
     """What the model may call, and which MCP tool each stands for."""
     rubric: RubricConfig = RubricConfig()
     """How the model is paid."""
+    files: Annotated[str, Field(min_length=1)] | None = None
+    """What the folder of every rollout begins with, unless its task says something else: a folder, an
+    archive, a script that makes files where it is started, or a single file; beside this one if relative."""
+    shared_state: bool = False
+    """Whether rollouts may see what others have done, and training goes on though they do."""
     defaults: DefaultsConfig = DefaultsConfig()
     """How long a rollout may be."""
 
@@ -142,7 +153,7 @@ def load_gym_config(path: Path) -> GymConfig:
         raise ConfigError(
             report(problem if problem.place else replace(problem, place=whole) for problem in problems)
         )
-    return config
+    return config.model_copy(update={"files": absolute(config.files, path)})
 
 
 def gym_schema() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from buckeye.envs.base import START, Outcome, Policy, Task
 from buckeye.errors import UsageError
 from buckeye_mcp.client.errors import McpFault
 from buckeye_mcp.config import GymConfig, load_gym_config
-from buckeye_mcp.tasks.task_schema import McpTask
+from buckeye_mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye_mcp.tasks.trust import read_taskset
 
 NAME = "buckeye-vf-gym"
@@ -65,6 +65,7 @@ class McpEnvironment:
                     raise UsageError(f"two tasks have the id {task.id!r}")
                 self._tasks[task.id] = task
         _check_reach(config, self._tasks.values())
+        _check_files(config, self._tasks.values())
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -108,7 +109,7 @@ class McpEnvironment:
 
 def _start(task: McpTask) -> str:
     """A short name for the servers and the setup of a task."""
-    start = task.model_dump_json(include={"mcp_config", "setup_tool"})
+    start = task.model_dump_json(include={"mcp_config", "setup_tool", "files"})
     return hashlib.sha256(start.encode()).hexdigest()[:16]
 
 
@@ -121,6 +122,20 @@ def _check_reach(config: GymConfig, tasks: Iterable[McpTask]) -> None:
             raise UsageError(
                 f"action_mappings.{action.name}: the model may not call the tool {action.tool!r}, which is "
                 "for evaluate_tool. Remove the action"
+            )
+
+
+def _check_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
+    """Files are there, and somebody finds them: a server that is reached by an address has folders of its
+    own."""
+    for task in tasks:
+        files = task.files or config.files
+        if files is not None and not Path(files).exists():
+            raise UsageError(f"files of task {task.id!r}: there is no file or folder {files}")
+        if task.files and not any(isinstance(one, StdioServer) for one in task.mcp_config.values()):
+            raise UsageError(
+                f"task {task.id!r} has files, and no server that is started as a command: the others never "
+                "see them"
             )
 
 

@@ -65,7 +65,7 @@ async def play(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
     }
     return Outcome(
         reward=score(parts, config.rubric.weights),
-        components={**numbers, **parts, **_counted(counts)},
+        components={**numbers, **parts, **_counted(counts), **workdir.numbers},
         stop_reason=stop,
     )
 

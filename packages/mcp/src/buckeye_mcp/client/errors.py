@@ -6,6 +6,7 @@
     ├── ToolTimeout   a call gave no result within its deadline
     ├── SessionLost   the server ended, or closed the connection
     ├── OutputFlood   it wrote more than a session may
+    ├── WorkdirFull   the rollout's folder holds more than it may
     ├── BadAnswer     what it answered is not the protocol, or not what it announced
     ├── ToolsChanged  a tool that the rollout needs is gone or takes other arguments
     └── EvaluateError a call of `evaluate_tool` failed, or it gave no usable reward
@@ -55,6 +56,12 @@ class OutputFlood(McpFault):
     """The server wrote more than a session may."""
 
     stop_reason = "output_flood"
+
+
+class WorkdirFull(McpFault):
+    """The rollout's folder holds more than it may."""
+
+    stop_reason = "workdir_full"
 
 
 class BadAnswer(McpFault):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from buckeye.base.process import ends_within
-from buckeye.base.process_guard import GUARD
+from buckeye.base.process_guard import GUARD, kill_marked
 from buckeye_mcp.client.errors import McpFault, OutputFlood, StartError
 
 MAX_OUTPUT = 16 * 1024 * 1024
@@ -57,9 +57,15 @@ class ServerProcess:
     """A running server. Read its lines from one task only. `fault` is set when it broke a limit."""
 
     def __init__(
-        self, process: Child, name: str, release: Callable[[], None], listener: Listener | None = None
+        self,
+        process: Child,
+        name: str,
+        release: Callable[[], None],
+        listener: Listener | None = None,
+        mark: str | None = None,
     ) -> None:
-        """`release` lets go of the pipes of the process."""
+        """`release` lets go of the pipes of the process; `mark` is what its children have in their
+        environment."""
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -67,6 +73,7 @@ class ServerProcess:
         self._name = name
         self._release = release
         self._listener = listener
+        self._mark = mark
         GUARD.watch(process.pid)
         self._stdin, self._stdout = process.stdin, process.stdout
         self._buffer = bytearray()
@@ -87,6 +94,7 @@ class ServerProcess:
         cwd: Path | None = None,
         files: Sequence[int] = (),
         listener: Listener | None = None,
+        mark: str | None = None,
     ) -> ServerProcess:
         """Start `argv` with exactly the environment `env`, and the descriptors `files`. Raises StartError if
         it cannot be run."""
@@ -104,7 +112,7 @@ class ServerProcess:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise StartError(f"server {name!r}: {argv[0]} cannot be run: {reason}") from None
-        return cls(process, name, process._transport.close, listener)  # type: ignore[attr-defined]
+        return cls(process, name, process._transport.close, listener, mark)  # type: ignore[attr-defined]
 
     @property
     def pid(self) -> int:
@@ -189,6 +197,8 @@ class ServerProcess:
             GUARD.forget(self.pid)
             self._stderr.cancel()
             await ends_within(self._process, 5.0)
+            if self._mark is not None:  # children may have left the group
+                await asyncio.to_thread(kill_marked, self._mark)
             self._release()  # a stray child may hold a pipe
             if self._listener is not None:
                 self._listener.failed()

@@ -179,6 +179,12 @@ class Session:
             f"server {self.name!r}: {what}" + (f"; {words}" if words else ""), self._secrets
         )
 
+    def end_with(self, fault: McpFault) -> None:
+        """End the session's process, if it has one; what is asked of it, now and later, raises the fault."""
+        if self._process is not None:
+            self._process.fault = self._process.fault or fault
+            self._process.kill()
+
     def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()

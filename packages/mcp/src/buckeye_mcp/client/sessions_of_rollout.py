@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from buckeye.base.keys import variables
 from buckeye.errors import UsageError
-from buckeye_mcp.client.errors import StartError
+from buckeye_mcp.client.errors import StartError, WorkdirFull
 from buckeye_mcp.client.session import CallResult, Deadlines, Server, Session, ToolInfo, open_session
+from buckeye_mcp.gateway.starts import is_larger
 from buckeye_mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye_mcp.tasks.variables import resolve, values_of
 from buckeye_mcp.workdir.folder import Workdir
 from buckeye_mcp.workdir.surroundings import started_in
+
+_LOOK_SECONDS = 1.0
 
 
 class Sessions:
@@ -69,7 +74,25 @@ async def open_sessions(
             sessions[name] = await stack.enter_async_context(
                 open_session(name, ready, deadlines=deadlines, secrets=secrets, preload=preload)
             )
+        if workdir is not None:
+            watch = asyncio.create_task(_watch(workdir, list(sessions.values())))
+            stack.callback(watch.cancel)
         yield Sessions(sessions, workdir)
+
+
+async def _watch(workdir: Workdir, sessions: Sequence[Session]) -> None:
+    """End the sessions of a rollout whose folder holds more than it may."""
+    took = 0.0
+    while True:
+        # a folder of many files is looked through less often
+        await asyncio.sleep(max(_LOOK_SECONDS, 20 * took))
+        started = time.monotonic()
+        if await asyncio.to_thread(is_larger, workdir.place, workdir.limit):
+            full = f"the rollout's folder holds more than {workdir.limit:,} bytes (defaults.workdir_bytes)"
+            for session in sessions:
+                session.end_with(WorkdirFull(f"server {session.name!r}: {full}"))
+            return
+        took = time.monotonic() - started
 
 
 def _resolved(name: str, server: Server) -> tuple[Server, list[str]]:

@@ -18,6 +18,7 @@ from buckeye.config.source import load_json
 from buckeye.config.structure import fields_of
 from buckeye.errors import UsageError
 from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer, ToolCall
+from buckeye_mcp.workdir.files import absolute
 
 _JSON_COLUMNS = ("mcp_config", "setup_tool", "evaluate_tool", "metadata")
 _CALLS = ("setup_tool", "evaluate_tool")
@@ -51,15 +52,21 @@ def read_tasks(path: Path) -> list[McpTask]:
 
     Raises UsageError with every problem of every task: file, line, number of the task, field.
     """
-    return tasks_of(file_rows(path), str(path))
+    tasks = tasks_of(file_rows(path), str(path))
+    return [task.model_copy(update={"files": absolute(task.files, path)}) for task in tasks]
 
 
 def read_rows(rows: Iterable[Mapping[str, Any]], where: str) -> list[McpTask]:
     """The tasks of a dataset's rows, whose objects and lists may be texts with JSON.
 
-    Raises UsageError as `read_tasks` does.
+    They name no files of the machine where they are played. Raises UsageError as `read_tasks` does.
     """
-    return tasks_of((Row(row) for row in rows), where)
+    tasks = tasks_of((Row(row) for row in rows), where)
+    if (named := next((task for task in tasks if task.files is not None), None)) is not None:
+        raise UsageError(
+            f"{where}: task {named.id}: tasks of a dataset have no files; name them in the configuration"
+        )
+    return tasks
 
 
 def tasks_of(rows: Iterable[Row], where: str) -> list[McpTask]:

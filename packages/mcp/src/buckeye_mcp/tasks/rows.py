@@ -48,6 +48,10 @@ def read_with_lock(path: Path, lock: Lock | None) -> tuple[list[McpTask], int]:
             inferred += 1
         rows.append(row)
     tasks = tasks_of(rows, str(path))
+    if (named := next((task for task in tasks if task.files is not None), None)) is not None:
+        raise UsageError(
+            f"{path}: task {named.id} has files, which a dataset cannot hold; name them in the configuration"
+        )
     problems = [problem for task in tasks for problem in _written_keys(task)]
     if problems:
         hint = "Write a variable instead, as $NAME: it is looked up when the task is played."

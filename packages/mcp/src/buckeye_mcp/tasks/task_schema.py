@@ -80,6 +80,8 @@ class McpTask(BaseConfig):
     """Calls that prepare the environment, in this order."""
     evaluate_tool: Annotated[list[ToolCall], Field(min_length=1)]
     """Calls that grade the end, in this order; the last one's result is the reward."""
+    files: NonEmpty | None = None
+    """What the folder of a rollout begins with, instead of the `files` of the configuration."""
     metadata: dict[str, Any] = {}
     """Anything else that is known about the task."""
 

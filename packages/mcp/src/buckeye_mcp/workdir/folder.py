@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import logging
+import re
+import shutil
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
@@ -12,12 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from buckeye.errors import UsageError
 from buckeye_mcp.client.errors import StartError
 from buckeye_mcp.config import GymConfig
 from buckeye_mcp.gateway.starts import remove_tree
 from buckeye_mcp.gateway.state import own_folder
 from buckeye_mcp.sandbox.base import Places, cache_folder
 from buckeye_mcp.tasks.task_schema import McpTask
+from buckeye_mcp.workdir.files import copy_tree, prepare
+
+log = logging.getLogger(__name__)
 
 WORKDIR = "{workdir}"
 """What stands for the folder wherever a task, a configuration or the model names a path."""
@@ -28,10 +36,11 @@ class Workdir:
     """A rollout's folder. `path` is where its servers start, and holds the task's files; `place` is around
     it, with what belongs to the rollout and is none of its files: home, temporary files, caches.
 
-    `seconds` and `bytes` are what it took to put the files there.
+    `seconds` and `bytes` are what it took to put the files there; `limit` is how many bytes it may hold.
     """
 
     place: Path
+    limit: int = 2**30
     seconds: float = 0.0
     bytes: int = 0
 
@@ -39,6 +48,11 @@ class Workdir:
     def path(self) -> Path:
         """What `{workdir}` stands for."""
         return self.place / "work"
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """For the components of the rollout, where files were put there."""
+        return {"workdir_seconds": self.seconds, "workdir_bytes": float(self.bytes)} if self.bytes else {}
 
     def placed(self, value: Any) -> Any:
         """`value` with the folder's path for `{workdir}` in all its texts; keys of objects stay."""
@@ -59,19 +73,59 @@ class Workdir:
 
 @asynccontextmanager
 async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdir]:
-    """A fresh folder with the files of the task, removed at the end of the block. Raises StartError if it
-    cannot be made."""
-    started = time.monotonic()
-    del task, config
+    """A fresh folder with the files of the task, removed at the end of the block, or moved to where the
+    configuration keeps them. Raises StartError if it cannot be made."""
+    limits = config.defaults
     try:
-        place = _places().new()
-        (place / "work").mkdir()
-    except OSError as error:
+        workdir = await asyncio.to_thread(_made, task.files or config.files, limits.workdir_bytes)
+    except (OSError, UsageError) as error:
         raise StartError(f"the rollout's folder cannot be made: {error}") from None
     try:
-        yield Workdir(place=place, seconds=time.monotonic() - started)
+        yield workdir
     finally:
-        await asyncio.to_thread(remove_tree, place)
+        if limits.keep_workdir is None:
+            await asyncio.to_thread(remove_tree, workdir.place)
+        else:
+            await asyncio.to_thread(_keep, workdir, Path(limits.keep_workdir), task.id)
+
+
+def _made(files: str | None, most: int) -> Workdir:
+    started = time.monotonic()
+    place = _places().new()
+    (place / "work").mkdir()
+    copied = 0
+    try:
+        if files is not None:
+            copied = copy_tree(_prepared(files, most), place / "work", most)
+    except BaseException:
+        remove_tree(place)
+        raise
+    return Workdir(place=place, limit=most, seconds=time.monotonic() - started, bytes=copied)
+
+
+def _keep(workdir: Workdir, root: Path, task: str) -> None:
+    name = re.sub(r"[^\w.-]+", "_", task).lstrip(".")[:80]
+    kept = root.absolute() / f"{name}-{workdir.place.name}"
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(workdir.place, kept)
+        log.info("The folder of a rollout of %s is kept: %s", task, kept / "work")
+    except OSError as error:
+        log.warning("The folder of a rollout of %s cannot be kept: %s", task, error)
+
+
+_PREPARING = threading.Lock()
+_READY: dict[tuple[str, int], Path] = {}
+
+
+def _prepared(files: str, most: int) -> Path:
+    """The files as they were when this process needed them first: later changes reach no rollout of it."""
+    with _PREPARING:
+        if (files, most) not in _READY:
+            folder = _places().new()
+            prepare(files, folder, most)
+            _READY[files, most] = folder
+        return _READY[files, most]
 
 
 @functools.cache
