@@ -18,7 +18,7 @@ from buckeye.config.validation import validate
 from buckeye.errors import ConfigError
 from buckeye_mcp.actions.check import ACTIONS_SCHEMA, MappingProblem, compile_actions
 from buckeye_mcp.actions.mapping import Action
-from buckeye_mcp.workdir.files import absolute
+from buckeye_mcp.workdir.files import beside
 
 ReplyFormat = Literal["xml", "tools"]
 SeveralCalls = Literal["first", "error", "all"]
@@ -153,7 +153,7 @@ def load_gym_config(path: Path) -> GymConfig:
         raise ConfigError(
             report(problem if problem.place else replace(problem, place=whole) for problem in problems)
         )
-    return config.model_copy(update={"files": absolute(config.files, path)})
+    return beside(config, path)
 
 
 def gym_schema() -> dict[str, Any]:

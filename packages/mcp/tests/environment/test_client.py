@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packages.mcp.tests.environment.leaks import assert_none_left, processes_with
 
+from buckeye.base.process_guard import MARK
 from buckeye_mcp.client.errors import (
     BadAnswer,
     OutputFlood,
@@ -77,7 +78,7 @@ def test_a_server_sees_nothing_of_our_environment(marker, monkeypatch):
     seen = json.loads(result.text)
     assert seen.pop("MARKER") == marker
     assert seen.pop("PATH") == os.environ["PATH"]
-    assert set(seen) <= {"HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ"}  # Python sets LC_CTYPE
+    assert set(seen) <= {"HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", MARK}  # Python sets LC_CTYPE
 
 
 def test_a_server_that_knows_only_the_newer_handshake(marker):

@@ -15,6 +15,7 @@ from packages.mcp.tests.environment.scripted import Scripted, native
 from packages.mcp.tests.environment.test_rollout import DONE, RAW, config, play, task
 from tests.places import ROOT
 
+from buckeye.base.process_guard import MARK
 from buckeye_mcp.client.session import Deadlines, open_session
 from buckeye_mcp.tasks.task_schema import StdioServer
 
@@ -112,7 +113,7 @@ def test_their_process_has_none_of_our_variables(everything_server, monkeypatch)
 
     seen = json.loads(asyncio.run(run()))
     assert seen.pop("ONLY") == "this"
-    assert set(seen) <= {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ"}
+    assert set(seen) <= {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", MARK}
 
 
 def initialised(program, folder):

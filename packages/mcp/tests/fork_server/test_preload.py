@@ -16,6 +16,7 @@ import pytest
 from packages.mcp.tests.environment.leaks import assert_none_left
 from tests.waiting import wait_for
 
+from buckeye.base.process_guard import MARK
 from buckeye_mcp.fork_server.program import Program
 from buckeye_mcp.fork_server.servers import PARENTS
 from buckeye_mcp.fork_server.start import start_program
@@ -101,9 +102,8 @@ def test_a_forked_session_is_a_fresh_one(installed, monkeypatch):
     assert second["imports"] == third["imports"] not in (second["pid"], third["pid"])  # the others have not
     for one, arguments, secret in ((first, ["--one"], "alpha"), (second, ["--two"], "beta")):
         assert one["arguments"] == arguments
-        assert {k: v for k, v in one["environment"].items() if k not in ("PATH", "LC_CTYPE")} == {
-            "SECRET": secret
-        }
+        ours = ("PATH", "LC_CTYPE", MARK)
+        assert {k: v for k, v in one["environment"].items() if k not in ours} == {"SECRET": secret}
     assert third["arguments"] == []
     assert [one["asked"] for one in (first, second, again, third)] == [1, 1, 2, 1]
     assert {one["name"] for one in (first, second, third)} == {"__main__"}

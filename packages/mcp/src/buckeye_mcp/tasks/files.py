@@ -18,7 +18,7 @@ from buckeye.config.source import load_json
 from buckeye.config.structure import fields_of
 from buckeye.errors import UsageError
 from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer, ToolCall
-from buckeye_mcp.workdir.files import absolute
+from buckeye_mcp.workdir.files import beside
 
 _JSON_COLUMNS = ("mcp_config", "setup_tool", "evaluate_tool", "metadata")
 _CALLS = ("setup_tool", "evaluate_tool")
@@ -52,8 +52,7 @@ def read_tasks(path: Path) -> list[McpTask]:
 
     Raises UsageError with every problem of every task: file, line, number of the task, field.
     """
-    tasks = tasks_of(file_rows(path), str(path))
-    return [task.model_copy(update={"files": absolute(task.files, path)}) for task in tasks]
+    return [beside(task, path) for task in tasks_of(file_rows(path), str(path))]
 
 
 def read_rows(rows: Iterable[Mapping[str, Any]], where: str) -> list[McpTask]:

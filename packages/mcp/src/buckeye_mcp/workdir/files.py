@@ -13,22 +13,28 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from buckeye.base.process import clean_environment
 from buckeye.base.storage import write_directory
+from buckeye.config.shared import BaseConfig
 from buckeye.errors import UsageError
 from buckeye_mcp.sandbox.base import cache_folder
 
 MAX_ENTRIES = 200_000
 """Most files and folders that a rollout may begin with."""
+_Written = TypeVar("_Written", bound=BaseConfig)
 _SCRIPT_SECONDS = 600.0
 _SCRIPTS = {".py": (sys.executable,), ".sh": ("/bin/sh",)}
 _TARS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 
 
-def absolute(files: str | None, base: Path) -> str | None:
-    """What `files` names as a whole path; a relative one is beside the file that it is written in."""
-    return None if files is None else str(base.absolute().parent / Path(files).expanduser())
+def beside(written: _Written, file: Path) -> _Written:
+    """A task or a configuration with a whole path as its `files`; what `file` says is relative to it."""
+    files: str | None = getattr(written, "files", None)
+    if files is None:
+        return written
+    return written.model_copy(update={"files": str(file.absolute().parent / Path(files).expanduser())})
 
 
 def prepare(files: str, folder: Path, most: int) -> None:
