@@ -190,6 +190,7 @@ _OFFERED = {
     "eval": "buckeye_audit",
     "gateway": "buckeye_mcp",
     "hf": "buckeye_mcp",
+    "play": "buckeye_audit",
     "demo": "buckeye_audit",
 }
 """Which satellite has which command, in its `commands.COMMANDS`."""

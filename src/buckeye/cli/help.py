@@ -31,6 +31,7 @@ GROUPS = {
         "Environments": {
             "env": "write, check, build, push, install them",
             "gateway": "serve MCP environments on one address",
+            "play": "play a task yourself, or watch chance or a model",
             "eval": "try any model on an environment",
             "evals": "the same as eval @ FILE, token by token",
         },

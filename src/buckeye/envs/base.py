@@ -180,6 +180,15 @@ class OptionsPolicy(Protocol):
 
 
 @runtime_checkable
+class TextCaller(Protocol):
+    """A policy that is told what it may call where only words of the prompt say so: a person, or chance."""
+
+    def may_call(self, tools: Sequence[Tool], form: str) -> None:
+        """A reply in this form calls one of the tools: it has `name(argument=value, ...)` for `{call}`."""
+        ...
+
+
+@runtime_checkable
 class TokenPolicy(Protocol):
     """A policy that can also go on with a text, or with token ids, and shows the tokens of its replies."""
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from buckeye.envs.base import Message, Outcome, Policy, Reply, Tool
+from buckeye.envs.base import Message, Outcome, Policy, Reply, TextCaller, Tool
 from buckeye_mcp.actions.mapping import ActionError, bind
 from buckeye_mcp.actions.parser import ParsedCall, ParsedReply, parse_reply, parse_tool_calls
-from buckeye_mcp.actions.tool_list import offered_tools
+from buckeye_mcp.actions.tool_list import call_form, offered_tools
 from buckeye_mcp.client.errors import EvaluateError, McpFault, SetupError, StartError
 from buckeye_mcp.client.session import CallResult, Deadlines
 from buckeye_mcp.client.sessions_of_rollout import Sessions, open_sessions
@@ -88,6 +88,8 @@ class _Conversation:
         self._sessions = sessions
         self._native = config.parser.format == "tools"
         self._tools: Sequence[Tool] = offered_tools(config, sessions.tools) if self._native else ()
+        if not self._native and isinstance(policy, TextCaller):
+            policy.may_call(offered_tools(config, sessions.tools), call_form(config.parser))
         self._messages = first_messages(task, config, state)
         self._ended: StopReason | None = None
         self.counts = _Counts()

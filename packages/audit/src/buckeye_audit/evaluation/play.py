@@ -197,7 +197,14 @@ async def _play_all(
     file = RowFile(request.output_dir / ROLLOUTS)
     request.progress(len(known), total)
     try:
-        async with _server(request) as server:
+        async with model_server(
+            request.model,
+            request.base_url,
+            request.api_key_var,
+            timeout=request.timeout,
+            max_concurrent=request.max_concurrent,
+            tell=request.tell,
+        ) as server:
 
             def ended(number: int, rollout: Rollout) -> None:
                 if rollout.reward is None and server.refusal is not None:
@@ -230,20 +237,28 @@ async def _play_all(
 
 
 @asynccontextmanager
-async def _server(request: EvalRequest) -> AsyncIterator[ChatServer]:
-    """The model: behind `base_url`, or served here for as long as the block lasts."""
-    timeout = httpx.Timeout(30.0, read=request.timeout)
-    limits = httpx.Limits(max_connections=request.max_concurrent)
-    if request.base_url is not None:
-        key = key_for(request.api_key_var, request.base_url)
+async def model_server(
+    model: str,
+    base_url: str | None,
+    api_key_var: str,
+    *,
+    timeout: float,
+    max_concurrent: int,
+    tell: Callable[[str], None] = lambda text: None,
+) -> AsyncIterator[ChatServer]:
+    """A model behind `base_url`, or served here for as long as the block lasts. A reply may take `timeout`
+    seconds."""
+    waits = httpx.Timeout(30.0, read=timeout)
+    limits = httpx.Limits(max_connections=max_concurrent)
+    if base_url is not None:
+        key = key_for(api_key_var, base_url)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        base_url = request.base_url.rstrip("/")
-        async with httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers) as client:
-            yield ChatServer(base_url=base_url, model=request.model, client=client, tell=request.tell)
+        async with httpx.AsyncClient(timeout=waits, limits=limits, headers=headers) as client:
+            yield ChatServer(base_url=base_url.rstrip("/"), model=model, client=client, tell=tell)
         return
-    async with served_model(fetch_served(request.model)) as served:
+    async with served_model(fetch_served(model)) as served:
         headers = {"Authorization": f"Bearer {served.api_key}"}
         async with httpx.AsyncClient(
-            timeout=timeout, limits=limits, headers=headers, trust_env=False
+            timeout=waits, limits=limits, headers=headers, trust_env=False
         ) as client:
-            yield ChatServer(base_url=served.base_url, model=served.model, client=client, tell=request.tell)
+            yield ChatServer(base_url=served.base_url, model=served.model, client=client, tell=tell)

@@ -8,7 +8,7 @@ from typing import Any
 from buckeye.envs.base import Tool
 from buckeye_mcp.actions.mapping import Action, FromArg, FromArgs
 from buckeye_mcp.client.session import ToolInfo
-from buckeye_mcp.config import GymConfig
+from buckeye_mcp.config import GymConfig, ParserConfig
 
 
 def offered_tools(config: GymConfig, tools: Mapping[str, ToolInfo]) -> list[Tool]:
@@ -25,6 +25,12 @@ def offered_tools(config: GymConfig, tools: Mapping[str, ToolInfo]) -> list[Tool
         }
         for action in config.actions.values()
     ]
+
+
+def call_form(parser: ParserConfig) -> str:
+    """How a reply without native calls is written, with the call in place of `{call}`."""
+    thought = "<think>I try this.</think>" if parser.use_thinking else ""
+    return f"{thought}<tool>{{call}}</tool>"
 
 
 def _parameters(action: Action, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,131 @@
+"""A policy that calls tools by chance, with arguments that fit their schemas."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from buckeye.envs.base import Message, Reply, Tool
+
+_MOST_CALLS = 30
+_ANSWERS = 0.15
+"""How often it answers in words where no call ends the rollout."""
+_OPTIONAL = 0.25
+_KNOWN = 0.5
+"""How often it takes an optional argument, and a value that the schema names, where it may take any."""
+_DEEPEST = 6
+_WORD = re.compile(r"\"([^\"\n]{1,80})\"|'([^'\n]{1,80})'|([\w./:@-]*\w)")
+
+Schema = Mapping[str, Any]
+
+
+class RandomPolicy:
+    """Any tool is as likely as another; texts and numbers are taken from what it has read."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)  # noqa: S311  chance that keeps no secret
+        self._told: Sequence[Tool] = ()
+        self._form = ""
+        self._turns = 0
+
+    def may_call(self, tools: Sequence[Tool], form: str) -> None:
+        """See `TextCaller`."""
+        self._told, self._form = tools, form
+
+    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
+        """A call, or words without one: where nothing can be called, now and then, and when enough was."""
+        words = words_of(messages)
+        offered = tools or self._told
+        self._turns += 1
+        answers = self._rng.random() < _ANSWERS if tools else self._turns > _MOST_CALLS
+        if not offered or answers:
+            text = self._rng.choice(words)
+            return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
+        function = self._rng.choice(offered)["function"]
+        schema = function.get("parameters") or {}
+        arguments = random_value({"type": "object", **schema}, schema, self._rng, words)
+        return reply_with(function["name"], arguments, form="" if tools else self._form)
+
+
+def reply_with(name: str, arguments: Mapping[str, Any], *, form: str) -> Reply:
+    """A reply that calls a tool: in words of the `form` that an environment asks for, else natively."""
+    if form:
+        given = ", ".join(f"{key}={literal(value)}" for key, value in arguments.items())
+        text = form.replace("{call}", f"{name}({given})")
+        return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
+    called = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    call = {"id": "call_0", "type": "function", "function": called}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    return Reply(text=f"{name}({called['arguments']})", finish_reason="stop", message=message)
+
+
+def literal(value: Any) -> str:
+    """A value as a call writes it, with no sign that could begin a tag."""
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def words_of(messages: Sequence[Message]) -> list[str]:
+    """Quotations, numbers and words of what it was asked and answered; never none."""
+    read = [str(message["content"]) for message in messages if message["role"] in ("user", "tool")]
+    found = (next(filter(None, match)) for text in read for match in _WORD.findall(text))
+    return list(dict.fromkeys(found)) or ["nothing"]
+
+
+def random_value(schema: Any, root: Schema, rng: random.Random, words: Sequence[str], depth: int = 0) -> Any:
+    """A value that fits a JSON Schema, as far as types, enumerations, bounds and required members go."""
+    schema = _resolved(schema, root)
+    if "const" in schema:
+        return schema["const"]
+    if isinstance(schema.get("enum"), list) and schema["enum"]:
+        return rng.choice(schema["enum"])
+    examples = schema.get("examples")
+    known = [schema.get("default"), *(examples if isinstance(examples, list) else [])]
+    known = [value for value in known if value is not None]
+    if known and rng.random() < _KNOWN:
+        return rng.choice(known)
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(key), list) and schema[key]:
+            return random_value(rng.choice(schema[key]), root, rng, words, depth + 1)
+    kinds = schema.get("type") or ("object" if "properties" in schema else "string")
+    kind = rng.choice(kinds) if isinstance(kinds, list) else kinds
+    if depth > _DEEPEST:
+        return None
+    if kind == "object":
+        needed, members = schema.get("required") or (), schema.get("properties") or {}
+        chosen = [name for name in members if name in needed or rng.random() < _OPTIONAL]
+        return {name: random_value(members[name], root, rng, words, depth + 1) for name in chosen}
+    if kind == "array":
+        least = int(schema.get("minItems") or 0)
+        size = rng.randint(least, max(least, min(int(schema.get("maxItems") or 2), 2)))
+        return [random_value(schema.get("items"), root, rng, words, depth + 1) for _ in range(size)]
+    return _simple(kind, schema, rng, words)
+
+
+def _simple(kind: Any, schema: Schema, rng: random.Random, words: Sequence[str]) -> Any:
+    if kind in ("integer", "number"):
+        low = schema.get("minimum", schema.get("exclusiveMinimum", -1e9) + 1)
+        high = schema.get("maximum", schema.get("exclusiveMaximum", 1e9) - 1)
+        read = [int(word) for word in words if re.fullmatch(r"-?\d{1,9}", word)]
+        fitting = [number for number in read if low <= number <= high]
+        start = int(max(low, min(0, high)))
+        return rng.choice(fitting) if fitting else rng.randint(start, int(min(high, start + 9)))
+    if kind in ("boolean", "null"):
+        return rng.random() < 0.5 if kind == "boolean" else None
+    least, most = int(schema.get("minLength") or 0), int(schema.get("maxLength") or 10**6)
+    word = rng.choice([word for word in words if least <= len(word) <= most] or list(words))
+    return word.ljust(least, ".")[:most]
+
+
+def _resolved(schema: Any, root: Schema) -> Schema:
+    """The schema that a local `$ref` means; {} for what is no schema."""
+    for _ in range(_DEEPEST):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str):
+            break
+        schema = root
+        for part in reference.removeprefix("#/").split("/"):
+            schema = schema.get(part) if isinstance(schema, Mapping) else None
+    return schema if isinstance(schema, Mapping) else {}

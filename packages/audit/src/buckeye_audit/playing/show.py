@@ -1,0 +1,166 @@
+"""One rollout, shown while it goes on, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from buckeye.base.json_lines import printable
+from buckeye.envs.base import (
+    NO_OPTIONS,
+    CallOptions,
+    GroupEnvironment,
+    Message,
+    OptionsPolicy,
+    Outcome,
+    Policy,
+    Reply,
+    Task,
+    TextCaller,
+    Tool,
+)
+from buckeye.inference.render import ChatRenderer
+from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.player import finished_outcomes, play_outcome
+
+
+class ShownPolicy:
+    """Says what `speaker` says, and shows the conversation. With a `renderer` the first prompt is shown as
+    its model reads it, and the tokens of each are counted."""
+
+    def __init__(
+        self, speaker: Policy, say: Callable[[str], None], renderer: ChatRenderer | None = None
+    ) -> None:
+        self._speaker, self._say, self._renderer = speaker, say, renderer
+        self.messages: list[Message] = []
+        self.tools: Sequence[Tool] = ()
+        self.turns = 0
+
+    def may_call(self, tools: Sequence[Tool], form: str) -> None:
+        """See `TextCaller`."""
+        if isinstance(self._speaker, TextCaller):
+            self._speaker.may_call(tools, form)
+
+    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
+        """As the speaker."""
+        return await self.ask(messages, tools=tools)
+
+    async def ask(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        options: CallOptions = NO_OPTIONS,
+    ) -> Reply:
+        """As the speaker; one that knows no options is asked without."""
+        self._show_prompt(messages, tools)
+        if isinstance(self._speaker, OptionsPolicy):
+            reply = await self._speaker.ask(messages, tools=tools, options=options)
+        else:
+            reply = await self._speaker.chat(messages, tools=tools)
+        self._say(shown_message(reply.message))
+        if options.trained:
+            self.turns += 1
+            self.messages, self.tools = [*messages, reply.message], tools
+        return reply
+
+    def _show_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        known = len(self.messages)
+        goes_on = list(messages[:known]) == self.messages
+        if self._renderer is not None and not known:
+            self._say(printable(self._renderer.prompt_text(messages, tools)))
+        else:
+            for message in messages[known if goes_on else 0 :]:
+                self._say(shown_message(message))
+        if self._renderer is not None:
+            self._say(f"({len(self._renderer.render(messages, tools).ids)} tokens)")
+
+
+def shown_message(message: Message) -> str:
+    """A message under its role, with the calls that it makes."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    lines = [f"[{message['role']}]", *filter(None, [_text(message.get("content"))])]
+    return printable("\n".join([*lines, *(f"{one['name']}({one['arguments']})" for one in calls)]))
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
+
+
+def _explained(outcome: Outcome) -> Mapping[str, str]:
+    return getattr(outcome, "explanations", {})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One rollout that was played."""
+
+    env: str
+    task: Task
+    policy: str
+    outcome: Outcome
+    turns: int
+    seconds: float
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        outcome = self.outcome
+        return {
+            "env": self.env,
+            "task_id": self.task.id,
+            "policy": self.policy,
+            "reward": outcome.reward,
+            "components": dict(outcome.components),
+            "explanations": dict(_explained(outcome)),
+            "stop_reason": outcome.stop_reason,
+            "error": outcome.error,
+            "turns": self.turns,
+            "seconds": round(self.seconds, 3),
+            **self.chat(),
+        }
+
+    def chat(self) -> dict[str, Any]:
+        """The conversation as `sft` reads it."""
+        return {"messages": list(self.messages), **({"tools": list(self.tools)} if self.tools else {})}
+
+    def lines(self) -> Iterator[str]:
+        """How it ended, and why the reward is what it is."""
+        outcome, turns = self.outcome, f"{self.turns} turn{'' if self.turns == 1 else 's'}"
+        if outcome.reward is None:
+            yield printable(f"no reward: {outcome.error}")
+            return
+        yield f"reward {outcome.reward:.4f}, ended by {outcome.stop_reason} after {turns}"
+        explained = _explained(outcome)
+        names = dict.fromkeys([*outcome.components, *explained])
+        width = max(map(len, names), default=0)
+        for name in names:
+            value = outcome.components.get(name)
+            figure = "" if value is None else f"{value:g}"
+            yield printable(f"  {name:<{width}}  {figure:<7} {explained.get(name, '')}").rstrip()
+
+
+async def play_shown(
+    env: NamedEnvironment, task: Task, policy: ShownPolicy, name: str, *, timeout: float
+) -> Record:
+    """Play one rollout with the policy of that `name`, in at most `timeout` seconds."""
+    started, environment = time.monotonic(), env.environment
+    grouped = isinstance(environment, GroupEnvironment)
+    play = environment.rollout_in_group if isinstance(environment, GroupEnvironment) else environment.rollout
+    outcome = await play_outcome(lambda: play(task, policy), timeout)
+    if grouped:
+        (outcome,) = await finished_outcomes(environment, task, [outcome], [policy.turns], timeout=timeout)
+    return Record(
+        env=env.name,
+        task=task,
+        policy=name,
+        outcome=outcome,
+        turns=policy.turns,
+        seconds=time.monotonic() - started,
+        messages=policy.messages,
+        tools=policy.tools,
+    )
