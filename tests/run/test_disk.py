@@ -171,7 +171,7 @@ def test_the_table_has_every_kind_and_what_is_free(tmp_path, tiny_model, disk):
     config = _config(tmp_path, max_steps=1000, disk=DiskConfig(reserve=100_000))
     lines = disk_table(config, estimate_disk(config, tiny_model)).splitlines()
     kinds = [line.split()[0] for line in lines]
-    assert kinds == ["disk", "checkpoints", "weights", "batches", "rollouts", "logs", "in"]
+    assert kinds == ["disk", "checkpoints", "weights", "batches", "trained", "rollouts", "logs", "in"]
     assert "free: 4.0 MB, of which 100.0 kB are kept in reserve" in lines[-1]
 
 

@@ -87,6 +87,7 @@ RUN_COMMANDS = (
     "events",
     "rollouts",
     "curve",
+    "replay",
     "stop",
     "scale",
     "attach",

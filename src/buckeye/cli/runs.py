@@ -7,11 +7,12 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -21,7 +22,14 @@ from buckeye.base.json_lines import printable
 from buckeye.cli.curve import curve
 from buckeye.cli.help import Commands
 from buckeye.cli.rollouts import rollouts
-from buckeye.cli.run_texts import cleaning_table, event_line, run_list, status_text
+from buckeye.cli.run_texts import (
+    cleaning_table,
+    event_line,
+    replay_json,
+    replay_text,
+    run_list,
+    status_text,
+)
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.run_files.directory import is_in_use, locked
 from buckeye.run_files.known_runs import find_run, is_remote, known_runs
@@ -257,6 +265,33 @@ def fork(
         return
     typer.echo(f"{made} ({record.run_id}) goes on from step {record.start_step} with:")
     typer.echo(f"  buckeye rl resume {shlex.quote(str(made))}")
+
+
+@runs_app.command()
+def replay(
+    run: _NamedRun,
+    step: Annotated[int, typer.Option(min=0, help="Which step, as the log counts them.")],
+    until: Annotated[
+        Literal["log-probs", "loss", "gradient", "weights"],
+        typer.Option(help="How far. All but `weights` need the weights of the step alone."),
+    ] = "weights",
+    device: Annotated[str | None, typer.Option(help="Another device, as cpu.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Compute a training step again from the batch that was kept of it, and say where it first differs. Exit
+    code 1 if it differs by more than rounding."""
+    from buckeye.config.load import load_config
+    from buckeye.config.trainer import TrainerConfig
+
+    directory = find_run(run)
+    config = load_config(TrainerConfig, ["@", str(directory / "configs" / "trainer.json")])
+    from buckeye.trainer.replay import replay_step  # brings torch
+
+    with tempfile.TemporaryDirectory(prefix="buckeye-replay-") as scratch:
+        found = replay_step(directory, config, step, until=until, device=device, scratch=Path(scratch))
+    typer.echo(replay_json(found) if as_json else replay_text(found))
+    if not found.within_tolerance:
+        raise typer.Exit(1)
 
 
 def _statuses(directories: Iterable[Path]) -> tuple[list[RunStatus], list[str]]:

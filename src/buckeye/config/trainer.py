@@ -345,6 +345,15 @@ class TrainerCheckpointConfig(CheckpointConfig):
     """How weights are saved with it."""
 
 
+class TrainedBatchesConfig(BaseConfig):
+    """What stays in `trained/` of the batches that were trained on, with the trainer's log-probs."""
+
+    keep: NonNegativeInt | None = None
+    """How many of the newest; 0 keeps none, None is no limit but that of bytes."""
+    max_bytes: PositiveInt = 2**29
+    """How much disk they may take; the oldest go first."""
+
+
 class TrainerConfig(BaseConfig):
     """Trains the policy on the batches of the orchestrator."""
 
@@ -364,6 +373,8 @@ class TrainerConfig(BaseConfig):
     """Checkpoints at an interval; None writes one at the end only."""
     weights: WeightsConfig = WeightsConfig()
     """How weights are saved for inference."""
+    trained: TrainedBatchesConfig = TrainedBatchesConfig()
+    """What stays of the batches that were trained on, so that `rl replay` can compute a step again."""
     weight_broadcast: WeightBroadcast = FilesystemBroadcastConfig()
     """How weights reach the engines."""
     log: LogConfig = LogConfig()

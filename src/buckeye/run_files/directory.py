@@ -49,6 +49,7 @@ _OURS = (
     "skipped",
     STATUS_FILE,
     "stop",
+    "trained",
     WANDB_FOLDER,
     "weights",
 )

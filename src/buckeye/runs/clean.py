@@ -15,7 +15,7 @@ from buckeye.run_files.directory import earlier_logs, files_of_a_run
 from buckeye.runs.status import find_checkpoint
 from buckeye.transport.checkpoint import checkpoints_by_age
 
-Kind = Literal["weights", "rollouts", "batches", "skipped", "logs", "unfinished", "checkpoints"]
+Kind = Literal["weights", "rollouts", "batches", "trained", "skipped", "logs", "unfinished", "checkpoints"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 IN_USE: tuple[Kind, ...] = ("weights", "batches")
 """What the processes of a run that goes on read."""
@@ -24,6 +24,7 @@ WHAT_THEY_ARE: dict[Kind, str] = {
     "weights": "all versions but the newest",
     "rollouts": "the text of every rollout of training",
     "batches": "batches that were not trained on",
+    "trained": "batches that were trained on, kept for `rl replay`",
     "skipped": "batches that nothing could be learned from, kept to be looked at",
     "logs": "what the processes of earlier attempts printed",
     "unfinished": "left by writers that were killed",
@@ -53,6 +54,7 @@ def deletable(
         "weights": list(step_directories(output_dir / "weights").values())[:-1],
         "rollouts": sorted((output_dir / "rollouts").glob("step_*.jsonl")),
         "batches": list(step_directories(output_dir / "batches").values()),
+        "trained": list(step_directories(output_dir / "trained").values()),
         "skipped": list(step_directories(output_dir / "skipped").values()),
         "logs": earlier_logs(output_dir),
         "unfinished": _unfinished(output_dir),

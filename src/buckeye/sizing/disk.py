@@ -27,6 +27,7 @@ _STEPS_WITHOUT_END = 1000  # what a run without max_steps is estimated for
 _BYTES_PER_ROLLOUT = 400  # measured on rollouts/*.jsonl: what is around the text
 _BYTES_PER_ROLLOUT_TOKEN = 12  # and the text, as JSON: of samples, and again of messages
 _BYTES_PER_BATCH_TOKEN = 17  # the arrays of a batch
+_BYTES_PER_TRAINED_TOKEN = 21  # and the trainer's log-probs
 _BYTES_PER_EVALUATED_ROLLOUT = 1_000  # of evals/*/*.jsonl, beside the messages
 _BYTES_PER_EVALUATED_TOKEN = 6
 _BYTES_PER_STEP_OF_LOGS = 6_000  # measured: metrics.jsonl, run.log, what the processes print
@@ -80,6 +81,7 @@ def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
             _checkpoints(config, model_path, steps),
             _weights(config, model_path),
             _batches(config),
+            _trained_batches(config, steps),
             _rollouts(orchestrator, steps),
             _evaluations(orchestrator, steps),
             DiskNeed(
@@ -232,6 +234,20 @@ def _batches(config: RLConfig) -> DiskNeed:
         setting="max_async_level",
         at_most=True,
         paths=("batches",),
+    )
+
+
+def _trained_batches(config: RLConfig, steps: int) -> DiskNeed:
+    orchestrator, kept = config.orchestrator, config.trainer.trained
+    count = steps if kept.keep is None else min(steps, kept.keep)
+    one = orchestrator.batch_size * orchestrator.seq_len * _BYTES_PER_TRAINED_TOKEN
+    return DiskNeed(
+        kind="trained",
+        size=min(count * one, kept.max_bytes if kept.keep != 0 else 0),
+        why=f"{count} batches of {human_bytes(one)}, for `rl replay`",
+        setting="trainer.trained.max_bytes",
+        at_most=True,
+        paths=("trained",),
     )
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -52,6 +53,8 @@ class BatchLoss:
         self._learner = learner
         self._reference = reference
         self._names = statistic_names(config.loss)
+        self.logprobs: dict[int, Tensor] = {}
+        """Of the last batch: f32[trained tokens] of each sample that this rank computed, by its place."""
 
     def backward(self, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
         """Add this rank's share of the batch's gradient; returns what to record, over all ranks.
@@ -63,8 +66,12 @@ class BatchLoss:
         scale = divisor(trained, loss, seq_len=self._config.seq_len)
         ranges = [(math.inf, -math.inf)]
 
+        self.logprobs.clear()
+
         def work(indices: Sequence[int]) -> Mapping[str, float]:
             inputs = self._inputs([samples[i] for i in indices], batch.step)
+            counts = [int(samples[i].loss_mask.sum()) for i in indices]
+            self.logprobs.update(zip(indices, inputs.logprobs.detach().split(counts), strict=True))
             ranges.append(ratio_range(inputs))
             sums = total_loss(inputs, loss)
             scaled = sums.loss / scale
@@ -81,6 +88,19 @@ class BatchLoss:
             **staleness(batch),
             "zero_advantage_share": 1.0 - sum(map(has_advantage, batch.samples)) / max(1, len(batch.samples)),
         }
+
+    def all_logprobs(self, samples: Sequence[Sample]) -> npt.NDArray[np.float32]:
+        """f32[M], the log-probs of the M trained tokens of the samples that `backward` was given, one
+        sample after the other. All ranks call it; a token that none has computed is NaN."""
+        counts = [int(sample.loss_mask.sum()) for sample in samples]
+        found = torch.full((sum(counts),), math.nan)
+        for place, part in zip(range(len(counts)), found.split(counts), strict=True):
+            if place in self.logprobs:
+                part.copy_(self.logprobs[place])
+        whole, *others = self._learner.ranks.gather(found)
+        for other in others:
+            whole = torch.where(torch.isnan(whole), other, whole)
+        return np.asarray(whole.cpu().numpy(), np.float32)
 
     def _inputs(self, samples: Sequence[Sample], step: int) -> LossInputs:
         policy = self._learner.policy

@@ -9,9 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from buckeye import __version__
 from buckeye.base import heartbeat
 from buckeye.base.faults import fault_point
 from buckeye.base.process import RunIdentity, StopFlag, run_identity
+from buckeye.base.storage import step_directory
 from buckeye.config.shared import most_token_age
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import FinalRunError
@@ -25,7 +31,16 @@ from buckeye.trainer.output.writer import Output
 from buckeye.trainer.parallel.ranks import write_together
 from buckeye.trainer.quarantine import Inspection, inspect, keep_skipped
 from buckeye.trainer.setup import build_learner, find_resume, trainer_process
-from buckeye.transport.batches import Batch, Sample, remove_batch
+from buckeye.transport.batches import (
+    Batch,
+    Sample,
+    TrainedBatch,
+    keep_trained,
+    prune_trained,
+    remove_batch,
+    remove_trained,
+)
+from buckeye.transport.weights import read_weights_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +82,7 @@ class RLTrainer:
         self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
         self.stopwatch = Stopwatch("wait", "compute", "publish", "checkpoint", idle="wait")
         self._skipped = config.output_dir / "skipped"
+        self._trained, self._weights = config.output_dir / "trained", config.output_dir / "weights"
         self.inbox = Inbox(
             root=config.output_dir / "batches",
             skipped=self._skipped,
@@ -90,6 +106,8 @@ class RLTrainer:
         """Publish the weights to start from, then turn batches into weights. True if all steps are done, or
         all that there are batches for."""
         self.inbox.tell_foreign()
+        if self.ranks.first:  # an earlier attempt may have got farther: these steps come again
+            remove_trained(self._trained, self.step)
         self._publish()
         heartbeat.ready()
         ended = False
@@ -101,7 +119,7 @@ class RLTrainer:
                 why = "No more batches come: ending" if ended else "Stopping on request"
                 logger.info("%s at step %d", why, self.step)
                 break
-            self._train(batch)
+            self.train(batch)
             if self.output.due():
                 self._checkpoint()
         self._checkpoint()
@@ -126,7 +144,8 @@ class RLTrainer:
         with self.stopwatch.of("checkpoint"):
             self.output.checkpoint(self._orchestrator_state)
 
-    def _train(self, batch: Batch) -> None:
+    def train(self, batch: Batch) -> None:
+        """One step: gradient, update, weights for the engines."""
         step, started = self.step, time.monotonic()
         logger.info("Starting training step %d", step)
         heartbeat.report(f"trains on batch {step}")
@@ -143,8 +162,6 @@ class RLTrainer:
         self._keep_left_out(batch, found, applied=update.applied)
         self._orchestrator_state = batch.orchestrator_state
         self._publish()
-        if self.ranks.first:
-            remove_batch(self.inbox.root, step)
         seconds = time.monotonic() - started
         values = {
             **record,
@@ -159,6 +176,45 @@ class RLTrainer:
         left_out = len(found.left_out) if update.applied else len(batch.samples)
         logger.log(training_level(len(batch.samples), left_out=left_out), format_step(step, values))
         write_together(self.ranks, self.metrics.writing("trainer", step, finite_only(values)))
+        self._let_go(batch, samples, values)
+
+    def _let_go(self, batch: Batch, samples: Sequence[Sample], values: Mapping[str, float]) -> None:
+        """Of a batch that was trained on, keep what `rl replay` needs, and no other. All ranks call it."""
+        keep = self.config.trained
+        logprobs = self.batch_loss.all_logprobs(samples) if keep.keep != 0 else None
+        if not self.ranks.first:
+            return
+        if logprobs is not None:
+            try:
+                self._keep(batch, samples, logprobs, values)
+                prune_trained(self._trained, keep=keep.keep, max_bytes=keep.max_bytes)
+            except OSError as error:  # it is for people to look at: no reason to end
+                logger.warning("Batch %d is not kept for `rl replay`: %s", batch.step, error)
+        remove_batch(self.inbox.root, batch.step)
+
+    def _keep(
+        self,
+        batch: Batch,
+        samples: Sequence[Sample],
+        logprobs: npt.NDArray[np.float32],
+        values: Mapping[str, float],
+    ) -> None:
+        places = {id(sample): place for place, sample in enumerate(batch.samples)}
+        record = {
+            "values": finite_only(values),
+            "weights": read_weights_manifest(step_directory(self._weights, self.step)).checksum,
+            "ranks": self.ranks.count,
+            "device": self.ranks.device.type,
+            "threads": torch.get_num_threads(),
+            "buckeye": __version__,
+            "torch": torch.__version__,
+        }
+        trained = TrainedBatch(
+            samples=np.array([places[id(sample)] for sample in samples], np.int32),
+            logprobs=logprobs,
+            record=record,
+        )
+        keep_trained(self.inbox.root, self._trained, batch, trained, identity=self.inbox.identity)
 
     def _measure_served(self, samples: Sequence[Sample]) -> dict[str, float]:
         if self._served is None or not self._served.due(self.step):

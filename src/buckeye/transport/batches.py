@@ -1,7 +1,9 @@
 """Batches from the orchestrator to the trainer: `<root>/step_<N>/{batch.safetensors, manifest.json}`, and
 `<root>/end.json` if there are none of some step on.
 
-Training on batch N (counted from 0) turns weights version N into version N+1.
+Training on batch N (counted from 0) turns weights version N into version N+1. A batch that was trained on
+stays for a while, beside what the trainer made of it, 21 bytes a token: `<kept>/step_<N>/{batch.safetensors,
+manifest.json, trained.safetensors, record.json}`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from buckeye.errors import TransportError
 MANIFEST = "manifest.json"
 DATA = "batch.safetensors"
 END = "end.json"
+TRAINED = "trained.safetensors"
+RECORD = "record.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -158,6 +162,71 @@ def batches_end(root: Path, *, identity: RunIdentity) -> int | None:
 def remove_batch(root: Path, step: int) -> None:
     """Delete a batch that has been trained on. A missing one is fine."""
     storage.remove_directory(batch_directory(root, step))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrainedBatch:
+    """What the trainer made of a batch at the weights that the step began with.
+
+    `samples` i32[K] are the places in the batch of those that went through the model, `logprobs` f32[M] the
+    log-probs of their M trained tokens, one sample after the other. `record` (JSON) has the step's figures.
+    """
+
+    samples: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    record: Mapping[str, Any]
+
+
+def keep_trained(
+    root: Path, kept: Path, batch: Batch, trained: TrainedBatch, *, identity: RunIdentity
+) -> None:
+    """Move a batch that was trained on to `kept`, with what came of it. Replaces one of the same step.
+
+    It is for people to look at, so nothing is flushed to the disk. Raises `OSError`.
+    """
+    source, final = batch_directory(root, batch.step), batch_directory(kept, batch.step)
+    if not source.is_dir():
+        write_batch(root, batch, identity=identity)
+    arrays = {"samples": trained.samples, "logprobs": trained.logprobs}
+    (source / TRAINED).write_bytes(save(arrays))
+    (source / RECORD).write_text(json.dumps(trained.record), encoding="utf-8")
+    storage.remove_directory(final)
+    kept.mkdir(exist_ok=True)
+    source.rename(final)
+
+
+def prune_trained(kept: Path, *, keep: int | None, max_bytes: int) -> None:
+    """Delete the oldest batches that were trained on, beyond so many and so many bytes."""
+    for number, directory in enumerate(reversed(storage.step_directories(kept).values())):
+        max_bytes -= (directory / DATA).stat().st_size + (directory / TRAINED).stat().st_size
+        if max_bytes < 0 or (keep is not None and number >= keep):
+            storage.remove_directory(directory)
+
+
+def remove_trained(kept: Path, start: int) -> None:
+    """Delete the batches that were trained on of the step `start` and later ones."""
+    for step, directory in storage.step_directories(kept).items():
+        if step >= start:
+            storage.remove_directory(directory)
+
+
+def read_trained(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
+    """A batch that was trained on, and what came of it, whichever attempt it is of. Raises `TransportError`
+    if it is not there, or not whole."""
+    directory = batch_directory(kept, step)
+    owner = _owner(directory)
+    batch = read_batch(kept, step, identity=owner) if owner is not None else None
+    if batch is None:
+        raise TransportError(f"{directory} is not there: batch {step} was not kept, or not trained on.")
+    try:
+        arrays = load((directory / TRAINED).read_bytes())
+        record = storage.read_json(directory / RECORD)
+        trained = TrainedBatch(samples=arrays["samples"], logprobs=arrays["logprobs"], record=record)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise TransportError(
+            f"What was made of batch {step} in {directory} cannot be read ({error})."
+        ) from None
+    return batch, trained
 
 
 def _to_arrays(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:

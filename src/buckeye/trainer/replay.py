@@ -1,0 +1,232 @@
+"""A step of a run, computed again from the batch that it was trained on: is the outcome the same, and where
+does it first differ?
+
+It runs the trainer's own loop in a folder of its own, from a checkpoint at or before the step, through every
+batch in between. On the same kind of machine, with as many threads, the same code computes the same
+to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from buckeye.base.process import RunIdentity, StopFlag
+from buckeye.base.storage import step_directories, step_directory
+from buckeye.config.trainer import TrainedBatchesConfig, TrainerConfig
+from buckeye.errors import TransportError, UsageError
+from buckeye.trainer.micro_batch_size import MICRO_BATCH_FILE
+from buckeye.trainer.rl import RLTrainer
+from buckeye.trainer.setup import build_learner, trainer_process
+from buckeye.transport.batches import Batch, TrainedBatch, read_trained
+from buckeye.transport.checkpoint import CheckpointInfo, list_checkpoints, verify_checkpoint
+from buckeye.transport.weights import read_weights_manifest
+
+Stage = Literal["log-probs", "loss", "gradient", "weights"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""Of a step, in the order in which they are computed."""
+
+_CIRCUMSTANCES = ("buckeye", "torch", "device", "threads", "ranks")
+_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
+"""How far log-probs of two machines may be apart by rounding, in nats; norms by as much of themselves."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """A stage of a step, then and now. `difference` is 0.0 if they are the same to the last bit, None if they
+    differ and that has no size; `where` is the place of the largest."""
+
+    step: int
+    stage: Stage
+    recorded: str
+    replayed: str
+    difference: float | None
+    where: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether both are the same to the last bit."""
+        return self.difference == 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Where a replay begins: before `step`, with what is in `path`."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """What came of it. `tolerance` is what rounding may make of a figure; `changed` is what was recorded of
+    the circumstances and is otherwise now."""
+
+    step: int
+    start: Start
+    tolerance: float
+    changed: Mapping[str, tuple[Any, Any]]
+    comparisons: Sequence[Comparison]
+
+    @property
+    def first_difference(self) -> Comparison | None:
+        """The first stage that is not the same to the last bit."""
+        return next((one for one in self.comparisons if not one.same), None)
+
+    @property
+    def within_tolerance(self) -> bool:
+        """Whether no figure differs by more than rounding may make of it. Weights have no size to compare."""
+        sized = [one for one in self.comparisons if one.stage != "weights"]
+        return all(one.difference is not None and one.difference <= self.tolerance for one in sized)
+
+
+def replay_step(
+    run: Path, config: TrainerConfig, step: int, *, until: Stage, device: str | None, scratch: Path
+) -> Replay:
+    """Compute step `step` (counted from 0) of the run in `run` again, as far as `until`, in the empty folder
+    `scratch`. `config` is the trainer's; `device` may be another one.
+
+    Raises UsageError if its batch, or what it needs to begin from, was not kept.
+    """
+    kept = run / "trained"
+    try:
+        recorded = read_trained(kept, step)[1]
+    except TransportError as error:
+        raise UsageError(f"{error} {_there(kept)}") from None
+    start, resume = _start(run, config, step, until=until)
+    config = _in_scratch(run, config, scratch, device=device, model=None if resume else start.path)
+    os.environ["BUCKEYE_THREADS"] = str(recorded.record["threads"])
+    with trainer_process(config, "replay") as ranks:
+        learner = build_learner(config, ranks, resume, max_steps=config.max_steps)
+        learner.progress = replace(learner.progress, step=start.step)
+        trainer = RLTrainer(config, learner, StopFlag(), RunIdentity(run_id="replay", attempt=1))
+        with trainer.output:
+            comparisons = list(_again(trainer, kept, range(start.step, step + 1)))
+        dtype = str(learner.policy.compute_dtype).removeprefix("torch.")
+    replayed = read_trained(scratch / "trained", step)[1]
+    return Replay(
+        step=step,
+        start=start,
+        tolerance=_TOLERANCES[dtype],
+        changed={
+            name: (recorded.record[name], replayed.record[name])
+            for name in _CIRCUMSTANCES
+            if recorded.record[name] != replayed.record[name]
+        },
+        comparisons=[one for one in comparisons if STAGES.index(one.stage) <= STAGES.index(until)],
+    )
+
+
+def _there(kept: Path) -> str:
+    steps = list(step_directories(kept))
+    if not steps:
+        return "None is: see trainer.trained in the settings of the run."
+    return f"There are those of steps {steps[0]} to {steps[-1]}."
+
+
+def _start(
+    run: Path, config: TrainerConfig, step: int, *, until: Stage
+) -> tuple[Start, CheckpointInfo | None]:
+    """The nearest place to begin from: a checkpoint, the model that the run began with, or, without new
+    weights, those that were published."""
+    kept = set(step_directories(run / "trained"))
+    published = step_directory(run / "weights", step)
+    if until != "weights" and (published / "config.json").is_file():
+        read_weights_manifest(published)
+        return Start(step=step, path=published), None
+    for info in reversed(list_checkpoints(run / "checkpoints")):
+        if info.step <= step and kept.issuperset(range(info.step, step)):
+            verify_checkpoint(info)
+            return Start(step=info.step, path=info.path), info
+    if kept.issuperset(range(step)) and Path(config.model.name).is_dir():
+        return Start(step=0, path=Path(config.model.name)), None
+    raise UsageError(
+        f"Step {step} cannot be computed again: {run} has no checkpoint at or before it from which on every "
+        f"batch was kept. {_there(run / 'trained')} `--until gradient` needs weights/step_{step} alone."
+    )
+
+
+def _in_scratch(
+    run: Path, config: TrainerConfig, scratch: Path, *, device: str | None, model: Path | None
+) -> TrainerConfig:
+    """The configuration of the replay: all that decides numbers as it was, all that is written elsewhere."""
+    if (run / MICRO_BATCH_FILE).exists():
+        shutil.copy(run / MICRO_BATCH_FILE, scratch)
+    changed = {"device": device or config.model.device, "name": str(model or config.model.name)}
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update=changed),
+            "output_dir": scratch,
+            "log": config.log.model_copy(update={"file": False, "level": "warning"}),
+            "trained": TrainedBatchesConfig(),
+        }
+    )
+
+
+def _again(trainer: RLTrainer, kept: Path, steps: Iterable[int]) -> Iterator[Comparison]:
+    for step in steps:
+        batch, recorded = read_trained(kept, step)
+        trainer.train(batch)
+        replayed = read_trained(trainer.config.output_dir / "trained", step)[1]
+        yield _of_logprobs(batch, recorded, replayed)
+        then, now = recorded.record, replayed.record
+        yield _of_figures(step, "loss", then["values"].get("loss"), now["values"].get("loss"))
+        yield _of_figures(step, "gradient", then["values"].get("grad_norm"), now["values"].get("grad_norm"))
+        yield Comparison(
+            step=step,
+            stage="weights",
+            recorded=then["weights"],
+            replayed=now["weights"],
+            difference=0.0 if then["weights"] == now["weights"] else None,
+        )
+
+
+def _of_logprobs(batch: Batch, recorded: TrainedBatch, replayed: TrainedBatch) -> Comparison:
+    """The largest difference of a log-prob, and which token of which sample has it."""
+    then, now = recorded.logprobs, replayed.logprobs
+    alike = then.shape == now.shape and np.array_equal(recorded.samples, replayed.samples)
+    difference, where = None, ""
+    if alike:
+        apart = np.nan_to_num(np.abs(then - now), nan=math.inf)
+        apart[np.isnan(then) & np.isnan(now)] = 0.0
+        difference = float(apart.max(initial=0.0))
+        where = _place(batch, recorded.samples, int(apart.argmax())) if difference else ""
+    return Comparison(
+        step=batch.step,
+        stage="log-probs",
+        recorded=f"{len(then)} tokens",
+        replayed=f"{len(now)} tokens",
+        difference=difference,
+        where=where,
+    )
+
+
+def _place(batch: Batch, samples: Iterable[int], token: int) -> str:
+    """Where the `token`-th trained token of these samples is."""
+    for number in samples:
+        places = np.flatnonzero(batch.samples[number].loss_mask)
+        if token < len(places):
+            return f"sample {number}, token {places[token]}"
+        token -= len(places)
+    raise AssertionError("there are fewer trained tokens")
+
+
+def _of_figures(step: int, stage: Stage, then: float | None, now: float | None) -> Comparison:
+    """A loss is compared as it is, a norm as a share of itself. One that was no finite number is None."""
+    difference: float | None = 0.0 if then == now else None
+    if then is not None and now is not None and then != now:
+        difference = abs(then - now) / (1.0 if stage == "loss" else max(abs(then), abs(now)))
+    return Comparison(
+        step=step, stage=stage, recorded=_figure(then), replayed=_figure(now), difference=difference
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "nan" if value is None else repr(value)
