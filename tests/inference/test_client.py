@@ -41,7 +41,7 @@ def test_generate_and_wave_sample_the_same(server, chat_model):
 
     async def use(client):
         await client.wait_ready(10)
-        wave = await client.generate_wave(prompts, PARAMS)
+        wave = await client.generate_batch(prompts, PARAMS)
         singles = [
             await client.generate(prompt, SamplingParams(max_tokens=12, seed=3 + i))
             for i, prompt in enumerate(prompts)
@@ -66,7 +66,7 @@ def test_update_weights_in_flight(server, http, chat_model, make_model, tmp_path
     checksum = read_weights_manifest(new).checksum
 
     async def use(client):
-        running = asyncio.create_task(client.generate_wave([IDS] * 64, SamplingParams(max_tokens=130)))
+        running = asyncio.create_task(client.generate_batch([IDS] * 64, SamplingParams(max_tokens=130)))
         while metric(http, "vllm:num_requests_running") == 0:
             await asyncio.sleep(0.001)
         await client.update_weights(new, 4, checksum)
@@ -318,7 +318,7 @@ def test_a_wave_is_split_into_contiguous_parts_with_their_seeds():
 
     with Fake(answer("a")) as a, Fake(answer("b")) as b, Fake(answer("c")) as c:
         wave = run(
-            [a.url, b.url, c.url], lambda client: client.generate_wave([[i] for i in range(8)], PARAMS)
+            [a.url, b.url, c.url], lambda client: client.generate_batch([[i] for i in range(8)], PARAMS)
         )
     assert len(wave) == 8
     assert [bodies[n]["prompt"] for n in "abc"] == [[[0], [1]], [[2], [3], [4]], [[5], [6], [7]]]

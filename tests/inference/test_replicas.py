@@ -144,7 +144,7 @@ def test_seeds_go_to_vllm_in_waves_only(owner):
             await client.generate([1, 2], PARAMS)
             single = a.sampled_with[-1]
             if owner == "vllm":
-                await client.generate_wave([[1], [2]], PARAMS)
+                await client.generate_batch([[1], [2]], PARAMS)
                 assert sorted(fields["seed"] for fields in a.sampled_with[1:]) == [3, 4]
             return single
 
@@ -512,8 +512,8 @@ def test_a_lost_part_of_a_wave_is_sampled_as_it_would_have_been(pair, chat_model
         model = str(chat_model.directory)
         async with InferenceClient(urls, api_key=KEY_OF_SERVERS, timeout=HANG, model=model) as client:
             await client.wait_ready(30)
-            expected = await client.generate_wave(prompts, params)
-            wave = asyncio.create_task(client.generate_wave(prompts, params))
+            expected = await client.generate_batch(prompts, params)
+            wave = asyncio.create_task(client.generate_batch(prompts, params))
             await until(lambda: client.metrics()["inference/1/tokens_in_flight"], "the wave")
             os.kill(pair[1].process.pid, signal.SIGKILL)
             return expected, await wave, client.metrics()

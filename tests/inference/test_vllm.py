@@ -254,7 +254,7 @@ class TestRealVllm:
 
     def test_a_first_small_request_and_its_logprobs(self, vllm_server, tied):
         async def use(client):
-            wave = await client.generate_wave(
+            wave = await client.generate_batch(
                 [[5, 6, 7], list(range(40, 60)), [5, 6, 7]], SamplingParams(max_tokens=12, seed=3)
             )
             return wave, await client.weight_versions()
@@ -270,7 +270,7 @@ class TestRealVllm:
     def test_many_seeded_requests_at_once(self, vllm_server, tied):
         prompts = [[*range(10, 100), i] for i in range(60)]
         params = SamplingParams(max_tokens=8, seed=5)
-        wave = run(vllm_server, tied[0], lambda client: client.generate_wave(prompts, params))
+        wave = run(vllm_server, tied[0], lambda client: client.generate_batch(prompts, params))
         assert len(wave) == 60
         assert all(1 <= len(generation.token_ids) <= 8 for generation in wave)
 
@@ -295,7 +295,7 @@ class TestRealVllm:
         try:
             embedded.wait_ready()
             ours, theirs = (
-                run(server, tied[0], lambda client: client.generate_wave(prompts, greedy))
+                run(server, tied[0], lambda client: client.generate_batch(prompts, greedy))
                 for server in (embedded, vllm_server)
             )
         finally:
@@ -322,7 +322,7 @@ class TestRealVllm:
         async def use(client):
             before = await client.generate(prompt, params)
             running = asyncio.create_task(  # only waves are seeded
-                client.generate_wave([other], SamplingParams(max_tokens=110, seed=2))
+                client.generate_batch([other], SamplingParams(max_tokens=110, seed=2))
             )
             await asyncio.sleep(0.02)
             await client.update_weights(path, 7, checksum)

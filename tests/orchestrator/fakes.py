@@ -75,7 +75,7 @@ class FakeEngine:
         await asyncio.sleep(self.delay)
         return self._answer(params.seed, params.max_tokens)
 
-    async def generate_wave(self, prompts, params):
+    async def generate_batch(self, prompts, params):
         self.waves.append((tuple(map(tuple, prompts)), params))
         await asyncio.sleep(self.delay)
         return [self._answer(params.seed + i, params.max_tokens) for i in range(len(prompts))]

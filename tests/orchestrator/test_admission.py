@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from buckeye.inference.client import InferenceClient, SamplingParams
-from buckeye.orchestrator.deterministic_sampling import Lockstep
+from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
 from buckeye.orchestrator.environments import Admission, NamedEnvironment, PlaySettings
 from buckeye.orchestrator.player import RolloutPlayer
 
@@ -99,11 +99,13 @@ def test_temperature_reply_length_and_time_are_the_environments_own(wave):
     environment = LetterEnvironment(sleep=0.5)
 
     async def run():
-        lockstep = Lockstep(engine) if wave else None
-        if lockstep is not None:
-            lockstep.begin(0)
+        deterministic = DeterministicSampling(engine) if wave else None
+        if deterministic is not None:
+            deterministic.begin(0)
         return await play(
-            player(lockstep or engine), NamedEnvironment(name="own", environment=environment, play=own), 1
+            player(deterministic or engine),
+            NamedEnvironment(name="own", environment=environment, play=own),
+            1,
         )
 
     (rollout,) = asyncio.run(run())

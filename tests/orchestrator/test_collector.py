@@ -17,7 +17,7 @@ from buckeye.envs.outcomes import errored
 from buckeye.errors import FinalRunError, InferenceError, RunError
 from buckeye.inference.client import SamplingParams, SilentError
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
-from buckeye.orchestrator.deterministic_sampling import Lockstep
+from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.filters import group_filter, smallest_group
 from buckeye.orchestrator.pauses import EnvironmentPauses
@@ -38,7 +38,7 @@ def collector(
     groups=2,
     size=4,
     state=FRESH,
-    lockstep=None,
+    deterministic=None,
     again_below=None,
     retries=1,
     retry_after_reply=False,
@@ -50,7 +50,7 @@ def collector(
         "group_size": size,
         "min_group_size": min(2, size),
         "run_ahead": level,
-        "lockstep": lockstep is not None,
+        "deterministic": deterministic is not None,
         "most_token_age": 8 if level else 0,
         "oversampling_factor": 1.0,
         "max_empty_batches": 3,
@@ -59,7 +59,7 @@ def collector(
         "filter_group": group_filter(OrchestratorConfig()),
     }
     player = RolloutPlayer(
-        sampler=lockstep or engine,
+        sampler=deterministic or engine,
         renderer=LetterRenderer(),
         params=SamplingParams(max_tokens=8),
         seq_len=64,
@@ -80,15 +80,15 @@ def collector(
     )
 
 
-async def batches(collector, engine, count, *, lag=0, lockstep=None):
+async def batches(collector, engine, count, *, lag=0, deterministic=None):
     """Collect `count` batches while a trainer that is `lag` steps behind publishes versions."""
     collected = []
     for step in range(count):
         version = max(0, step - lag)
         engine.version = version
         collector.set_version(version)
-        if lockstep is not None:
-            lockstep.begin(step)
+        if deterministic is not None:
+            deterministic.begin(step)
         collected.append(await collector.collect(step, lambda version: None))
     await collector.close()
     return collected
@@ -106,9 +106,11 @@ def test_a_batch_has_the_asked_number_of_groups_and_rollouts():
 def test_no_batch_holds_tokens_older_than_the_async_level(level, lag, groups):
     async def play():
         engine = FakeEngine()
-        lockstep = Lockstep(engine) if level == 0 else None
-        c = collector(engine, LetterEnvironment(), level=level, groups=groups, size=2, lockstep=lockstep)
-        return await batches(c, engine, 5, lag=min(lag, level), lockstep=lockstep)
+        deterministic = DeterministicSampling(engine) if level == 0 else None
+        c = collector(
+            engine, LetterEnvironment(), level=level, groups=groups, size=2, deterministic=deterministic
+        )
+        return await batches(c, engine, 5, lag=min(lag, level), deterministic=deterministic)
 
     for step, batch in enumerate(asyncio.run(play())):
         assert len(batch.groups) == groups
@@ -309,15 +311,17 @@ class OnlySomeAreSolved(LetterEnvironment):
 
 def solved_for_good(env, engine, *, state=FRESH, steps=range(6), groups=2):
     """The tasks of every step, and the state as it is on disk."""
-    lockstep = Lockstep(engine)
-    c = collector(engine, env, level=0, groups=groups, state=state, lockstep=lockstep, again_below=0.9)
+    deterministic = DeterministicSampling(engine)
+    c = collector(
+        engine, env, level=0, groups=groups, state=state, deterministic=deterministic, again_below=0.9
+    )
 
     async def play():
         played = []
         for step in steps:
             engine.version = step
             c.set_version(step)
-            lockstep.begin(step)
+            deterministic.begin(step)
             collected = await c.collect(step, lambda version: None)
             played.append([g.rollouts[0].task.id for g in collected.groups])
         await c.close()
@@ -344,15 +348,15 @@ def test_solved_tasks_are_not_played_again_and_a_resumed_run_goes_on_exactly():
 def test_when_all_tasks_are_solved_what_is_left_is_said_to_be_the_end():
     async def play():
         engine = FakeEngine()
-        lockstep = Lockstep(engine)
+        deterministic = DeterministicSampling(engine)
         env = OnlySomeAreSolved(size=3)
         options = {"filter_group": lambda group: "no_spread" if group.index > 2 else None}
-        c = collector(engine, env, level=0, groups=2, lockstep=lockstep, again_below=0.9, **options)
-        lockstep.begin(0)
+        c = collector(engine, env, level=0, groups=2, deterministic=deterministic, again_below=0.9, **options)
+        deterministic.begin(0)
         whole = await c.collect(0, lambda version: None)
         engine.version = 1
         c.set_version(1)
-        lockstep.begin(1)
+        deterministic.begin(1)
         rest = await c.collect(1, lambda version: None)
         await c.close()
         return whole, rest
@@ -404,7 +408,7 @@ def test_waiting_for_weights_has_a_deadline():
     engine, env = FakeEngine(), LetterEnvironment()
 
     async def play():
-        c = collector(engine, env, level=0, weights_timeout=0.05, lockstep=Lockstep(engine))
+        c = collector(engine, env, level=0, weights_timeout=0.05, deterministic=DeterministicSampling(engine))
         waits = []
         try:
             await c.collect(1, waits.append)  # version 1 never comes
@@ -483,10 +487,10 @@ def test_synchronous_mode_makes_the_same_waves_whatever_the_timing():
 
     async def play(seed):
         engine = FakeEngine()
-        lockstep = Lockstep(engine)
+        deterministic = DeterministicSampling(engine)
         env = Dawdles(seed)
-        c = collector(engine, env, level=0, groups=3, lockstep=lockstep)
-        await batches(c, engine, 3, lockstep=lockstep)
+        c = collector(engine, env, level=0, groups=3, deterministic=deterministic)
+        await batches(c, engine, 3, deterministic=deterministic)
         return engine.waves
 
     one, other = asyncio.run(play(1)), asyncio.run(play(2))

@@ -17,7 +17,7 @@ from buckeye.errors import UsageError
 from buckeye.inference.client import SamplingParams
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.curriculum import WINDOW, Curriculum, load_curricula
-from buckeye.orchestrator.deterministic_sampling import Lockstep
+from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.pauses import EnvironmentPauses
@@ -285,11 +285,19 @@ FRESH = {"next_group": 0, "pending": []}
 
 
 def collector(
-    engine, *, state=FRESH, lockstep=None, level=0, drop_zero_spread=True, oversampling=1.0, others=(), age=8
+    engine,
+    *,
+    state=FRESH,
+    deterministic=None,
+    level=0,
+    drop_zero_spread=True,
+    oversampling=1.0,
+    others=(),
+    age=8,
 ):
     environments = named(CellEnvironment(RATES), *others)
     player = RolloutPlayer(
-        sampler=lockstep or engine,
+        sampler=deterministic or engine,
         renderer=LetterRenderer(),
         params=SamplingParams(max_tokens=8),
         seq_len=64,
@@ -303,7 +311,7 @@ def collector(
         group_size=4,
         min_group_size=2,
         run_ahead=level,
-        lockstep=lockstep is not None,
+        deterministic=deterministic is not None,
         most_token_age=age if level else 0,
         oversampling_factor=oversampling,
         max_empty_batches=50,
@@ -316,13 +324,13 @@ def collector(
     return GroupCollector(sampler, player, options, pauses, state=dict(state))
 
 
-async def collect(c, engine, lockstep, steps):
+async def collect(c, engine, deterministic, steps):
     """Per step: index, task and rewards of every group, and the state after it as it is on disk."""
     made = []
     for step in steps:
         engine.version = step
         c.set_version(step)
-        lockstep.begin(step)
+        deterministic.begin(step)
         collected = await c.collect(step, lambda version: None)
         groups = [(g.index, g.rollouts[0].task.id, g.rewards) for g in collected.groups]
         made.append((groups, json.dumps(c.state())))
@@ -335,17 +343,17 @@ async def collect(c, engine, lockstep, steps):
 def test_a_resumed_synchronous_run_deals_the_same_tasks(stop, oversampling):
     def run(steps, state=FRESH):
         engine = FakeEngine()
-        lockstep = Lockstep(engine)
+        deterministic = DeterministicSampling(engine)
         drop = oversampling == 1  # else nothing is dropped, so that every batch leaves two groups over
         c = collector(
             engine,
             state=state,
-            lockstep=lockstep,
+            deterministic=deterministic,
             drop_zero_spread=drop,
             oversampling=oversampling,
             others=[LetterEnvironment()],
         )
-        return asyncio.run(collect(c, engine, lockstep, steps))
+        return asyncio.run(collect(c, engine, deterministic, steps))
 
     straight = run(range(8))
     state = json.loads(straight[stop - 1][1])
@@ -357,8 +365,10 @@ def test_a_resumed_synchronous_run_deals_the_same_tasks(stop, oversampling):
 def test_groups_dropped_for_want_of_spread_are_counted():
     """Without them the hopeless cell would have no rate at all, and full weight for ever."""
     engine = FakeEngine()
-    lockstep = Lockstep(engine)
-    made = asyncio.run(collect(collector(engine, lockstep=lockstep), engine, lockstep, range(8)))
+    deterministic = DeterministicSampling(engine)
+    made = asyncio.run(
+        collect(collector(engine, deterministic=deterministic), engine, deterministic, range(8))
+    )
     saved = json.loads(made[-1][1])["curriculum"]["cells"]["cells"]["letter/3"]
     assert saved["dealt"] >= len(saved["recent"]) > 0
     assert all(solved == 0 for solved, _ in saved["recent"])

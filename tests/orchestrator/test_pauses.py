@@ -12,7 +12,7 @@ from buckeye.envs.base import Outcome, Task
 from buckeye.errors import FinalRunError
 from buckeye.inference.client import SamplingParams
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
-from buckeye.orchestrator.deterministic_sampling import Lockstep
+from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
 from buckeye.orchestrator.environments import NamedEnvironment, PlaySettings
 from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.pauses import EnvironmentPauses
@@ -150,14 +150,16 @@ class Failing(LetterEnvironment):
         self.fail = lambda task, attempt: self.broken
 
 
-def collector(engine, environments, clock, *, lockstep=None, level=1, batch_size=8, sizes=(4, 4), state=None):
+def collector(
+    engine, environments, clock, *, deterministic=None, level=1, batch_size=8, sizes=(4, 4), state=None
+):
     settings = CollectorSettings(
         output_dir=Path("none"),
         batch_size=batch_size,
         group_size=4,
         min_group_size=None,
         run_ahead=level,
-        lockstep=lockstep is not None,
+        deterministic=deterministic is not None,
         most_token_age=8 if level else 0,
         oversampling_factor=1.0,
         max_empty_batches=50,
@@ -166,7 +168,7 @@ def collector(engine, environments, clock, *, lockstep=None, level=1, batch_size
         filter_group=group_filter(OrchestratorConfig()),
     )
     player = RolloutPlayer(
-        sampler=lockstep or engine,
+        sampler=deterministic or engine,
         renderer=LetterRenderer(),
         params=SamplingParams(max_tokens=8),
         seq_len=64,
@@ -183,11 +185,11 @@ def collector(engine, environments, clock, *, lockstep=None, level=1, batch_size
     return GroupCollector(sampler, player, settings, pauses, state=state or {})
 
 
-async def collect(c, engine, step, lockstep=None):
+async def collect(c, engine, step, deterministic=None):
     engine.version = step
     c.set_version(step)
-    if lockstep is not None:
-        lockstep.begin(step)
+    if deterministic is not None:
+        deterministic.begin(step)
     return await c.collect(step, lambda version: None)
 
 
@@ -199,13 +201,13 @@ def of_batch(collected):
 def test_the_others_fill_the_batches_until_it_comes_back(clock, level):
     async def play():
         engine, a, b = FakeEngine(), Failing("a"), Failing("b")
-        lockstep = Lockstep(engine) if level == 0 else None
-        c = collector(engine, [a, b], clock, lockstep=lockstep, level=level)
+        deterministic = DeterministicSampling(engine) if level == 0 else None
+        c = collector(engine, [a, b], clock, deterministic=deterministic, level=level)
         seen = []
         for step in range(12):
             a.broken = 2 <= step < 7
             clock.now += 1000 if step == 8 else 1
-            seen.append(of_batch(await collect(c, engine, step, lockstep)))
+            seen.append(of_batch(await collect(c, engine, step, deterministic)))
         metrics = c.metrics()
         await c.close()
         return seen, metrics, a.attempts
@@ -224,11 +226,11 @@ def test_when_all_fail_the_run_waits_and_goes_on(clock, monkeypatch):
 
     async def play():
         engine, a, b = FakeEngine(), Failing("a"), Failing("b")
-        lockstep = Lockstep(engine)  # synchronous: nothing is under way between two batches
-        c = collector(engine, [a, b], clock, lockstep=lockstep, level=0)
-        await collect(c, engine, 0, lockstep)
+        deterministic = DeterministicSampling(engine)  # synchronous: nothing is under way between two batches
+        c = collector(engine, [a, b], clock, deterministic=deterministic, level=0)
+        await collect(c, engine, 0, deterministic)
         a.broken = b.broken = True
-        waiting = asyncio.create_task(collect(c, engine, 1, lockstep))
+        waiting = asyncio.create_task(collect(c, engine, 1, deterministic))
         while c.metrics()["env/a/paused"] + c.metrics()["env/b/paused"] < 2:
             assert not waiting.done()
             await asyncio.sleep(0.001)

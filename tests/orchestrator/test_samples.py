@@ -13,7 +13,7 @@ from buckeye.envs.base import CallOptions
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.client import Generation, SamplingParams
 from buckeye.inference.render import ChatRenderer
-from buckeye.orchestrator.deterministic_sampling import Lockstep
+from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
 from buckeye.orchestrator.policy import RecordingPolicy
 from tests.inference.chat_families import FAMILIES, save_family
 
@@ -226,16 +226,16 @@ def test_a_wave_waits_for_every_rollout_though_one_asks_twice():
 
     async def waves():
         engine = FakeEngine()
-        lockstep = Lockstep(engine)
-        lockstep.begin(1)
-        seats = [lockstep.seat(i) for i in range(2)]
-        one, other = (letters(seat) for seat in seats)
+        deterministic = DeterministicSampling(engine)
+        deterministic.begin(1)
+        participants = [deterministic.join(i) for i in range(2)]
+        one, other = (letters(participant) for participant in participants)
         first = [asyncio.create_task(one.chat([{"role": "user", "content": w}])) for w in "ba"]
         await asyncio.sleep(0.01)
         assert not engine.waves
         await asyncio.gather(*first, other.chat([ASK]))
-        for seat in seats:
-            seat.leave()
+        for participant in participants:
+            participant.leave()
         return ["".join(map(chr, prompt)) for prompt in engine.waves[0][0]]
 
     assert run(waves()) == ["u:a$a:", "u:b$a:", "u:a$a:"]

@@ -66,7 +66,7 @@ def generations(trained, prompts):
             )
             async with client:
                 return [
-                    await client.generate_wave(
+                    await client.generate_batch(
                         prompts,
                         SamplingParams(max_tokens=24, temperature=t, seed=5, stop_token_ids=stop),
                     )

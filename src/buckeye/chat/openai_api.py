@@ -133,7 +133,7 @@ class TextRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. A prompt is a text or token ids; a list of them is one wave."""
+    """POST /v1/completions. A prompt is a text or token ids; a list of them is admitted together."""
 
     prompt: str | list[Any]
     logprobs: TopLogprobs | None = None

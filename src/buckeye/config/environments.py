@@ -124,7 +124,7 @@ class EnvMixConfig(BaseConfig):
     probabilities: list[Share] | None = None
     """The share of each, in their order; instead of their ratios."""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "all_exhausted"
-    """When the tasks of one are used up: deal all of them anew, or only its own again."""
+    """When the tasks of one are used up: start all of them again, or only its own."""
     seed: int | None = None
     """Draw the environment of each group by share with this seed; None alternates evenly."""
 

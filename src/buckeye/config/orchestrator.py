@@ -141,7 +141,7 @@ class OrchestratorCheckpointConfig(CheckpointConfig):
     """Checkpoints of the orchestrator; they are part of the trainer's."""
 
     skip_progress: bool = False
-    """On resuming, start the data anew."""
+    """On resuming, start the data from its beginning."""
     skip_buffer: bool = False
     """On resuming, forget the groups that were started."""
     buffer_path: Path | None = None
@@ -305,7 +305,7 @@ class OrchestratorConfig(BaseConfig):
         return self
 
     @model_validator(mode="after")
-    def _lockstep_is_synchronous(self) -> OrchestratorConfig:
+    def _deterministic_is_synchronous(self) -> OrchestratorConfig:
         if self.deterministic and self.max_async_level:
             raise conflict(
                 "deterministic = true is for synchronous runs, and max_async_level is "

@@ -75,7 +75,7 @@ class SupervisionConfig(BaseConfig):
     """Start again what dies or hangs: a server by itself, trainer and orchestrator from the newest
     checkpoint. False ends the run."""
     max_restarts: NonNegativeInt = 5
-    """How often in a row, within restart_window. Every new checkpoint makes the count begin anew."""
+    """How often in a row, within restart_window. Every new checkpoint resets the count."""
     restart_window: PositiveFloat = 600.0
     """Seconds after which an end is forgotten."""
     heartbeat_timeout: PositiveFloat = 30.0

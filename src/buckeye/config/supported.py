@@ -6,7 +6,7 @@ or memory only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,33 +24,27 @@ from buckeye.config.trainer import TrainerConfig
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`matters(value)` says whether the value of the setting asks for what is not built."""
+    """`built` are the values of the setting that ask for nothing that is not built."""
 
     path: str
-    matters: Callable[[Any], bool]
-    level: Level
+    built: tuple[Any, ...]
     message: str
+    level: Level = "error"
+
+    def matters(self, value: Any) -> bool:
+        """Whether a value asks for what is not built."""
+        return value not in self.built
 
 
-def _is_set(value: Any) -> bool:
-    return bool(value)
+def _refused(*rows: tuple[str, tuple[Any, ...], str]) -> tuple[Rule, ...]:
+    return tuple(Rule(*row) for row in rows)
 
 
-def _is_off(value: Any) -> bool:
-    return value is False
+def _told(*rows: tuple[str, tuple[Any, ...], str]) -> tuple[Rule, ...]:
+    return tuple(Rule(*row, level="warning") for row in rows)
 
 
-def _is_given(value: Any) -> bool:
-    return value is not None
-
-
-def _more_than_one(value: Any) -> bool:
-    return bool(value > 1)
-
-
-def _is_not(*built: Any) -> Callable[[Any], bool]:
-    return lambda value: value not in built
-
+_EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 
 _NO_EXPERTS = "there are no expert models in this version."
 _ALWAYS_SAFETENSORS = "weights are written as safetensors, never pickled; leave it out."
@@ -67,142 +61,121 @@ _PINNED = "pinned memory is always used."
 _ONE_STREAM = "every copy is waited for, in the order of the layers; leave it out."
 _LOG_FILE = "the log file is always written."
 _NO_VF_LEVEL = "has no effect in this version."
+_NO_DATA_LOG = "rollouts/ holds the training data as text; nothing else is logged."
+
+_LOG = _told(
+    ("weight_broadcast.type", ("filesystem",), _NO_NCCL),
+    ("log.vf_level", ("warn", "warning"), _NO_VF_LEVEL),
+    ("log.file", (True, None), _LOG_FILE),
+)
+_LOG_DATA = _told(("log.log_data", _EMPTY, _NO_DATA_LOG))
+_OWN_MODELS = _told(("model.trust_remote_code", _EMPTY, _OWN_MODELS_ONLY))
 
 _TRAINER = (
-    Rule("model.attn", _is_not("flash_attention_2", "sdpa"), "warning", _TORCH_FLASH),
-    Rule("model.ac_offloading.pin_memory", _is_off, "warning", _PINNED),
-    Rule("model.ac_offloading.max_inflight_activations", _is_given, "warning", _ONE_STREAM),
-    Rule("model.trust_remote_code", _is_set, "warning", _OWN_MODELS_ONLY),
-    Rule("model.ep", _more_than_one, "warning", _NO_EXPERTS),
-    Rule("model.cp", _more_than_one, "error", "context parallelism is not available; set it to 1."),
-    Rule("model.impl", _is_not("hf"), "warning", "the model of transformers is used in this version."),
-    Rule(
-        "model.optimization_dtype",
-        _is_not("float32"),
-        "error",
-        "weights are updated in float32; leave it out.",
+    *_LOG,
+    *_LOG_DATA,
+    *_OWN_MODELS,
+    *_refused(
+        ("model.cp", (1,), "context parallelism is not available; set it to 1."),
+        ("model.optimization_dtype", ("float32",), "weights are updated in float32; leave it out."),
+        ("model.debug.num_layers", (None,), "`buckeye model tiny` makes small models; leave it out."),
+        ("model.debug.random_init", _EMPTY, "`buckeye model tiny` makes random ones; leave it out."),
+        ("data.fake", (None,), _NO_BENCH),
+        ("bench", _EMPTY, _NO_BENCH),
+        ("ckpt.weights.save_format", ("safetensors",), _ALWAYS_SAFETENSORS),
+        (
+            "weights.interval",
+            (None,),
+            "weights that no engine needs any more are deleted; checkpoints hold them too: use "
+            "ckpt.interval.",
+        ),
+        ("weights.save_format", ("safetensors",), _ALWAYS_SAFETENSORS),
+        ("weight_broadcast.save_format", ("safetensors",), _ALWAYS_SAFETENSORS),
+        ("memory_profiler_path", (None,), "no memory profile is written in this version."),
+        ("trace_path", (None,), "no trace is written in this version."),
     ),
-    Rule("model.moe_use_grouped_mm", _is_off, "warning", _NO_EXPERTS),
-    Rule(
-        "model.debug.num_layers", _is_given, "error", "`buckeye model tiny` makes small models; leave it out."
+    *_told(
+        ("model.attn", ("flash_attention_2", "sdpa"), _TORCH_FLASH),
+        ("model.ac_offloading.pin_memory", (True, None), _PINNED),
+        ("model.ac_offloading.max_inflight_activations", (None,), _ONE_STREAM),
+        ("model.ep", (1,), _NO_EXPERTS),
+        ("model.impl", ("hf",), "the model of transformers is used in this version."),
+        ("model.moe_use_grouped_mm", (True, None), _NO_EXPERTS),
     ),
-    Rule(
-        "model.debug.random_init", _is_set, "error", "`buckeye model tiny` makes random ones; leave it out."
-    ),
-    Rule("data.fake", _is_given, "error", _NO_BENCH),
-    Rule("bench", _is_set, "error", _NO_BENCH),
-    Rule("ckpt.weights.save_format", _is_not("safetensors"), "error", _ALWAYS_SAFETENSORS),
-    Rule(
-        "weights.interval",
-        _is_given,
-        "error",
-        "weights that no engine needs any more are deleted; checkpoints hold them too: use ckpt.interval.",
-    ),
-    Rule("weights.save_format", _is_not("safetensors"), "error", _ALWAYS_SAFETENSORS),
-    Rule("weight_broadcast.save_format", _is_not("safetensors"), "error", _ALWAYS_SAFETENSORS),
-    Rule("weight_broadcast.type", _is_not("filesystem"), "warning", _NO_NCCL),
-    Rule("log.vf_level", _is_not("warn", "warning"), "warning", _NO_VF_LEVEL),
-    Rule("log.file", _is_off, "warning", _LOG_FILE),
-    Rule(
-        "log.log_data",
-        _is_set,
-        "warning",
-        "rollouts/ holds the training data as text; nothing else is logged.",
-    ),
-    Rule("memory_profiler_path", _is_given, "error", "no memory profile is written in this version."),
-    Rule("trace_path", _is_given, "error", "no trace is written in this version."),
 )
 
 _ORCHESTRATOR = (
-    Rule(
-        "strict_async_level",
-        _is_set,
-        "warning",
-        "new weights are used at once; rollouts are as old as max_async_level allows, or younger. "
-        "max_async_level = 0 is exact.",
+    *_LOG,
+    *_LOG_DATA,
+    *_OWN_MODELS,
+    *_refused(
+        ("mask_env_responses", (True, None), "the environment's tokens are never trained on; leave it out."),
+        ("client.headers", _EMPTY, "further headers are not sent in this version; leave it out."),
+        (
+            "client.server_type",
+            ("vllm",),
+            'training needs token ids from the server; only "vllm" (or the embedded engine) gives them.',
+        ),
+        ("sampling.repetition_penalty", (1.0,), _NO_SAMPLER),
+        ("buffer.easy_fraction", _EMPTY, _NO_POOLS),
+        ("buffer.hard_fraction", _EMPTY, _NO_POOLS),
+        ("buffer.easy_threshold", (None,), _NO_POOLS),
+        ("buffer.hard_threshold", (None,), _NO_POOLS),
+        ("buffer.type", ("simple", "online-difficulty"), _NO_POOLS),
+        ("buffer.oversampling_factor", (1.0,), "set the orchestrator's oversampling_factor instead."),
+        ("buffer.seed", (None,), "the orchestrator's `seed` fixes all choices; set that."),
+        ("buffer.from_scratch", (True, None), "a buffer comes back with its checkpoint only: set resume."),
+        ("eval.sampling.repetition_penalty", (None, 1.0), _NO_SAMPLER),
+        ("eval.sampling.min_p", (None, 0.0), _NO_SAMPLER),
+        ("eval.sampling.reasoning_effort", (None,), _NO_SAMPLER),
+        ("eval.sampling.seed", (None,), "the orchestrator's `seed` fixes evaluations too; set that."),
+        ("eval.save.disk", (None,), "during training only the figures are kept; use `evals`."),
+        ("eval.save.hf", (None,), "evaluations are not uploaded in this version."),
+        ("eval.save.env_hub", _EMPTY, "evaluations are not uploaded in this version."),
+        ("ckpt.buffer_path", (None,), "the buffer is part of the checkpoint; use ckpt.resume_step."),
+        ("bench", _EMPTY, _NO_BENCH),
     ),
-    Rule(
-        "mask_env_responses", _is_off, "error", "the environment's tokens are never trained on; leave it out."
+    *_told(
+        (
+            "strict_async_level",
+            _EMPTY,
+            "new weights are used at once; rollouts are as old as max_async_level allows, or younger. "
+            "max_async_level = 0 is exact.",
+        ),
     ),
-    Rule("model.trust_remote_code", _is_set, "warning", _OWN_MODELS_ONLY),
-    Rule("client.headers", _is_set, "error", "further headers are not sent in this version; leave it out."),
-    Rule(
-        "client.server_type",
-        _is_not("vllm"),
-        "error",
-        'training needs token ids from the server; only "vllm" (or the embedded engine) gives them.',
-    ),
-    Rule("sampling.repetition_penalty", _is_not(1.0), "error", _NO_SAMPLER),
-    Rule("buffer.easy_fraction", _is_set, "error", _NO_POOLS),
-    Rule("buffer.hard_fraction", _is_set, "error", _NO_POOLS),
-    Rule("buffer.easy_threshold", _is_given, "error", _NO_POOLS),
-    Rule("buffer.hard_threshold", _is_given, "error", _NO_POOLS),
-    Rule("buffer.type", _is_not("simple", "online-difficulty"), "error", _NO_POOLS),
-    Rule(
-        "buffer.oversampling_factor",
-        _is_not(1.0),
-        "error",
-        "set the orchestrator's oversampling_factor instead.",
-    ),
-    Rule("buffer.seed", _is_given, "error", "the orchestrator's `seed` fixes all choices; set that."),
-    Rule(
-        "buffer.from_scratch", _is_off, "error", "a buffer comes back with its checkpoint only: set resume."
-    ),
-    Rule("eval.sampling.repetition_penalty", _is_not(None, 1.0), "error", _NO_SAMPLER),
-    Rule("eval.sampling.min_p", _is_not(None, 0.0), "error", _NO_SAMPLER),
-    Rule("eval.sampling.reasoning_effort", _is_given, "error", _NO_SAMPLER),
-    Rule(
-        "eval.sampling.seed", _is_given, "error", "the orchestrator's `seed` fixes evaluations too; set that."
-    ),
-    Rule("eval.save.disk", _is_given, "error", "during training only the figures are kept; use `evals`."),
-    Rule("eval.save.hf", _is_given, "error", "evaluations are not uploaded in this version."),
-    Rule("eval.save.env_hub", _is_set, "error", "evaluations are not uploaded in this version."),
-    Rule(
-        "ckpt.buffer_path", _is_given, "error", "the buffer is part of the checkpoint; use ckpt.resume_step."
-    ),
-    Rule("weight_broadcast.type", _is_not("filesystem"), "warning", _NO_NCCL),
-    Rule("log.vf_level", _is_not("warn", "warning"), "warning", _NO_VF_LEVEL),
-    Rule("log.file", _is_off, "warning", _LOG_FILE),
-    Rule(
-        "log.log_data",
-        _is_set,
-        "warning",
-        "rollouts/ holds the training data as text; nothing else is logged.",
-    ),
-    Rule("bench", _is_set, "error", _NO_BENCH),
 )
 
-_INFERENCE = (
-    Rule("weight_broadcast.type", _is_not("filesystem"), "warning", _NO_NCCL),
-    Rule("log.vf_level", _is_not("warn", "warning"), "warning", _NO_VF_LEVEL),
-    Rule("log.file", _is_off, "warning", _LOG_FILE),
-)
+_INFERENCE = _LOG
 
 _EMBEDDED_ENGINE = (
-    Rule("vllm", _is_set, "error", 'only vLLM understands these: set inference.backend = "vllm".'),
-    Rule(
-        "parallel.tp",
-        _more_than_one,
-        "error",
-        "the embedded engine uses one device: set tp to 1 and dp to the number of devices (or use vLLM).",
+    *_OWN_MODELS,
+    *_refused(
+        ("vllm", _EMPTY, 'only vLLM understands these: set inference.backend = "vllm".'),
+        (
+            "parallel.tp",
+            (1,),
+            "the embedded engine uses one device: set tp to 1 and dp to the number of devices (or use vLLM).",
+        ),
     ),
-    Rule("model.trust_remote_code", _is_set, "warning", _OWN_MODELS_ONLY),
-    Rule(
-        "model.tool_call_parser",
-        _is_given,
-        "warning",
-        "is vLLM's: the embedded engine reads tool calls as the model's chat template writes them.",
+    *_told(
+        (
+            "model.tool_call_parser",
+            (None,),
+            "is vLLM's: the embedded engine reads tool calls as the model's chat template writes them.",
+        ),
     ),
 )
 
 _EVALS = (
-    Rule("model.trust_remote_code", _is_set, "warning", _OWN_MODELS_ONLY),
-    Rule("client.headers", _is_set, "error", "further headers are not sent in this version; leave it out."),
-    Rule("client.server_type", _is_not("vllm"), "error", 'token ids are needed; only "vllm" gives them.'),
-    Rule("sampling.repetition_penalty", _is_not(None, 1.0), "error", _NO_SAMPLER),
-    Rule("sampling.min_p", _is_not(None, 0.0), "error", _NO_SAMPLER),
-    Rule("sampling.reasoning_effort", _is_given, "error", _NO_SAMPLER),
-    Rule("sampling.seed", _is_given, "error", "set `seed`."),
+    *_OWN_MODELS,
+    *_refused(
+        ("client.headers", _EMPTY, "further headers are not sent in this version; leave it out."),
+        ("client.server_type", ("vllm",), 'token ids are needed; only "vllm" gives them.'),
+        ("sampling.repetition_penalty", (None, 1.0), _NO_SAMPLER),
+        ("sampling.min_p", (None, 0.0), _NO_SAMPLER),
+        ("sampling.reasoning_effort", (None,), _NO_SAMPLER),
+        ("sampling.seed", (None,), "set `seed`."),
+    ),
 )
 
 _PARTS: dict[KeyPath, type[BaseConfig]] = {
@@ -258,7 +231,7 @@ def _learns_nothing(config: OrchestratorConfig, prefix: KeyPath) -> Iterator[Pro
 
 
 def _all_at_once(config: OrchestratorConfig, prefix: KeyPath) -> Iterator[Problem]:
-    """Limits that lockstep sampling cannot keep."""
+    """Limits that deterministic sampling cannot keep."""
     if config.max_async_level or config.deterministic is False:
         return
     why = "cannot be kept with max_async_level = 0, which plays all rollouts of a step at once"

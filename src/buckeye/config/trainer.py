@@ -338,9 +338,9 @@ class TrainerCheckpointConfig(CheckpointConfig):
     skip_progress: bool = False
     """On resuming, count steps and tokens from 0."""
     skip_scheduler: bool = False
-    """On resuming, start the learning-rate schedule anew."""
+    """On resuming, start the learning-rate schedule from its beginning."""
     skip_dataloader: bool = False
-    """On resuming, start the data anew."""
+    """On resuming, start the data from its beginning."""
     weights: CheckpointWeightsConfig | None = CheckpointWeightsConfig()
     """How weights are saved with it."""
 

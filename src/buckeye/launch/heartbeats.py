@@ -88,7 +88,7 @@ class HeartbeatReader:
             self._take(line, now)
 
     def forgive(self, now: float) -> None:
-        """Begin to count anew: nobody was listening."""
+        """Start to count again: nobody was listening."""
         self.started, self.progressed = max(self.started, now), now
         self.heard = now if self.heard is not None else None
         if self.newest is not None and self.newest.pulse is not None:

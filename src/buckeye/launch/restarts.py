@@ -109,7 +109,7 @@ class Ended:
 
 
 class Restarts:
-    """Starts the servers of a run anew: inference and gateways that have ended, and inference that the
+    """Restarts the servers of a run: inference and gateways that have ended, and inference that the
     orchestrator asks for. `note` is told of each end. A server that refuses its settings ends the run."""
 
     def __init__(

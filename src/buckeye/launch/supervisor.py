@@ -144,10 +144,10 @@ class Supervisor:
         return finished
 
     def _forgive_a_gap(self, now: float) -> None:
-        """If this process was suspended, nobody has listened: all deadlines begin anew."""
+        """If this process was suspended, nobody has listened: all deadlines start again."""
         gap, self._ticked = now - self._ticked, now
         if gap > _GAP_SECONDS:
-            log.info("The launcher did nothing for %s: all deadlines begin anew", human_duration(gap))
+            log.info("The launcher did nothing for %s: all deadlines start again", human_duration(gap))
             for child in self._processes.children:
                 child.heartbeats.forgive(now)
             self._stepped = now

@@ -215,7 +215,7 @@ class Stopwatch:
 
     def take(self) -> dict[str, float]:
         """`time/<cause>` and `time/total` (all that passed, named or not) since the last call, and
-        `idle_ratio`, the share of the total that was idle; starts anew."""
+        `idle_ratio`, the share of the total that was idle; then it starts from zero."""
         now = time.monotonic()
         values = {f"time/{cause}": seconds for cause, seconds in self._seconds.items()}
         total = values["time/total"] = now - self._since
@@ -246,7 +246,7 @@ class BusyClock:
             self._busy += time.monotonic() - self._busy_since
 
     def take_idle(self) -> float:
-        """The share of the time since the last call in which nothing went on, from 0 to 1; starts anew."""
+        """The share of the time in which nothing went on, from 0 to 1, since the last call."""
         now = time.monotonic()
         if self._under_way:
             self._busy += now - self._busy_since

@@ -69,7 +69,7 @@ class CollectorSettings:
     filter_group: GroupFilter
     measuring: Callable[[], int | None] = lambda: None
     cut_late_groups: bool = False
-    lockstep: bool = False
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +249,8 @@ class GroupCollector:
             last = min(last, settings.max_steps - 1)
         batches = last + 1 - step
         capacity = math.ceil(settings.oversampling_factor * settings.batch_size * batches)
-        if settings.lockstep and self._playing:
-            return frozenset()  # whole waves only, so that every run makes the same ones
+        if settings.deterministic and self._playing:
+            return frozenset()  # whole batches of requests only, so that every run makes the same ones
         oldest = step - settings.most_token_age
         flying = sum(f.size for f in self._playing.values() if f.version >= oldest)  # the others are lost
         under_way = flying + self._buffered_rollouts
@@ -330,7 +330,7 @@ class GroupCollector:
     def _accept(self, step: int, collected: Collected, dropped_in_a_row: int) -> int:
         """Move finished groups into the batch; returns how many rollouts were dropped since the last accepted
         one."""
-        if self._settings.lockstep and self._playing:
+        if self._settings.deterministic and self._playing:
             return dropped_in_a_row
         waiting = self._waiting()
         refused = math.inf  # a group of that size; there is no place for those of the same size after it
@@ -357,8 +357,8 @@ class GroupCollector:
         return dropped_in_a_row
 
     def _order(self, ended: _Ended) -> tuple[int, int]:
-        """The oldest first; in a lockstep all are of one version."""
-        return 0 if self._settings.lockstep else ended.oldest, ended.group.index
+        """The oldest first; with deterministic sampling all are of one version."""
+        return 0 if self._settings.deterministic else ended.oldest, ended.group.index
 
     def _due(self, oldest: int) -> int:
         """The last batch that may have tokens of version `oldest`."""

@@ -153,7 +153,7 @@ class Curriculum:
 
     def restore(self, state: Mapping[str, Any], pending: Collection[int]) -> None:
         """Go on from `state()`; of the groups it has open only the `pending` ones. Cells that the environment
-        no longer has are forgotten, and their groups dealt anew."""
+        no longer has are forgotten, and their groups dealt again."""
         for name, saved in state["cells"].items():
             if name in self._cells:
                 cell = self._cells[name]

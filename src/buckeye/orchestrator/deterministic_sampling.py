@@ -1,13 +1,14 @@
-"""Lockstep sampling for the synchronous mode: the engines always see the same batches.
+"""Deterministic sampling for the synchronous mode: the engines always see the same batches.
 
 Floating-point sums depend on what else is in a batch, and what is in a batch depends on arrival times. So in
 synchronous mode no request is sent until every rollout that is playing has asked for its next turn; then all
-of them go as one wave, in a fixed order. The result is reproducible to the bit, whatever the timing. (A
+of them go as one batch, in a fixed order. The result is reproducible to the bit, whatever the timing. (A
 rollout that asks for several turns at once takes part with those that it has asked for when all the others
 have asked: it is as reproducible as its environment is punctual.)
 
-A wave has one `max_tokens` for all. Where rollouts have different room left (prompts differ in length), those
-with about the same room share a wave of the least of it, and the replies that this cut off go on in another.
+A batch of requests has one `max_tokens` for all. Where rollouts have different room left (prompts differ in
+length), those with about the same room share a batch of the least of it, and the replies that this cut off go
+on in another.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from buckeye.inference.client import Generation, InferenceClient, SamplingParams
 from buckeye.orchestrator.policy import derive_seed
 
 
-class WaveClient(Protocol):
-    """The part of the inference client that a lockstep uses."""
+class BatchClient(Protocol):
+    """The part of the inference client that is used."""
 
-    async def generate_wave(
+    async def generate_batch(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[Generation]: ...
 
 
 @dataclass(slots=True)
 class _Request:
-    seat: LockstepSeat
+    participant: Participant
     prompt_ids: Sequence[int]
     params: SamplingParams
     answer: asyncio.Future[Generation]
@@ -51,7 +52,7 @@ class _Request:
         )
 
     def after(self, cut_off: Generation) -> _Request:
-        """The request for what comes after a reply that a wave's limit cut off."""
+        """The request for what comes after a reply that a batch's limit cut off."""
         done = len(cut_off.token_ids)
         params = replace(
             self.params,
@@ -59,52 +60,52 @@ class _Request:
             min_tokens=max(0, self.params.min_tokens - done),
         )
         prompt_ids = [*self.prompt_ids, *cut_off.token_ids]
-        return _Request(self.seat, prompt_ids, params, self.answer, self.whole(cut_off))
+        return _Request(self.participant, prompt_ids, params, self.answer, self.whole(cut_off))
 
 
-class Lockstep:
-    """Gathers the requests of the rollouts that joined and sends them as waves."""
+class DeterministicSampling:
+    """Gathers the requests of the rollouts that joined and sends them as batches, when all have asked."""
 
-    def __init__(self, client: WaveClient) -> None:
+    def __init__(self, client: BatchClient) -> None:
         self._client = client
         self._seed = 0
         self._live = 0
-        self._wave = 0
+        self._batch = 0
         self._requests: list[_Request] = []
         self._sending: set[asyncio.Task[None]] = set()
 
     def begin(self, seed: int) -> None:
-        """Count waves anew under `seed`: the waves of a step do not depend on the steps before it."""
+        """Count batches from 0 under `seed`: those of a step do not depend on the steps before it."""
         assert not self._live
         self._seed = seed
-        self._wave = 0
+        self._batch = 0
 
-    def seat(self, *order: int) -> LockstepSeat:
-        """Take part as one rollout; `order` fixes its place in every wave. Leave by `LockstepSeat.leave`."""
+    def join(self, *order: int) -> Participant:
+        """Take part as one rollout; `order` fixes its place in every batch. Leave by `Participant.leave`."""
         self._live += 1
-        return LockstepSeat(self, order)
+        return Participant(self, order)
 
     def _leave(self) -> None:
         self._live -= 1
         self._send_if_complete()
 
     async def _generate(
-        self, seat: LockstepSeat, prompt_ids: Sequence[int], params: SamplingParams
+        self, participant: Participant, prompt_ids: Sequence[int], params: SamplingParams
     ) -> Generation:
         answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        self._requests.append(_Request(seat, prompt_ids, params, answer))
+        self._requests.append(_Request(participant, prompt_ids, params, answer))
         # not at once: the other replies that the same call asks for are about to come
         asyncio.get_running_loop().call_soon(self._send_if_complete)
         try:
             return await answer
-        except asyncio.CancelledError:  # a rollout that has run out of time: it may ask anew, or leave
+        except asyncio.CancelledError:  # a rollout that has run out of time: it may ask again, or leave
             self._requests = [request for request in self._requests if request.answer is not answer]
             raise
 
     def _send_if_complete(self) -> None:
-        if self._requests and len({id(request.seat) for request in self._requests}) == self._live:
+        if self._requests and len({id(request.participant) for request in self._requests}) == self._live:
             requests, self._requests = self._requests, []
-            requests.sort(key=lambda request: (request.seat.order, list(request.prompt_ids)))
+            requests.sort(key=lambda request: (request.participant.order, list(request.prompt_ids)))
             task = asyncio.create_task(self._send(requests))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
@@ -117,16 +118,16 @@ class Lockstep:
         waiting = deque(together.values())
         part = 0
         while waiting:
-            seed = derive_seed(self._seed, self._wave, part)  # the wave's sequence i draws from seed + i
+            seed = derive_seed(self._seed, self._batch, part)  # the batch's sequence i draws from seed + i
             waiting.extend(await self._send_part(waiting.popleft(), seed))
             part += 1
-        self._wave += 1
+        self._batch += 1
 
     async def _send_part(self, members: list[_Request], seed: int) -> list[list[_Request]]:
         """Sample as much for all as the one with the least room may; what is to go on, by room left."""
         params = min((m.params for m in members), key=lambda params: params.max_tokens)
         try:
-            generations = await self._client.generate_wave(
+            generations = await self._client.generate_batch(
                 [m.prompt_ids for m in members], replace(params, seed=seed)
             )
         except Exception as error:
@@ -148,30 +149,32 @@ class Lockstep:
         return list(unfinished.values())
 
 
-def lockstep_of(config: OrchestratorConfig, client: InferenceClient) -> Lockstep | None:
+def deterministic_sampling(
+    config: OrchestratorConfig, client: InferenceClient
+) -> DeterministicSampling | None:
     """What a run samples with if it is to be repeated to the bit; where nobody says, if it is synchronous and
     the servers, which are ready, can compute the same again."""
     wanted = config.deterministic
     if wanted is None:
         wanted = not config.max_async_level and not any(replica.is_vllm for replica in client.replicas)
-    return Lockstep(client) if wanted else None
+    return DeterministicSampling(client) if wanted else None
 
 
-class LockstepSeat:
-    """One rollout's seat in a lockstep; satisfies `Sampler`."""
+class Participant:
+    """One rollout of those that are sampled together; satisfies `Sampler`."""
 
-    def __init__(self, lockstep: Lockstep, order: tuple[int, ...]) -> None:
-        self._lockstep = lockstep
+    def __init__(self, sampling: DeterministicSampling, order: tuple[int, ...]) -> None:
+        self._sampling = sampling
         self.order = order
-        """Its place in every wave."""
+        """Its place in every batch."""
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """Wait for the wave to be complete, and for this rollout's part of its answer."""
-        return await self._lockstep._generate(self, prompt_ids, params)
+        """Wait for the batch to be complete, and for this rollout's part of its answer."""
+        return await self._sampling._generate(self, prompt_ids, params)
 
     def leave(self) -> None:
-        """The rollout is over; waves no longer wait for it."""
-        self._lockstep._leave()
+        """The rollout is over; batches no longer wait for it."""
+        self._sampling._leave()
 
 
 def _round_down(count: int) -> int:

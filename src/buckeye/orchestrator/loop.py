@@ -35,7 +35,7 @@ from buckeye.orchestrator.batch import (
 from buckeye.orchestrator.collected import Collected
 from buckeye.orchestrator.collection import CollectionWatch
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
-from buckeye.orchestrator.deterministic_sampling import Lockstep, lockstep_of
+from buckeye.orchestrator.deterministic_sampling import DeterministicSampling, deterministic_sampling
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
     evaluated_split,
@@ -101,7 +101,7 @@ class Orchestrator:
         self.state = self._initial_state()
         self.start_step = int(self.state["step"])
         self.seed = config.seed if config.sampling.seed is None else config.sampling.seed
-        self.lockstep: Lockstep | None = None
+        self.deterministic: DeterministicSampling | None = None
         self.throughput = Throughput()
         self.times = LoopTimes(self.client)
         self.loop_watch = LoopWatch(TaskPlayer._play_once.__code__, tell_of_a_held_up_loop)
@@ -130,7 +130,7 @@ class Orchestrator:
             heartbeat.report("its servers", on="inference")
             await self.client.wait_ready(_STARTUP_TIMEOUT)
             log.log(SUCCESS, "Inference pool ready")
-            self.lockstep = lockstep_of(config, self.client)
+            self.deterministic = deterministic_sampling(config, self.client)
             heartbeat.ready()
             self._log_start()
             collector = self._collector()
@@ -213,7 +213,7 @@ class Orchestrator:
             run_ahead=config.run_ahead,
             most_token_age=config.most_token_age,
             cut_late_groups=config.late_groups == "cut",
-            lockstep=self.lockstep is not None,
+            deterministic=self.deterministic is not None,
             oversampling_factor=config.oversampling_factor,
             max_empty_batches=config.max_empty_batches,
             max_steps=config.max_steps,
@@ -230,7 +230,7 @@ class Orchestrator:
     ) -> RolloutPlayer:
         config = self.config
         return RolloutPlayer(
-            sampler=self.lockstep or self.client,
+            sampler=self.deterministic or self.client,
             renderer=self.renderer,
             params=params,
             seq_len=config.seq_len,
@@ -243,7 +243,7 @@ class Orchestrator:
         )
 
     def _measuring_player(self, purpose: str, version: int, params: SamplingParams) -> RolloutPlayer:
-        self._begin_waves(purpose, version)
+        self._begin_batches(purpose, version)
         return self._player(derive_seed(self.seed, purpose, version), params)
 
     async def _steps(self, collector: GroupCollector, watcher: WeightsWatcher) -> None:
@@ -255,11 +255,11 @@ class Orchestrator:
         while config.max_steps is None or step < config.max_steps:
             log.info("Starting orchestrator step %d", step)
             with self.times.stopwatch.of("evaluate"):
-                if self.lockstep is not None:  # which has one kind of rollouts at a time
+                if self.deterministic is not None:  # which has one kind of rollouts at a time
                     await self.evaluations.caught_up(step, watcher)
                 validated = await self._validate_if_due(step, watcher)
             started = time.monotonic()
-            self._begin_waves("step", step)
+            self._begin_batches("step", step)
             with self.times.stopwatch.of("collect"):
                 collected = await self._collect(step, collector)
             if collected.all_solved:
@@ -302,9 +302,9 @@ class Orchestrator:
         if collected.groups:
             log.warning("%d groups are too few for a batch and not trained on", len(collected.groups))
 
-    def _begin_waves(self, purpose: str, number: int) -> None:
-        if self.lockstep is not None:
-            self.lockstep.begin(derive_seed(self.seed, purpose, number))
+    def _begin_batches(self, purpose: str, number: int) -> None:
+        if self.deterministic is not None:
+            self.deterministic.begin(derive_seed(self.seed, purpose, number))
 
     async def _hand_over(self, step: int, collected: Collected, collector: GroupCollector) -> None:
         groups = collected.groups

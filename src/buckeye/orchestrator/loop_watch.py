@@ -201,8 +201,9 @@ def tell_of_a_held_up_loop(env_name: str, place: str, seconds: float) -> None:
 
 
 class LoopTimes:
-    """Gathers the times of a step. `stopwatch` has the causes `collect`, `write_batch`, and `evaluate`
-    (validation, in lockstep evaluation too, and waiting for the weights that are to be measured)."""
+    """Gathers the times of a step. `stopwatch` has the causes `collect`, `write_batch`, and `evaluate`:
+    validation, waiting for the weights that are to be measured, and, where sampling is deterministic,
+    evaluation."""
 
     def __init__(self, client: InferenceClient) -> None:
         self.stopwatch = Stopwatch("collect", "write_batch", "evaluate")

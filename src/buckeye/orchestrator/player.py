@@ -15,7 +15,7 @@ from buckeye.errors import InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams, SilentError
 from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.advantages import OwnFunctionError, RewardShaping
-from buckeye.orchestrator.deterministic_sampling import Lockstep
+from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.policy import RecordingPolicy, Sampler, derive_seed
 from buckeye.orchestrator.rollout import Flight, Group, Rollout
@@ -144,7 +144,7 @@ class TaskPlayer:
         """Attempts that have ended, those that failed included."""
 
     def start_group(self, group: GroupTask, size: int, flight: Flight | None = None) -> asyncio.Task[Group]:
-        """Start `size` rollouts of one task. Their seats in a lockstep are taken at once."""
+        """Start `size` rollouts of one task. They take part in deterministic sampling at once."""
         flight = flight or Flight(group.index, size)
         members = [
             self.start(group.env, group.task, group.index, member, flight=flight) for member in range(size)
@@ -265,13 +265,13 @@ class TaskPlayer:
 
 
 class RolloutPlayer(TaskPlayer):
-    """Plays with the current policy, token by token. `sampler` is the inference client, or a lockstep over
-    it, which sends whole waves and therefore ignores `max_concurrent`."""
+    """Plays with the current policy, token by token. `sampler` is the inference client, or deterministic
+    sampling by it, which sends whole batches and therefore ignores `max_concurrent`."""
 
     def __init__(
         self,
         *,
-        sampler: Sampler | Lockstep,
+        sampler: Sampler | DeterministicSampling,
         renderer: ChatRenderer,
         params: SamplingParams,
         seq_len: int,
@@ -300,13 +300,13 @@ class RolloutPlayer(TaskPlayer):
     def start(
         self, env: NamedEnvironment, task: Task, *order: int, flight: Flight | None = None
     ) -> asyncio.Task[Rollout]:
-        """As `TaskPlayer.start`; in a lockstep its seat is taken at once."""
-        if not isinstance(self._sampler, Lockstep):
+        """As `TaskPlayer.start`; it takes part in deterministic sampling at once."""
+        if not isinstance(self._sampler, DeterministicSampling):
             return super().start(env, task, *order, flight=flight)
-        seat, flight = self._sampler.seat(*order), flight or Flight()
-        make_policy = self._recording(seat, flight)
+        participant, flight = self._sampler.join(*order), flight or Flight()
+        make_policy = self._recording(participant, flight)
         playing = asyncio.create_task(self._play_at_its_turn(env, task, make_policy, order, flight))
-        playing.add_done_callback(lambda _: seat.leave())
+        playing.add_done_callback(lambda _: participant.leave())
         return playing
 
     async def _play_at_its_turn(
@@ -321,7 +321,7 @@ class RolloutPlayer(TaskPlayer):
         return await self._play(env, task, make_policy, order, flight)
 
     def _of_a_session(self, flight: Flight) -> MakePolicy:
-        assert not isinstance(self._sampler, Lockstep)
+        assert not isinstance(self._sampler, DeterministicSampling)
         if not isinstance(self._sampler, InferenceClient):
             return self._recording(self._sampler, flight)
         session = self._sampler.session()

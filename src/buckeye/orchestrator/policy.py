@@ -21,7 +21,7 @@ from buckeye.orchestrator.training_samples import Prompt, Samples, Segment
 
 
 class Sampler(Protocol):
-    """Something that samples token ids: the client itself, or the lockstep that makes waves of it."""
+    """Something that samples token ids: the client itself, or a part in deterministic sampling."""
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation: ...
 

@@ -25,7 +25,7 @@ EVENLY = EnvMixConfig()
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """The environment (its position), how often its tasks were begun anew before, and which one of them."""
+    """The environment (its position), how often its tasks were begun before, and which one of them."""
 
     environment: int
     epoch: int
@@ -39,7 +39,7 @@ class Mix:
       shares as whole numbers allow; or with a seed, drawn by the shares.
     * concatenate: all tasks of the first, then all of the second, and so on.
 
-    With `all_exhausted` each environment begins its tasks anew when they are used up, with `first_exhausted`
+    With `all_exhausted` each environment starts its tasks again when they are used up, with `first_exhausted`
     all do as soon as one is.
     """
 

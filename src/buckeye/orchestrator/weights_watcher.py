@@ -24,7 +24,7 @@ _SERVERS_SECONDS = 0.5
 
 
 class WrongServers:
-    """Asks the launcher to start such a server anew. If the newest weights on the disk are damaged, no server
+    """Asks the launcher to restart such a server. If the newest weights on the disk are damaged, no server
     would ever take them, and every start would be in vain."""
 
     def __init__(self, output_dir: Path, identity: RunIdentity) -> None:

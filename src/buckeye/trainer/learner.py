@@ -150,7 +150,7 @@ class Learner:
     def speed(self, tokens: int, seconds: float) -> dict[str, float]:
         """The batch's tokens per second; of what was differentiated since the last call `tokens_computed`
         (prefixes that samples share are computed once), all ranks' `gflops_per_second` and, where the
-        device's peak is known, `mfu`, a fraction of it; peak memory, and what came of the want of it."""
+        device's peak is known, `mfu`, a fraction of it; peak memory, and how often it did not suffice."""
         policy, work, self.work = self.policy, self.work, Work()
         flops = training_flops(work, policy.matrix_elements, frozen_elements=policy.frozen_matrix_elements)
         values = {

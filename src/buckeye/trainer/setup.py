@@ -48,7 +48,7 @@ def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ra
     heartbeat.start()
     torch.set_num_threads(cpu_threads())
     torch.manual_seed(config.seed)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it prepares every shape anew, and every row is another
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it prepares each shape by itself, and every row has another
     device = pick_device(config.model.device, local_rank())
     ranks = join_ranks(device, config.model, timeout_seconds=config.dist_timeout_seconds)
     process = name if ranks.first else f"{name} rank {ranks.rank}"

@@ -34,7 +34,7 @@ def run_sft(config: SFTConfig) -> bool:
     """Train on `config.data` for `max_steps` steps (one epoch without), or until SIGTERM or SIGINT; then
     commit a checkpoint and write the model to `<output_dir>/weights/step_<N>`. True if all steps are done.
 
-    A step takes `batch_size` conversations, shuffled anew each epoch; its loss is the mean negative
+    A step takes `batch_size` conversations, shuffled again each epoch; its loss is the mean negative
     log-probability of all their assistant tokens. Raises `UsageError` for data that cannot be trained on.
     """
     stop = StopFlag().install()

@@ -1,5 +1,5 @@
 """What launcher and orchestrator tell each other about the inference servers of a run, in its directory:
-which there are, and which one runs and is not right, so that the launcher should start it anew.
+which there are, and which one runs and is not right, so that the launcher should restart it.
 
 Without a launcher nobody says the one or reads the other.
 """

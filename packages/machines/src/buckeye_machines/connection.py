@@ -340,7 +340,7 @@ class Link:
         except asyncssh.HostKeyNotVerifiable:
             raise RemoteError(
                 f"{self.target} shows another key than before: this may be another machine. If it was "
-                f"installed anew, delete its line from {self._known_hosts}."
+                f"installed again, delete its line from {self._known_hosts}."
             ) from None
         except asyncssh.PermissionDenied as error:
             key = self._identity or "the keys of ssh"

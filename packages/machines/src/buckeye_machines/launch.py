@@ -367,7 +367,7 @@ def _handlers_kept() -> Iterator[None]:
 def _what_is_here(project: Project, config_path: Path) -> str:
     checkpoint = where_it_left_off(project.output_dir)
     if checkpoint is None:
-        return "No checkpoint had arrived here: the run must begin anew, in another --output-dir."
+        return "No checkpoint had arrived here: the run must start again, in another --output-dir."
     return (
         f"The checkpoint of step {checkpoint.step} is here. Go on from it: "
         f"buckeye rl @ {config_path} --resume --provider ..."

@@ -183,23 +183,23 @@ class InferenceClient:
         cost = len(prompt_ids) + params.max_tokens
         return await self._placed(ask, cost, prefer=session.replica if session is not None else None)
 
-    async def generate_wave(
+    async def generate_batch(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[Generation]:
         """Sample one sequence for each prompt, all sent at once; sequence i uses the seed `params.seed` + i.
 
-        Server r gets the r-th contiguous part, so the same wave always reaches the same engines in the same
+        Server r gets the r-th contiguous part, so the same batch always reaches the same engines in the same
         order. The part of a server that is out goes as a whole to another one that has nothing else to do:
         what is sampled is the same.
         """
         bounds = [len(prompts) * r // len(self._replicas) for r in range(len(self._replicas) + 1)]
         parts = zip(self._replicas, bounds, bounds[1:], strict=False)
-        waves = [
+        asked = [
             self._generate_part(home, prompts[start:end], params, start)
             for home, start, end in parts
             if end > start
         ]
-        return [generation for part in await gather(waves) for generation in part]
+        return [generation for part in await gather(asked) for generation in part]
 
     async def update_weights(
         self,

@@ -71,7 +71,7 @@ class Engine:
     # --- any thread ---
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
-        """Queue sequences together and in order: they are admitted as one wave. Each prompt has at least one
+        """Queue sequences together and in order: they are admitted together. Each prompt has at least one
         token and is shorter than the context."""
         self._inbox.put(partial(self.waiting.extend, tuple(sequences)))
 

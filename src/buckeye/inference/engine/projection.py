@@ -11,7 +11,7 @@ import torch.nn.functional as F
 _PACKED_FOR_ROWS = 128
 # One row times a float32 matrix with fewer elements is over before oneDNN has begun.
 _LARGE = 2**19
-# oneDNN prepares a product for every number of rows anew. That takes as long as the product of a small
+# oneDNN prepares a product for every new number of rows. That takes as long as the product of a small
 # matrix, and half a megabyte or more that it does not give back.
 _SIZES_IN_AN_OCTAVE = 8
 

@@ -139,7 +139,7 @@ class ChatRenderer:
     ) -> Conversation | None:
         """The next turn's prompt: the earlier ids, the sampled ids, and only what follows newly tokenised.
 
-        None where a prompt made anew would tell another story: the template drops something of the earlier
+        None where a prompt made from the start would differ: the template drops something of the earlier
         turns (Qwen3 drops reasoning once the user has spoken again), or `messages` are not those before, the
         sampled reply, and more. How a template spaces or orders the JSON of a call is no other story.
         """

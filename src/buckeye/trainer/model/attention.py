@@ -204,7 +204,7 @@ def packed_attention(
     return _blocks(q, k, v, layout, scaling or q.shape[-1] ** -0.5, dropout, sliding_window)[None], None
 
 
-@torch.compiler.disable  # every layout would be compiled anew
+@torch.compiler.disable  # every layout would be compiled by itself
 def _blocks(
     query: Tensor,
     key: Tensor,

@@ -160,7 +160,7 @@ class Policy:
         return self.module(row, temperatures)
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Within it weights are cast to the compute dtype once, not anew in every forward pass: leave it
+        """Within it weights are cast to the compute dtype once, not again in every forward pass: leave it
         before they change, and do not mix passes with and without gradient."""
         mixed = self.compute_dtype == torch.bfloat16
         return torch.autocast(self.device.type, self.compute_dtype, enabled=mixed)

@@ -139,7 +139,7 @@ def load_state(
     """Take over what a checkpoint's trainer part has, but for the model. It does not matter how many ranks
     wrote it.
 
-    The arguments start the counts of tokens and samples, the schedule, or the data anew.
+    The arguments start the counts of tokens and samples, the schedule, or the data from zero.
     """
     try:
         progress = Progress(**json.loads((directory / "progress.json").read_text(encoding="utf-8")))
@@ -147,12 +147,12 @@ def load_state(
         _set_random(load_file(directory / "random.safetensors"), learner)
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"The trainer's state in {directory} cannot be read ({error}).") from error
-    anew = {
+    reset = {
         **({"tokens": 0, "samples": 0, "skipped": 0} if skip_progress else {}),
         **({"schedule_step": 0} if skip_schedule else {}),
         **({"data_position": 0} if skip_data else {}),
     }
-    learner.progress = replace(progress, **anew)
+    learner.progress = replace(progress, **reset)
 
 
 def _read_optimizer(learner: Learner, directory: Path) -> dict[str, Tensor]:

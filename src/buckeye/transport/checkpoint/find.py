@@ -228,7 +228,7 @@ def _hashes(directory: Path, known: Mapping[str, str]) -> dict[str, str]:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
     """The evaluation of one environment after `step` steps, by the run's `attempt`. `restarts` has the step
-    that each attempt up to this one went on from; an attempt that began anew is not in it."""
+    that each attempt up to this one went on from; an attempt that began from the model is not in it."""
 
     environment: str
     step: int

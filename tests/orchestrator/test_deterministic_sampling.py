@@ -8,7 +8,7 @@ import pytest
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import InferenceError
 from buckeye.inference.client import Generation, SamplingParams
-from buckeye.orchestrator.deterministic_sampling import Lockstep, lockstep_of
+from buckeye.orchestrator.deterministic_sampling import DeterministicSampling, deterministic_sampling
 
 
 class Counting:
@@ -18,7 +18,7 @@ class Counting:
         self.stop = stop
         self.waves = []
 
-    async def generate_wave(self, prompts, params):
+    async def generate_batch(self, prompts, params):
         self.waves.append(([list(p) for p in prompts], params))
         return [self._reply(prompt[-1], params.max_tokens) for prompt in prompts]
 
@@ -39,14 +39,14 @@ def ask(client, requests, *, order=None, seed=1):
     """The replies to (prompt, max_tokens, min_tokens), asked for in `order` of time."""
 
     async def play():
-        lockstep = Lockstep(client)
-        lockstep.begin(seed)
-        seats = [lockstep.seat(i) for i in range(len(requests))]
+        deterministic = DeterministicSampling(client)
+        deterministic.begin(seed)
+        participants = [deterministic.join(i) for i in range(len(requests))]
         replies = [None] * len(requests)
         for i in order or range(len(requests)):
             prompt, most, least = requests[i]
             params = SamplingParams(max_tokens=most, min_tokens=least, seed=i)
-            replies[i] = asyncio.create_task(seats[i].generate(prompt, params))
+            replies[i] = asyncio.create_task(participants[i].generate(prompt, params))
             await asyncio.sleep(0)
         return await asyncio.gather(*replies, return_exceptions=True)
 
@@ -99,9 +99,9 @@ def test_waves_do_not_depend_on_who_asks_first():
 def test_a_request_that_was_given_up_is_not_sent():
     async def play():
         client = Counting()
-        lockstep = Lockstep(client)
-        lockstep.begin(1)
-        first, second = lockstep.seat(0), lockstep.seat(1)
+        deterministic = DeterministicSampling(client)
+        deterministic.begin(1)
+        first, second = deterministic.join(0), deterministic.join(1)
         params = SamplingParams(max_tokens=2, min_tokens=0, seed=0)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
@@ -120,10 +120,10 @@ def test_a_request_that_was_given_up_is_not_sent():
 
 def test_a_failed_wave_fails_its_replies_only():
     class Fails(Counting):
-        async def generate_wave(self, prompts, params):
+        async def generate_batch(self, prompts, params):
             if params.max_tokens == 3:
                 raise InferenceError("gone")
-            return await super().generate_wave(prompts, params)
+            return await super().generate_batch(prompts, params)
 
     good, bad = ask(Fails(), [([1], 100, 0), ([2], 3, 0)])
     assert len(good.token_ids) == 100
@@ -134,14 +134,17 @@ def test_a_failed_wave_fails_its_replies_only():
 def test_what_one_call_asks_for_is_in_one_wave_whoever_comes_last():
     async def play(last):
         client = Counting()
-        lockstep = Lockstep(client)
-        lockstep.begin(1)
-        seats = [lockstep.seat(0), lockstep.seat(1)]
+        deterministic = DeterministicSampling(client)
+        deterministic.begin(1)
+        participants = [deterministic.join(0), deterministic.join(1)]
         prompts = {0: [[1], [1], [1]], 1: [[2]]}
         asking = []
-        for seat in (1 - last, last):
+        for participant in (1 - last, last):
             params = SamplingParams(max_tokens=2)
-            asking += [asyncio.create_task(seats[seat].generate(prompt, params)) for prompt in prompts[seat]]
+            asking += [
+                asyncio.create_task(participants[participant].generate(prompt, params))
+                for prompt in prompts[participant]
+            ]
             await asyncio.sleep(0.01)
         async with asyncio.timeout(20):
             await asyncio.gather(*asking)
@@ -165,4 +168,4 @@ def test_what_one_call_asks_for_is_in_one_wave_whoever_comes_last():
 def test_a_run_is_in_lockstep_where_it_can_be_repeated(level, asked, are_vllm, waves):
     config = OrchestratorConfig(max_async_level=level, deterministic=asked)
     client = SimpleNamespace(replicas=[SimpleNamespace(is_vllm=is_vllm) for is_vllm in are_vllm])
-    assert (lockstep_of(config, client) is not None) is waves
+    assert (deterministic_sampling(config, client) is not None) is waves
