@@ -1,4 +1,5 @@
-"""Hosts on this machine: each has a network, a name and a processor of its own. They share the disk."""
+"""Hosts on this machine: each has a network, a name and a processor of its own. They share the disk, but for
+what is said to be their own."""
 
 from __future__ import annotations
 
@@ -28,18 +29,22 @@ needs_hosts = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Host:
-    """`space` is its network namespace."""
+    """`space` is its network namespace. It has `own`, a folder, for itself: empty whenever it is switched
+    on."""
 
     name: str
     address: str
     space: str
     core: int
+    own: Path | None = None
 
     def argv(self, *words: object) -> list[str]:
         """A command as it is run there."""
+        mount = f"mount -t tmpfs own '{self.own}' && " if self.own else ""
         return [
             *("nsenter", f"--net=/run/netns/{self.space}", "taskset", "-c", str(self.core)),
-            *("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name, *map(str, words)),
+            *("unshare", "--uts", "--mount", "sh", "-c", f'{mount}hostname "$0" && exec "$@"'),
+            *(self.name, *map(str, words)),
         ]
 
     def start(self, *words: object, out: Path, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
@@ -71,12 +76,19 @@ class Host:
 
 
 @contextmanager
-def some_hosts(count: int = 2) -> Iterator[tuple[Host, ...]]:
-    """Until the context ends; then all that runs there is killed."""
+def some_hosts(count: int = 2, *, own: Path | None = None) -> Iterator[tuple[Host, ...]]:
+    """Until the context ends; then all that runs there is killed. All but the first have the folder `own` for
+    themselves."""
     number = (os.getpid() * 7 + next(_COUNT)) % 200
     cores = sorted(os.sched_getaffinity(0))
     hosts = tuple(
-        Host(f"n{i + 1}", f"10.77.{number}.{i + 1}", f"bk{number}n{i + 1}", cores[i % len(cores)])
+        Host(
+            f"n{i + 1}",
+            f"10.77.{number}.{i + 1}",
+            f"bk{number}n{i + 1}",
+            cores[i % len(cores)],
+            own if i else None,
+        )
         for i in range(count)
     )
     bridge = f"bk{number}br"

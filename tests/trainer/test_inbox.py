@@ -15,7 +15,7 @@ from buckeye.errors import TransportError
 from buckeye.trainer import batch_receiver
 from buckeye.trainer.batch_receiver import Inbox
 from buckeye.trainer.parallel.ranks import Ranks
-from buckeye.transport.batches import Batch, Sample, end_batches, write_batch
+from buckeye.transport.batches import Batch, Sample, end_batches, pack_samples, write_batch
 from tests.waiting import HANG
 
 ME = RunIdentity(run_id="run", attempt=1)
@@ -29,8 +29,14 @@ class OtherRanks:
     def __init__(self, answer: int) -> None:
         self.answer = answer
 
+    count = 2
+
     def max(self, value: int) -> int:
         return max(value, self.answer)
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        assert data is None
+        return pack_samples(_batch(step=0).samples)
 
 
 def _inbox(root, *, ranks=None, timeout=0.2) -> Inbox:
@@ -139,15 +145,12 @@ def test_batches_of_others_are_told_and_not_read(tmp_path, monkeypatch, caplog):
         _inbox(tmp_path).next_batch(3)
 
 
-def test_other_ranks_follow_the_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("buckeye.trainer.batch_receiver._SEEN_SECONDS", 0.1)
+def test_other_ranks_follow_the_first_and_need_not_see_its_disk(tmp_path):
     ready, stop, failed = 1, 2, 3
-    _put(tmp_path)
     batch = _inbox(tmp_path, ranks=OtherRanks(ready)).next_batch(0)
     assert batch is not None
     assert len(batch.samples) == 1
+    assert batch.samples[0].token_ids.tolist() == _batch(step=0).samples[0].token_ids.tolist()
     assert _inbox(tmp_path, ranks=OtherRanks(stop)).next_batch(0) is None
     with pytest.raises(TransportError, match="Another rank"):
         _inbox(tmp_path, ranks=OtherRanks(failed)).next_batch(0)
-    with pytest.raises(TransportError, match="not by this one"):
-        _inbox(tmp_path / "elsewhere", ranks=OtherRanks(ready)).next_batch(0)

@@ -36,6 +36,12 @@ class ClusterConfig(BaseConfig):
     """Where the Ray cluster is: HOST:PORT or ray://HOST:PORT; auto is the one that this host is part of."""
     address: str | None = None
     """The address of node 0 under which the others reach it; None has the engine find it."""
+    shared_output_dir: bool | None = None
+    """Whether all nodes see output_dir; None finds out. Where they do not, batches and weights go over the
+    network."""
+    checkpoint_dir: Path | None = None
+    """A directory that all nodes see, for the checkpoints of a run whose output_dir they do not; None is the
+    one in output_dir."""
     join_timeout: PositiveFloat = 600.0
     """Seconds that are waited for a node, at the start and when it was lost."""
 

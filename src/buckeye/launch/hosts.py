@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import threading
@@ -25,7 +24,6 @@ from buckeye import __version__
 from buckeye.base.distribution import ask
 from buckeye.base.heartbeat import HEARTBEAT_VARIABLE
 from buckeye.base.process import ChildProcess, handed_over
-from buckeye.base.storage import write_file
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.sizing.devices import Machine
@@ -116,7 +114,7 @@ class Nodes:
 @contextmanager
 def other_nodes(config: RLConfig) -> Iterator[Nodes]:
     """The other nodes of a run, when all are there; none for a run of one. Raises RunError if they cannot be
-    had, and UsageError for one of another version, or that does not see the output directory."""
+    had, and UsageError for one of another version, or that cannot be brought what its processes read."""
     if config.cluster.nodes == 1:
         yield Nodes()
         return
@@ -125,29 +123,16 @@ def other_nodes(config: RLConfig) -> Iterator[Nodes]:
     )
     with engine as nodes:
         for number, host in nodes.hosts.items():
-            _check(number, host, config.output_dir.absolute())
+            _check(number, host)
         yield nodes
 
 
-def _check(number: int, host: Host, output_dir: Path) -> None:
+def _check(number: int, host: Host) -> None:
     facts = host.facts()
-    title = f"node {number} ({facts.name})"
     if facts.version != __version__:
         raise UsageError(
-            f"{title} has version {facts.version} of Buckeye, and this host {__version__}: install the same "
-            "on all nodes."
-        )
-    content, probe = secrets.token_hex(16), output_dir / ".node-probe"
-    output_dir.mkdir(parents=True, exist_ok=True)
-    write_file(probe, content)
-    try:
-        seen = host.sees(probe, content)
-    finally:
-        probe.unlink(missing_ok=True)
-    if not seen:
-        raise UsageError(
-            f"{title} does not see {output_dir} of this host. A run of several nodes needs an output_dir on "
-            "a file system that all of them share, under the same path."
+            f"node {number} ({facts.name}) has version {facts.version} of Buckeye, and this host "
+            f"{__version__}: install the same on all nodes."
         )
 
 

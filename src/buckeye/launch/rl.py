@@ -37,6 +37,7 @@ from buckeye.run_files.directory import (
     begin_attempt,
     clean,
     locked,
+    place_checkpoints,
     put_aside,
     refuse_used,
 )
@@ -68,6 +69,7 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     output_dir = config.output_dir
     check_wandb(config.trainer.wandb)
     with locked(output_dir), held_ports() as ports:
+        place_checkpoints(output_dir, config.cluster.checkpoint_dir)
         begin = beginning(config)
         afresh = not begin.again and not config.clean
         if afresh:
@@ -106,6 +108,7 @@ def _run_planned(
         clean(output_dir, needed=[model_path])
     elif not begin.again:
         aside = put_aside(output_dir, needed=[model_path])
+    place_checkpoints(output_dir, config.cluster.checkpoint_dir)
     before = earlier_start(output_dir) if begin.again else None
     identity = begin_attempt(output_dir, resumed_step=begin.step)
     (output_dir / REMOTE_FILE).unlink(missing_ok=True)  # where it was before

@@ -57,9 +57,14 @@ _OURS = (
 
 def files_of_a_run(output_dir: Path) -> list[Path]:
     """What an earlier run left in `output_dir`; files of others are not listed, nor are those of `evals`,
-    which writes next to the evaluations of a run."""
+    which writes next to the evaluations of a run, nor a link to where checkpoints are to be."""
     evaluations = step_directories(output_dir / "evals").values()
-    return [*(output_dir / name for name in _OURS if (output_dir / name).exists()), *evaluations]
+    there = [path for name in _OURS if (path := output_dir / name).exists() and not _is_empty_link(path)]
+    return [*there, *evaluations]
+
+
+def _is_empty_link(path: Path) -> bool:
+    return path.is_symlink() and path.is_dir() and not any(path.iterdir())
 
 
 def refuse_used(output_dir: Path, *, resume_command: str, cleans: bool = True) -> None:
@@ -140,6 +145,9 @@ def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
     removed += [path for path in [output_dir / EARLIER_FOLDER] if path.exists()]
     removed.sort(key=lambda path: path.name == RUN_FILE)  # last: without it, this would not be done again
     for path in removed:
+        if path.is_symlink() and path.is_dir():
+            for step in step_directories(path).values():
+                remove_directory(step)
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -151,6 +159,22 @@ def _refuse_needed(going: Sequence[Path], needed: Sequence[Path], what: str) -> 
     for path in needed:
         if any(path.resolve().is_relative_to(one.resolve()) for one in going):
             raise UsageError(f"{what} {path}, which this run starts from. Choose another --output-dir.")
+
+
+def place_checkpoints(output_dir: Path, place: Path | None) -> None:
+    """Have the checkpoints of a run in `place`, to which `checkpoints` leads then. Raises UsageError if there
+    are some elsewhere."""
+    link = output_dir / "checkpoints"
+    if place is None or link.resolve() == place.resolve():
+        return
+    if link.exists() or link.is_symlink():
+        raise UsageError(
+            f"cluster.checkpoint_dir = {place}, and the checkpoints of {output_dir} are in {link.resolve()}: "
+            "leave the setting as it was, or choose another --output-dir."
+        )
+    place.mkdir(parents=True, exist_ok=True)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(place.absolute())
 
 
 def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:

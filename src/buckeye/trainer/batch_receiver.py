@@ -14,7 +14,15 @@ from buckeye.base.process import RunIdentity, StopFlag
 from buckeye.errors import TransportError
 from buckeye.trainer.parallel.ranks import Ranks
 from buckeye.trainer.quarantine import set_aside
-from buckeye.transport.batches import Batch, batch_directory, batches_end, foreign_batches, read_batch
+from buckeye.transport.batches import (
+    Batch,
+    batch_directory,
+    batches_end,
+    foreign_batches,
+    pack_samples,
+    read_batch,
+    unpack_samples,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +30,6 @@ _POLL_SECONDS = 0.02
 _AGREE_SECONDS = 1.0
 _REPORT_SECONDS = 60.0
 _AGAIN_SECONDS = 60.0
-_SEEN_SECONDS = 30.0
 _MOST_DAMAGED = 3
 
 
@@ -77,7 +84,7 @@ class Inbox:
             if verdict in (_Verdict.STOP, _Verdict.ENDED):
                 return None
             if verdict == _Verdict.READY:
-                return batch or self._must_read(step)
+                return self._given(batch, step)
             if time.monotonic() - reported >= _REPORT_SECONDS:
                 reported = time.monotonic()
                 logger.info(
@@ -150,15 +157,9 @@ class Inbox:
             "See the orchestrator's log for what it waits for, or raise trainer.batch_timeout."
         )
 
-    def _must_read(self, step: int) -> Batch:
-        """What the first rank has seen; on another host, it may take a while to be seen, too."""
-        deadline = time.monotonic() + _SEEN_SECONDS
-        while (batch := read_batch(self.root, step, identity=self.identity)) is None:
-            if time.monotonic() < deadline:
-                time.sleep(_POLL_SECONDS)
-                continue
-            raise TransportError(
-                f"Batch {step} in {self.root} is seen by the first rank but not by this one, for "
-                f"{_SEEN_SECONDS:g} s."
-            )
-        return batch
+    def _given(self, batch: Batch | None, step: int) -> Batch:
+        """What the first rank has read, on all ranks; the orchestrator's state remains with the first."""
+        if self.ranks.count == 1 and batch is not None:
+            return batch
+        data = self.ranks.broadcast(None if batch is None else pack_samples(batch.samples))
+        return batch or Batch(step=step, samples=unpack_samples(data), orchestrator_state={})

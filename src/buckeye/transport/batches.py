@@ -69,7 +69,7 @@ _DTYPES: dict[str, npt.DTypeLike] = {
 
 def write_batch(root: Path, batch: Batch, *, identity: RunIdentity) -> Path:
     """Make a batch visible to the trainer. `TransportError` for an uneven sample."""
-    data = save(_to_arrays(batch.samples))
+    data = pack_samples(batch.samples)
     manifest = {
         "run_id": identity.run_id,
         "attempt": identity.attempt,
@@ -125,7 +125,7 @@ def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
         data = (directory / DATA).read_bytes()
         if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
             raise TransportError(f"{directory / DATA} is not the file that was written (SHA-256 differs).")
-        samples = _from_arrays(load(data))
+        samples = unpack_samples(data)
         state = manifest["orchestrator_state"]
     except FileNotFoundError as error:
         # asking whether the manifest is there now would accuse one that has appeared in the meantime
@@ -227,6 +227,16 @@ def read_trained(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
             f"What was made of batch {step} in {directory} cannot be read ({error})."
         ) from None
     return batch, trained
+
+
+def pack_samples(samples: Sequence[Sample]) -> bytes:
+    """Samples as safetensors. `TransportError` for an uneven one."""
+    return save(_to_arrays(samples))
+
+
+def unpack_samples(data: bytes) -> tuple[Sample, ...]:
+    """The samples in what `pack_samples` has made."""
+    return _from_arrays(load(data))
 
 
 def _to_arrays(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:

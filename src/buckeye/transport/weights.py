@@ -115,6 +115,14 @@ def read_weights_manifest(directory: Path) -> WeightsManifest:
     return manifest
 
 
+def published_checksum(directory: Path) -> str | None:
+    """The checksum of the weights in a directory; None if there are none, or not yet."""
+    try:
+        return read_weights_manifest(directory).checksum
+    except TransportError:
+        return None
+
+
 def verify_weights(directory: Path) -> WeightsManifest:
     """As `read_weights_manifest`, and every file has the content that was published."""
     manifest = read_weights_manifest(directory)

@@ -151,10 +151,11 @@ class Replica:
             )
         self.is_vllm = owners[self._model] == "vllm"
 
-    async def workers(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """What its workers say about themselves and their weights. They answer between two steps of the
-        engine, so an answer is also a sign of life of the engine."""
-        answer = await self.call("POST", "/collective_rpc", {"method": "buckeye_weights"}, timeout=timeout)
+    async def workers(self, *args: str, timeout: float | None = None) -> list[dict[str, Any]]:
+        """What its workers say about themselves, their weights, and those in a directory, if they are asked
+        about one. They answer between two steps of the engine, so an answer is also a sign of its life."""
+        body = {"method": "buckeye_weights", "args": args}
+        answer = await self.call("POST", "/collective_rpc", body, timeout=timeout)
         return self.parsed("/collective_rpc", lambda: [dict(worker) for worker in answer["results"]])
 
     async def identify(self, *, timeout: float) -> str | None:

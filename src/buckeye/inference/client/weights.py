@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from buckeye.base.request_gate import is_loopback
 from buckeye.errors import InferenceError
 from buckeye.inference.client.replica import Replica
 from buckeye.inference.types import Generation
@@ -90,6 +94,9 @@ def _stuck(
 
 # Bringing one server to new weights or a new adapter, in flight, and proving that it has them.
 
+_ARRIVAL_SECONDS = 600.0
+_ARRIVAL_POLL_SECONDS = 0.05
+
 ADAPTER = "buckeye-adapter"
 """The name under which servers have the run's LoRA adapter."""
 
@@ -109,6 +116,7 @@ class Target:
 async def load(replica: Replica, target: Target) -> None:
     """Replace the weights of a server; its running requests go on under the new ones. Raises InferenceError
     unless every worker of it echoes version and checksum."""
+    await _arrived(replica, target)
     try:
         # The embedded engine takes new weights and their version between two steps, once it has read them;
         # an adapter's version comes after the adapter, and vLLM replaces weights while it reads them.
@@ -137,6 +145,21 @@ async def load(replica: Replica, target: Target) -> None:
     replica.version = target.version
     replica.adapter = ADAPTER if target.adapter else None
     replica.dtype = _dtype(workers)
+
+
+async def _arrived(replica: Replica, target: Target) -> None:
+    """Wait until the weights are on the disk of a server of another host, too."""
+    if is_loopback(urlsplit(replica.url).hostname or ""):
+        return
+    deadline = time.monotonic() + _ARRIVAL_SECONDS
+    path = str(target.path.absolute())
+    while any(worker.get("published") != target.checksum for worker in await replica.workers(path)):
+        if time.monotonic() > deadline:
+            raise InferenceError(
+                f"Weights version {target.version} did not come to the host of {replica.url} within "
+                f"{_ARRIVAL_SECONDS:.0f} s: is there room in {target.path.parent} there?"
+            )
+        await asyncio.sleep(_ARRIVAL_POLL_SECONDS)
 
 
 async def hear_canary(replica: Replica, target: Target, canary: Canary, before: Heard | None) -> Heard | None:

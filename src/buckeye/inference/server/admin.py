@@ -33,7 +33,7 @@ from buckeye.inference.server.protocol import (
     json_response,
 )
 from buckeye.inference.server.service import Service
-from buckeye.transport.weights import WeightsManifest, verify_weights
+from buckeye.transport.weights import WeightsManifest, published_checksum, verify_weights
 
 PAUSE_QUERY = {
     "mode": {"enum": list(get_args(PauseMode)), "default": "abort"},
@@ -158,7 +158,8 @@ class WeightUpdate:
         return json_response({"status": "finished", "weight_version": str(version)})
 
     async def rpc(self, request: Request) -> Response:
-        """The one method that the workers of every engine have: `buckeye_weights`."""
+        """The one method that the workers of every engine have: `buckeye_weights`, which may be asked about
+        the weights in a directory."""
         service: Service = request.app.state.service
         body = parse(await request.body(), RpcRequest)
         if body.method != "buckeye_weights":
@@ -173,6 +174,7 @@ class WeightUpdate:
             "process": _PROCESS,
             "dtype": service.dtype,
             "max_num_seqs": service.engine.running.slots,
+            "published": published_checksum(Path(str(body.args[0]))) if body.args else None,
         }
         return json_response({"results": [worker]})
 

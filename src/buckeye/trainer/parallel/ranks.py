@@ -92,6 +92,13 @@ class Ranks:
         dist.all_gather(found, mine)
         return [each.cpu() for each in found]
 
+    def broadcast(self, data: bytes | None) -> bytes:
+        """What the first of several ranks passes, on all of them; the others pass None. Never nothing."""
+        size = self.max(len(data or b""))
+        given = torch.frombuffer(bytearray(data or size), dtype=torch.uint8).to(self.device)
+        dist.broadcast(given, src=0)
+        return given.cpu().numpy().tobytes()
+
     def leave(self) -> None:
         """End the communication; call once, when all ranks do."""
         if dist.is_initialized():

@@ -22,14 +22,18 @@ def engine_of(config: RLConfig) -> str:
 
 @contextmanager
 def nodes(config: RLConfig) -> Iterator[Nodes]:
-    """The other nodes of a run, while the block lasts. Raises UsageError where there is no such engine, and
-    RunError if it has not so many nodes within `cluster.join_timeout`."""
+    """The other nodes of a run, while the block lasts. Raises UsageError where there is no such engine, or
+    where what nodes need of each other's disks is not there, and RunError if it has not so many nodes within
+    `cluster.join_timeout`."""
+    from buckeye_machines.engines.apart import reached
+
     if engine_of(config) == "srun":
         from buckeye_machines.engines.srun import srun_nodes
 
-        yield srun_nodes(config)
+        with reached(config, srun_nodes(config)) as found:
+            yield found
         return
     from buckeye_machines.engines.ray_cluster import ray_nodes  # Ray takes a second
 
-    with ray_nodes(config) as found:
+    with ray_nodes(config) as there, reached(config, there) as found:
         yield found

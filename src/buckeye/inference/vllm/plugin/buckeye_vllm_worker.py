@@ -135,6 +135,14 @@ def _verified(directory: Path) -> dict[str, str]:
     return digests
 
 
+def _published(directory: Path) -> str | None:
+    """The checksum of the weights that were published in a directory; None if there are none, or not yet."""
+    try:
+        return str(json.loads(_foreign_files.read_regular(directory / _MANIFEST))["checksum"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -202,9 +210,10 @@ class WorkerExtension:
         DirectoryTransfer.checksum = _combined(digests)
         return None
 
-    def buckeye_weights(self) -> dict[str, str | int | bool | None]:
+    def buckeye_weights(self, path: str | None = None) -> dict[str, str | int | bool | None]:
         """The checksums of the weights in use and of those that an update has brought, its problem, and
-        whether an update was begun and not finished; and how many requests the server computes at a time."""
+        whether an update was begun and not finished; how many requests the server computes at a time; and the
+        checksum of the weights in the directory `path`, if they are there."""
         config = self.vllm_config  # type: ignore[attr-defined]
         return {
             "checksum": DirectoryTransfer.checksum,
@@ -214,6 +223,7 @@ class WorkerExtension:
             "pid": os.getpid(),
             "process": _PROCESS,
             "dtype": str(self.model_config.dtype).removeprefix("torch."),
+            "published": None if path is None else _published(Path(path)),
             "max_num_seqs": config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size,
         }
 
