@@ -33,6 +33,13 @@ class RunIdentity:
 
 
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
+_CERTIFICATES = (
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+)
 
 STORE_VARIABLE = "BUCKEYE_STORE"
 """The environment variable that names the file by which the trainer ranks of one host find each other."""
@@ -269,9 +276,10 @@ def _alive(pid: int) -> bool:
 
 
 def clean_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What a server's process sees: where programs, home and temporary files are, the language, and what the
-    task gives it. Nothing else of this process's environment: no key, no setting."""
-    return {name: os.environ[name] for name in _INHERITED if name in os.environ} | dict(given)
+    """What a server's process sees: where programs, home, temporary files and certificates are, the language,
+    and what the task gives it. Nothing else of this process's environment: no key, no setting."""
+    kept = (*_INHERITED, *_CERTIFICATES)
+    return {name: os.environ[name] for name in kept if name in os.environ} | dict(given)
 
 
 _NAME = re.compile(

@@ -3,9 +3,11 @@
     python tool_server.py TOOLS.json
 
 Every call is answered with its arguments; with "refuse" in it, as an error; `crash` ends the server, `finish`
-says that the environment is done. What was called is written to TOOLS.log.
+says that the environment is done; `write` writes to the files that its description names. What was called is
+written to TOOLS.log, if that can be written.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -20,15 +22,28 @@ def answer(request, result):
     sys.stdout.flush()
 
 
+def written(path):
+    """What comes of writing to a path."""
+    try:
+        with Path(path).expanduser().open("a") as file:
+            file.write("planted")
+    except OSError as error:
+        return type(error).__name__
+    return "written"
+
+
 def called(request):
     name, arguments = request["params"]["name"], request["params"].get("arguments") or {}
-    with FILE.with_suffix(".log").open("a") as log:
+    with contextlib.suppress(OSError), FILE.with_suffix(".log").open("a") as log:
         log.write(json.dumps([name, arguments]) + "\n")
     if name == "crash":
         os._exit(3)
     if name == "evaluate":
         return answer(request, {"content": [], "structuredContent": {"reward": 0.5}})
     text = json.dumps(arguments)
+    if name == "write":
+        paths = next(tool["description"] for tool in TOOLS if tool["name"] == name).split()
+        text = " ".join(written(path) for path in paths)
     done = {"structuredContent": {"done": True}} if name == "finish" else {}
     return answer(
         request,

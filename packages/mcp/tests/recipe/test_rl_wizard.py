@@ -160,7 +160,7 @@ def test_whoever_does_not_want_the_file_keeps_the_folder_as_it_is(wizard, projec
     (project / "tools.json").write_text(json.dumps(TOOLS))
     program = project / "bin" / "my-tools"  # one word, as tutorial and README have them
     program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\nexec {sys.executable} {SERVER} tools.json\n")
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} {SERVER} {project}/tools.json\n")
     program.chmod(0o755)
     before = files(project)
     child = wizard("--model", "tiny", PATH=f"{program.parent}{os.pathsep}{os.environ['PATH']}")

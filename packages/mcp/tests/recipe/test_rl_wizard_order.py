@@ -42,7 +42,11 @@ def test_an_empty_folder_is_asked_for_one_part_after_the_other(wizard, project, 
     child.sendline("")
     code, said = end(child)
     assert (code, "buckeye rl" in said) == (0, True)
-    assert everything(project) == ["configs", "configs/tool_server.yaml", "tasks.json"]
+    files = ["configs/tool_server-files", "configs/tool_server-files/tools.json", "configs/tool_server.yaml"]
+    assert everything(project) == ["configs", *files, "tasks.json"]
+    (begun,) = json.loads((project / "tasks.json").read_text())
+    server = {"command": sys.executable, "args": [str(SERVER), "{workdir}/tools.json"]}
+    assert list(begun["mcp_config"].values()) == [server]  # what was typed
 
     (project / "tasks.json").write_text(json.dumps([task(0)]))
     before = everything(project)

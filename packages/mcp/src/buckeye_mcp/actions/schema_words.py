@@ -19,6 +19,7 @@ _CHOICES = re.compile(
 _FOR_EXAMPLE = re.compile(
     r"(?:e\.g\.|i\.e\.|for example|such as|for instance|like|example:)[\s,:]*(['\"`])([^'\"`]{1,60})\1", re.I
 )
+_IN_BRACKETS = re.compile(r"\((['\"`])([\w-]{1,30})\1\)")
 _FORMS = {"HH:MM:SS": "12:00:00", "HH:MM": "12:00", "YYYY-MM-DD": "2026-01-31"}
 _MOST_CHOICES = 12
 _LONGEST_CHOICES = 300
@@ -174,7 +175,7 @@ def _example(schema: Any, root: Schema, depth: int) -> Any:
 def _mentioned(schema: Schema) -> str | None:
     """A text that the description gives as an example, or whose form it says."""
     described = harmless(str(schema.get("description") or ""))
-    if (match := _FOR_EXAMPLE.search(described)) is not None:
+    if (match := _FOR_EXAMPLE.search(described) or _IN_BRACKETS.search(described)) is not None:
         return match[2]
     return next((text for form, text in _FORMS.items() if form in described), None)
 

@@ -247,7 +247,7 @@ class Session:
     async def _transport(self) -> AsyncIterator[Transport]:
         server = self._server
         if isinstance(server, StdioServer):
-            argv = (_program(server.command), *server.args)
+            argv = (found_program(server.command), *server.args)
             cwd = Path(server.cwd) if server.cwd is not None else None
             program = Program(argv=argv, env=clean_environment(server.env), cwd=cwd)
             process = await start_program(program, name=self.name, preload=self._preload)
@@ -373,7 +373,7 @@ async def _over_stdio(process: ServerProcess) -> AsyncIterator[Any]:
                 stream.close()
 
 
-def _program(command: str) -> str:
+def found_program(command: str) -> str:
     """The command itself, or the program of that name that is installed beside this Python."""
     beside = Path(sys.executable).parent / command
     found = "/" in command or shutil.which(command) is not None or not beside.is_file()

@@ -33,7 +33,8 @@ def build_environment(folder: Path, tag: str | None, builder: str, progress: Pro
     PrepareError, RuntimeUnavailable, McpFault.
     """
     from buckeye_mcp.config import DefaultsConfig
-    from buckeye_mcp.init.source import find_source, folder_image, timed_tools
+    from buckeye_mcp.init.source import find_source, folder_image
+    from buckeye_mcp.init.trial import timed_tools
     from buckeye_mcp.sandbox.build import build_image, choose_builder
 
     if not folder.is_dir():

@@ -14,11 +14,13 @@ from typing import Any
 from buckeye_mcp.actions.check import DONE
 from buckeye_mcp.actions.schema_words import NoExample, default_words, example, harmless, literal, type_words
 from buckeye_mcp.config import DefaultsConfig, ParserConfig, WeightsConfig
-from buckeye_mcp.init.tool_choice import Parameter, Plan, PlannedAction, plan_actions
+from buckeye_mcp.init.tool_choice import PLACE, Parameter, Plan, PlannedAction, plan_actions
 from buckeye_mcp.tasks.lock import ToolEntry
 
 CHECK = "CHECK"
 """The word in a comment where a person must decide."""
+SERVER = "server"
+"""The key of `job.metadata` with the server that the configuration was made from."""
 FILL_IN = "FILL IN"
 """What a value begins with that nobody knows yet."""
 _LONGEST_TEXT = {"tool": 400, "parameter": 200}
@@ -58,21 +60,30 @@ def generate_config(
     preparing: Collection[str] = (),
     grading: Collection[str] = (),
     context_values: Mapping[str, Any] | None = None,
+    wanted: Sequence[str] = (),
+    server: Mapping[str, Any] | None = None,
+    files: str | None = None,
+    place: str | None = None,
 ) -> Generated:
-    """The YAML text for these tools. `preparing` and `grading` are those of them that tasks use;
-    `context_values` are values for arguments that every tool has, by name."""
-    plan = plan_actions(tools, preparing=preparing, grading=grading)
+    """The YAML text for these tools. `preparing` and `grading` are those of them that tasks use, `wanted`
+    those that somebody asked for; `context_values` are values for arguments that every tool has, by name.
+    `server` is how tasks name the server, and `files` a folder of which every rollout has a copy,
+    with what the command line names at `place`, if that is one thing."""
+    plan = plan_actions(tools, preparing=preparing, grading=grading, wanted=wanted, private=files is not None)
     remarks = _Remarks()
+    places = {name: place for name in plan.context if place is not None and PLACE.search(name)}
+    values = {**places, **(context_values or {})}
     body = [
-        *_job(environment),
+        *_job(environment, server),
         "",
+        *(["# every rollout begins with a copy of it", f"files: {quoted(files)}", ""] if files else []),
         "system_prompt: |",
         *(f"  {line}" if line else "" for line in _prompt(environment, plan, remarks)),
         "",
         *_parser(),
         "",
         "action_mappings:",
-        *_mappings(plan, context_values or {}, remarks),
+        *_mappings(plan, values, remarks),
         "",
         "rubric:",
         "  weights:",
@@ -100,11 +111,14 @@ def _escaped(sign: str) -> str:
     return f"\\u{ord(sign):04x}" if ord(sign) <= 0xFFFF else f"\\U{ord(sign):08x}"
 
 
-def _job(environment: EnvironmentName) -> Iterator[str]:
+def _job(environment: EnvironmentName, server: Mapping[str, Any] | None) -> Iterator[str]:
     yield "job:"
     yield f"  name: {quoted(f'RL Training - {harmless(environment.name)}')}"
     yield "  metadata:"
     yield f"    environment: {quoted(environment.image)}"
+    if server is not None:
+        yield "    # as mcp_config of a task names it"
+        yield f"    {SERVER}: {json.dumps(server, ensure_ascii=True)}"
 
 
 def _parser() -> Iterator[str]:
@@ -248,7 +262,7 @@ def _context_comment(
     shown = harmless(name)
     if name in values:
         yield from _comment(
-            f"{shown}: every tool takes it, and the tasks use this value, so it is set here once."
+            f"{shown}: every tool takes it; tasks or command line say what it is, so it is set once, here."
         )
         return
     yield from _comment(

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from buckeye.envs.base import Message, Outcome, Reply, Tool
@@ -17,18 +18,24 @@ from buckeye_mcp.actions.schema_words import NoExample, choices, example, harmle
 from buckeye_mcp.config import GymConfig
 from buckeye_mcp.environment import TRAIN, McpEnvironment
 from buckeye_mcp.init.generate import FILL_IN
-from buckeye_mcp.init.source import Source, task_on
+from buckeye_mcp.init.source import Source
+from buckeye_mcp.init.tool_choice import PLACE, says
+from buckeye_mcp.init.trial import trial_task
 from buckeye_mcp.tasks.lock import ToolEntry
 from buckeye_mcp.tasks.task_schema import McpTask, ToolCall
+from buckeye_mcp.workdir.folder import WORKDIR
 
-Ending = Literal["worked", "refused", "failed", "not tried"]
+Ending = Literal["worked", "refused", "failed", "not tried", "held back"]
 """`refused`: the tool answered with an error, as it may to made-up arguments. `failed`: the call did not
-reach the tool, or the environment broke. `not tried`: no arguments can be made up for it."""
+reach the tool, or the environment broke. `not tried`: no arguments can be made up for it. `held back`: the
+tool says that it destroys, or that it acts on the world outside."""
 
+_HINTS = ("destructiveHint", "openWorldHint")
 _MOST_CHOICES = 4
 _CALL_SECONDS = 20.0
 _SECONDS = 300.0
 _LONGEST_SAID = 160
+_WORD = "example"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +61,36 @@ class Proof:
 
     @property
     def passed(self) -> bool:
-        """Whether the rollout ended with `done`, no call failed, and some call worked."""
+        """Whether the rollout ended with `done`, no call failed, and some call worked, or all were held
+        back."""
         endings = Counter(trial.ending for trial in self.trials)
         ended = not self.problem and self.stop_reason == "done"
+        if ended and endings["held back"] == len(self.trials) > 0:
+            return True
         return ended and verdict(endings["worked"] + endings["failed"], endings["failed"]) == "passed"
 
 
-async def prove(config: GymConfig, tools: Sequence[ToolEntry], source: Source, task: McpTask | None) -> Proof:
+async def prove(
+    config: GymConfig,
+    tools: Sequence[ToolEntry],
+    source: Source,
+    task: McpTask | None,
+    *,
+    try_all: bool = False,
+) -> Proof:
     """Play every action with made-up arguments, then `done`. `task` says how to set up and grade; without
     one, or where it does so with tools of another server, `setup` is called with made-up arguments if there
-    is one, and nothing is graded."""
+    is one, and nothing is graded. Tools that say they destroy, or act on the world outside, are called only
+    with `try_all`."""
     limits = {"max_turns": 10_000, "tool_timeout": min(_CALL_SECONDS, config.defaults.tool_timeout)}
     config = config.model_copy(update={"defaults": config.defaults.model_copy(update=limits)})
     by_name = {tool.name: tool for tool in tools}
+    places = _places(config.files)
     trials: dict[str, Trial] = {}
     pending: list[tuple[str, str]] = []
     for action in config.actions.values():
         if action.tool is not None:
-            calls, trial = _prepared(action, by_name.get(action.tool), config)
+            calls, trial = _prepared(action, by_name.get(action.tool), config, places, try_all=try_all)
             pending += [(action.name, call) for call in calls]
             trials[action.name] = trial
     play = _Play(config, source, trials, pending, _calls(task, by_name))
@@ -140,8 +159,9 @@ class _Play:
                 self.problem = outcome.error
 
     async def _rollout(self, policy: _Script) -> Outcome:
-        async with self._source.serving() as server:
-            task = task_on(server, setup=self._calls.setup, evaluate=self._calls.evaluate)
+        async with trial_task(self._source) as task:
+            calls = {"setup_tool": self._calls.setup, "evaluate_tool": self._calls.evaluate}
+            task = task.model_copy(update=calls)
             environment = McpEnvironment(self._config, {TRAIN: [task]})
             return await environment.rollout(environment.tasks(TRAIN)[0], policy)
 
@@ -183,8 +203,13 @@ class _Script:
         self._trials[self._made[0]] = Trial(*self._made, ending, _said(said) if ending != "worked" else "")
 
 
-def _prepared(action: Action, tool: ToolEntry | None, config: GymConfig) -> tuple[list[str], Trial]:
+def _prepared(
+    action: Action, tool: ToolEntry | None, config: GymConfig, places: Sequence[str], *, try_all: bool
+) -> tuple[list[str], Trial]:
     """The calls that are tried of an action, after a look whether each can be read and bound."""
+    hint = next((one for one in _HINTS if tool is not None and says(tool, one) and not try_all), None)
+    if hint is not None:
+        return [], Trial(action.name, "", "held back", f"it announces {hint}; --try-all calls it")
     schema = (tool.input_schema if tool is not None else None) or {}
     known = schema.get("properties") or {}
     waiting = [name for name, source in action.sources.items() if _is_open(source)]
@@ -199,10 +224,14 @@ def _prepared(action: Action, tool: ToolEntry | None, config: GymConfig) -> tupl
         values = {given: example(known.get(name), schema) for name, given in needed}
     except NoExample as error:
         return [], Trial(action.name, "", "not tried", f"no arguments can be made up: {error}")
-    variants = [values]
+    shown = {given: _WORD if _is_filler(value) else value for given, value in values.items()}
+    variants = [shown]
     for name, given in needed:
-        if options := choices(known.get(name), schema):
-            variants = [{**values, given: option} for option in options[:_MOST_CHOICES]]
+        options = choices(known.get(name), schema)
+        if not options and PLACE.search(given) and _is_filler(values[given]):
+            options = list(places)
+        if options:
+            variants = [{**shown, given: option} for option in options[:_MOST_CHOICES]]
             break
     calls = []
     for variant in variants:
@@ -213,6 +242,21 @@ def _prepared(action: Action, tool: ToolEntry | None, config: GymConfig) -> tupl
                 return [], Trial(action.name, call, "failed", problem)
         calls.append(by_place)
     return calls, Trial(action.name, calls[0], "not tried", "the rollout ended before")
+
+
+def _is_filler(value: Any) -> bool:
+    """Whether a text is only dots, as in a prompt."""
+    return isinstance(value, str) and bool(value) and not value.strip(".")
+
+
+def _places(files: str | None) -> list[str]:
+    """Paths worth trying in a rollout's folder: the first thing that it begins with, and a file."""
+    if files is None or not Path(files).is_dir():
+        return []
+    found = sorted(path for path in Path(files).glob("*") if path.name[0] != ".")[:1]
+    inside = sorted(path for folder in found for path in folder.glob("*") if path.is_file())
+    shown = [path for path in inside if path.name[0] != "."][:1]
+    return [f"{WORKDIR}/{path.relative_to(files)}" for path in (*found, *shown)]
 
 
 def _is_open(source: Any) -> bool:

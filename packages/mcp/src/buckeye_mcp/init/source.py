@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
-import time
 import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,26 +18,36 @@ from buckeye.base.distribution import need
 from buckeye.errors import UsageError
 from buckeye_mcp.client.unreachable import shown_address
 from buckeye_mcp.init.generate import EnvironmentName
+from buckeye_mcp.init.named_paths import named_paths, program_at
 from buckeye_mcp.tasks.images import ImageName, parse_image
 from buckeye_mcp.tasks.lock import LOCK_FILE, Lock, ToolEntry, read_lock
-from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer, ToolCall
+from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer
 
 Server = StdioServer | HttpServer
-_LAUNCHERS = {"npx", "uvx", "uv", "pipx", "run", "exec", "env", "node", "deno", "bunx"}
+_ONLY = "environment"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """An environment to look at. `serving` gives a server of it for one session, each time it is entered;
-    `tools` are those of a lock file, if it has them with their schemas; `tasks` is a task file beside it.
-    The folder `to_build` must be made the image first."""
+    """An environment to look at. `serving` gives a server of it for one session, each time it is entered, and
+    `beside` are other servers that its tasks act on; `tools` are those of a lock file, if it has them with
+    their schemas; `tasks` is a task file beside it. The folder `to_build` must be made the image first.
+
+    `written` is the server as tasks name it, where they can. `paths` are what it is given of the user's, by
+    the name in a rollout's folder, and `files` a folder with copies of them. `notes` are for the person."""
 
     environment: EnvironmentName
     serving: Callable[[], AbstractAsyncContextManager[Server]]
+    name: str = _ONLY
+    beside: Mapping[str, Server] = field(default_factory=dict)
     tools: Sequence[ToolEntry] | None = None
     tasks: Path | None = None
     to_build: Path | None = None
     shown: str
+    written: Server | None = None
+    paths: Mapping[str, Path] = field(default_factory=dict)
+    files: Path | None = None
+    notes: tuple[str, ...] = ()
 
 
 def find_source(env: str | None, *, command: str | None, headers: Mapping[str, str], build: bool) -> Source:
@@ -58,6 +68,8 @@ def find_source(env: str | None, *, command: str | None, headers: Mapping[str, s
         return _of_folder(path, build=build)
     if build:
         raise UsageError(f"--build builds the image of a folder, and {env} is none")
+    if path.is_file() and path.suffix not in (".yaml", ".yml"):
+        return _of_program(path)
     if path.is_file():
         return _of_lock(path)
     image = parse_image(env)
@@ -66,44 +78,42 @@ def find_source(env: str | None, *, command: str | None, headers: Mapping[str, s
     raise UsageError(_nothing(env, image))
 
 
-async def live_tools(source: Source, seconds: float) -> list[ToolEntry]:
-    """What the environment announces. `seconds` is what its start may take. Raises McpFault, or what its
-    runtime does."""
-    return (await timed_tools(source, seconds))[0]
+def with_others(source: Source, tasks: Sequence[McpTask]) -> Source:
+    """The source with all servers that the tasks act on. Where they name several, it is the one that is
+    written as it is, or else the first."""
+    servers: dict[str, Server] = {}
+    for task in tasks:
+        for name, server in task.mcp_config.items():
+            servers.setdefault(name, server)
+    if len(servers) < 2:
+        return source
+    own = next(
+        (name for name, server in servers.items() if _same(server, source.written)), next(iter(servers))
+    )
+    return replace(source, name=own, beside={name: server for name, server in servers.items() if name != own})
 
 
-async def timed_tools(source: Source, seconds: float) -> tuple[list[ToolEntry], float]:
-    """What the environment announces, and how many seconds it took to start and announce it; fetching and
-    unpacking it are not counted. Raises as `live_tools`."""
-    from buckeye_mcp.client.session import Deadlines
-    from buckeye_mcp.client.sessions_of_rollout import open_sessions
-
-    deadlines = Deadlines(start=seconds)
-    async with source.serving() as server:
-        begun = time.monotonic()
-        async with open_sessions(task_on(server), deadlines) as sessions:
-            took = time.monotonic() - begun
-            tools = [
-                ToolEntry(
-                    name=tool.name,
-                    description=tool.description,
-                    input_schema=dict(tool.input_schema),
-                    output_schema=dict(tool.output_schema) if tool.output_schema is not None else None,
-                    annotations=dict(tool.annotations),
-                )
-                for tool in sessions.tools.values()
-            ]
-    return tools, took
+def _same(one: Server, other: Server | None) -> bool:
+    if isinstance(one, StdioServer) and isinstance(other, StdioServer):
+        return (one.command, one.args) == (other.command, other.args)
+    return isinstance(one, HttpServer) and isinstance(other, HttpServer) and one.url == other.url
 
 
-def task_on(server: Server, *, setup: Sequence[ToolCall] = (), evaluate: Sequence[ToolCall] = ()) -> McpTask:
-    """A task on this server. Without `evaluate` nobody grades it, which no task of a file may say."""
-    return McpTask.model_construct(
-        id="init",
-        prompt="Try every tool.",
-        mcp_config={"environment": server},
-        setup_tool=list(setup),
-        evaluate_tool=list(evaluate),
+def of_tasks(tasks: Sequence[McpTask]) -> Source:
+    """What the tasks act on."""
+    name, server = next(iter(tasks[0].mcp_config.items()))
+    return with_others(replace(of_server(server), environment=_named(name), name=name), tasks)
+
+
+def of_server(server: Server) -> Source:
+    """A server as tasks name it."""
+    if isinstance(server, HttpServer):
+        return _of_address(server.url, server.headers)
+    return Source(
+        environment=_named(_name_of_command([server.command, *server.args])),
+        serving=lambda: _there(server),
+        shown="the command",
+        written=server,
     )
 
 
@@ -114,23 +124,31 @@ def _of_command(command: str) -> Source:
         raise UsageError(f"--command: {error}.") from None
     if not words:
         raise UsageError("--command is empty: write the program and its arguments")
-    server = _escaped(StdioServer(command=words[0], args=words[1:]))
-    return Source(
-        environment=_named(_name_of_command(words)), serving=lambda: _there(server), shown="the command"
+    return _of_words(words)
+
+
+def _of_words(words: Sequence[str]) -> Source:
+    named = named_paths(words)
+    server = escaped(StdioServer(command=named.words[0], args=list(named.words[1:])))
+    return replace(of_server(server), environment=_named(_name_of_command(words)), paths=named.paths)
+
+
+def _of_program(path: Path) -> Source:
+    if os.access(path, os.X_OK):
+        return _of_words([str(path)])
+    runner = {".py": "python", ".js": "node", ".mjs": "node"}.get(path.suffix)
+    hint = (
+        f' To start it: --command "{runner} {path}"' if runner else " Give an image, a folder, or an address."
     )
+    raise UsageError(f"{path} is a file that cannot be run, and no {LOCK_FILE}.{hint}")
 
 
 def _name_of_command(words: Sequence[str]) -> str:
     """The module, package or script that a command starts."""
-    rest = [word for word in words if not word.startswith("-") and Path(word).name not in _LAUNCHERS]
-    if "-m" in words[:-1]:
-        rest = [words[words.index("-m") + 1]]
-    elif len(rest) > 1 and re.fullmatch(r"python[\d.]*", Path(rest[0]).name):
-        rest = rest[1:]
-    word = (rest or list(words))[0]
+    word = words[program_at(words)]
     return (
         Path(word).stem
-        if word.endswith((".py", ".js", ".ts"))
+        if word.endswith((".py", ".js", ".mjs", ".ts"))
         else re.sub(r"(?<=.)@.*", "", word).rpartition("/")[2]
     )
 
@@ -142,7 +160,9 @@ def _of_address(url: str, headers: Mapping[str, str]) -> Source:
     image = next((parse_image(value) for key, value in headers.items() if key.lower() == "mcp-image"), None)
     name = last[-1] if last else parts.hostname or "env"
     environment = _of_image_name(image) if image is not None else _named(name)
-    return Source(environment=environment, serving=lambda: _there(server), shown=shown_address(url))
+    return Source(
+        environment=environment, serving=lambda: _there(server), shown=shown_address(url), written=server
+    )
 
 
 def _of_image(image: ImageName) -> Source:
@@ -152,8 +172,6 @@ def _of_image(image: ImageName) -> Source:
 
 
 def _of_lock(path: Path) -> Source:
-    if path.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"{path} is a file, and no {LOCK_FILE}. Give an image, a folder, or an address.")
     return _locked(read_lock(path), path.parent)
 
 
@@ -256,13 +274,19 @@ async def _image_server(image: str) -> AsyncIterator[Server]:
 async def _folder_server(folder: Path) -> AsyncIterator[Server]:
     from buckeye_mcp.sandbox.base import Limits
     from buckeye_mcp.sandbox.command import FolderRuntime
+    from buckeye_mcp.sandbox.confinement import keeps_all_else
 
-    async with _launched(lambda own: FolderRuntime(folder, Limits()), "") as server:
+    def runtime(own: Path) -> FolderRuntime:
+        return FolderRuntime(folder, Limits(writable=None if keeps_all_else() else (str(own),)))
+
+    async with _launched(runtime, "", own_home=True) as server:
         yield server
 
 
 @asynccontextmanager
-async def _launched(make: Callable[[Path], Any], image: str) -> AsyncIterator[Server]:
+async def _launched(
+    make: Callable[[Path], Any], image: str, *, own_home: bool = False
+) -> AsyncIterator[Server]:
     """The command line that a runtime starts a session with; what the session leaves is removed."""
     from buckeye_mcp.gateway.starts import clean_up
     from buckeye_mcp.gateway.state import own_folder
@@ -272,16 +296,16 @@ async def _launched(make: Callable[[Path], Any], image: str) -> AsyncIterator[Se
         runtime = make(own)
         await runtime.prepare(image)
         place = Places(own).new()
-        launch = await runtime.launch(image, place, {})
+        launch = await runtime.launch(image, place, {"HOME": str(place)} if own_home else {})
         try:
-            yield _escaped(
+            yield escaped(
                 StdioServer(command=launch.argv[0], args=list(launch.argv[1:]), env=dict(launch.env))
             )
         finally:
             await clean_up(launch, place)
 
 
-def _escaped(server: StdioServer) -> StdioServer:
+def escaped(server: StdioServer) -> StdioServer:
     """The server with its dollar signs as they are: none of them is a variable of a task."""
     return StdioServer(
         command=server.command.replace("$", "$$"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from buckeye.config.problems import closest, did_you_mean
+from buckeye.errors import UsageError
 from buckeye_mcp.actions.check import DONE, RESERVED_TOOLS
+from buckeye_mcp.actions.schema_words import harmless
 from buckeye_mcp.tasks.lock import ToolEntry
 
 _NAME = re.compile(r"[^\W\d][\w.\-/]*")
@@ -60,6 +64,10 @@ _CONTEXT = re.compile(
     r"namespace|database|db|db_path|database_path",
     re.I,
 )
+PLACE = re.compile(
+    r"(?:^|_|\b)(?:path|file|filepath|filename|dir|directory|folder|root|repo|repository)(?:$|_)", re.I
+)
+"""What is in the name of an argument that says where something is in a folder."""
 _FEWEST_FOR_CONTEXT = 3
 
 
@@ -109,10 +117,41 @@ class Plan:
     left_out: Mapping[str, str]
 
 
+def chosen_tools(
+    tools: Sequence[ToolEntry], include: Sequence[str], exclude: Sequence[str]
+) -> list[ToolEntry]:
+    """The tools whose names fit one of the patterns `include` (none: all of them), and none of `exclude`.
+    Raises UsageError for a pattern that fits no tool."""
+    names = [tool.name for tool in tools]
+    for flag, patterns in (("--include", include), ("--exclude", exclude)):
+        for pattern in patterns:
+            if not any(_fits(name, [pattern]) for name in names):
+                near = (
+                    did_you_mean(closest(pattern, names)) or f" There are: {', '.join(map(harmless, names))}."
+                )
+                raise UsageError(f"{flag} {pattern}: no tool is called so.{near}")
+    kept = [tool for tool in tools if not include or _fits(tool.name, include)]
+    kept = [tool for tool in kept if not _fits(tool.name, exclude)]
+    if not kept:
+        raise UsageError("--include and --exclude leave no tool")
+    return kept
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return name in patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def plan_actions(
-    tools: Sequence[ToolEntry], *, preparing: Collection[str] = (), grading: Collection[str] = ()
+    tools: Sequence[ToolEntry],
+    *,
+    preparing: Collection[str] = (),
+    grading: Collection[str] = (),
+    wanted: Sequence[str] = (),
+    private: bool = False,
 ) -> Plan:
-    """Sort the tools. Tasks set up with those called `preparing`, and grade with `grading`."""
+    """Sort the tools. Tasks set up with those called `preparing`, and grade with `grading`. Whoever names a
+    tool, or a pattern for it, in `wanted` wants it; what a tool destroys is no harm where it acts on files
+    that are `private` to a rollout."""
     actions: list[PlannedAction] = []
     flagged: list[Flagged] = []
     left_out: dict[str, str] = {}
@@ -125,28 +164,36 @@ def plan_actions(
         taken.add(action.name)
         if impossible := [name for name in action.dropped if name in _required(tool)]:
             left_out[tool.name] = f"its argument {impossible[0]!r} has a name that no action can give"
+        elif _fits(tool.name, wanted):
+            actions.append(action)
         elif tool.name in preparing:
             flagged.append(Flagged(action, "tasks prepare the environment with it"))
-        elif reason := why_flagged(tool):
+        elif reason := why_flagged(tool, private=private):
             flagged.append(Flagged(action, reason))
         else:
             actions.append(action)
     return Plan(tuple(actions), tuple(flagged), _context(actions), left_out)
 
 
-def why_flagged(tool: ToolEntry) -> str:
+def says(tool: ToolEntry, hint: str) -> bool:
+    """Whether a tool says so of itself, as `destructiveHint`."""
+    snake = _WORD.sub(lambda part: f"_{part[0].lower()}", hint).lstrip("_")
+    return any(tool.annotations.get(name) is True for name in (hint, snake))
+
+
+def why_flagged(tool: ToolEntry, *, private: bool = False) -> str:
     """Why a model should perhaps not have a tool; "" if nothing speaks against it."""
     words = {word.lower() for word in _WORD.findall(tool.name)} | {tool.name.lower().replace("_", "")}
     kinds = (
         (_LEAK, "may tell the model its answer or its reward"),
         (_ADMINISTRATION, "looks like administration of the environment"),
-        (_DESTRUCTION, "destroys"),
+        (set[str]() if private else _DESTRUCTION, "destroys"),
         (_POWER, "runs commands, and so may reach what grades"),
     )
     for vocabulary, meaning in kinds:
         if found := sorted(words & vocabulary):
             return f'"{found[0]}" in its name: it {meaning}'
-    if tool.annotations.get("destructiveHint") is True or tool.annotations.get("destructive_hint") is True:
+    if says(tool, "destructiveHint") and not private:
         return "it is announced as destructive"
     said = _SAID.search(tool.description)
     return f'"{" ".join(said[0].split())}" in its description' if said is not None else ""

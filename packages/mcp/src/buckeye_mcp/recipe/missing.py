@@ -13,8 +13,13 @@ from typing import Any
 from buckeye.cli.rl_flags import TrainFlags
 from buckeye.cli.terminal import ask_text, choose, confirm, show_file
 from buckeye.errors import UsageError
+from buckeye_mcp.config import GymConfig, load_gym_config
+from buckeye_mcp.init.generate import SERVER
 from buckeye_mcp.recipe.found import Found
 from buckeye_mcp.recipe.model import SUGGESTED, usual_model
+from buckeye_mcp.tasks.images import parse_image
+from buckeye_mcp.tasks.lock import Lock
+from buckeye_mcp.tasks.rows import gateway_config
 
 _STARTER = Path("tasks.json")
 _ANOTHER = "another"
@@ -59,7 +64,8 @@ def find_config(search: Search) -> Path:
 
 
 def _made_config(search: Search) -> Path:
-    from buckeye_mcp.init.command import prepare, write_and_prove
+    from buckeye_mcp.init.command import write_and_prove
+    from buckeye_mcp.init.prepare import prepare
 
     env, command = _environment(search)
     if env is None and command is None:
@@ -128,7 +134,7 @@ def find_dataset(search: Search, config: Path) -> str:
     """The tasks; a dataset of them is made now if they do not say where they act. Raises UsageError."""
     from buckeye_mcp.tasks.dataset import find_taskset, is_dataset
 
-    name = search.flags.dataset or _found_dataset(search)
+    name = search.flags.dataset or _found_dataset(search, config)
     path = find_taskset(name)
     if not path.exists():
         raise UsageError(
@@ -140,14 +146,14 @@ def find_dataset(search: Search, config: Path) -> str:
     return _made_dataset(search, path, f"{config.stem}-tasks")
 
 
-def _found_dataset(search: Search) -> str:
+def _found_dataset(search: Search, config: Path) -> str:
     found = search.found.datasets
     if len(found) == 1:
         return found[0]
     if search.asks:
         if found:
             return choose("Which tasks?", [(name, "") for name in found])
-        return _asked_dataset()
+        return _asked_dataset(config)
     if found:
         raise UsageError(f"which tasks? Add --dataset; there are: {', '.join(found)}")
     raise UsageError(
@@ -156,7 +162,7 @@ def _found_dataset(search: Search) -> str:
     )
 
 
-def _asked_dataset() -> str:
+def _asked_dataset(config: Path) -> str:
     answer = ask_text(
         "There are no tasks here. A file, a folder or ORG/NAME on the Hugging Face hub (empty: begin a file)"
     )
@@ -165,7 +171,7 @@ def _asked_dataset() -> str:
     prompt = ask_text("What should the model do? One sentence, the prompt of the first task")
     if not prompt:
         raise UsageError("without tasks there is no training. Write tasks.json, or name them with --dataset")
-    text = json.dumps([_first_task(prompt)], indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps([_first_task(prompt, load_gym_config(config))], indent=2, ensure_ascii=False) + "\n"
     show_file(_STARTER, text)
     if not confirm(f"Write {_STARTER}?"):
         raise UsageError(f"{_STARTER} was not written; without tasks there is no training")
@@ -173,16 +179,22 @@ def _asked_dataset() -> str:
 
     write_file(_STARTER, text)
     raise StarterWrittenError(
-        f"{_STARTER} has one task. Put in the server and how the end is graded, add more tasks, then type\n"
+        f"{_STARTER} has one task. Look at its server and at how the end is graded, add more, then type\n"
         "  buckeye rl"
     )
 
 
-def _first_task(prompt: str) -> dict[str, Any]:
+def _first_task(prompt: str, config: GymConfig) -> dict[str, Any]:
+    about = config.job.metadata
+    server, image = about.get(SERVER), parse_image(str(about.get("environment")))
+    if server is None and image is not None:
+        servers = gateway_config(Lock(image=image.tagged))
+    else:
+        servers = {config.job.name or "environment": server or {"command": "", "args": []}}
     return {
         "id": "task-001",
         "prompt": prompt,
-        "mcp_config": {"buckeye": {"url": "http://localhost:8765/mcp"}},
+        "mcp_config": servers,
         "setup_tool": {"name": "setup", "arguments": {}},
         "evaluate_tool": {"name": "evaluate", "arguments": {}},
     }

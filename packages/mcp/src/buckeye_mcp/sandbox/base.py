@@ -36,6 +36,8 @@ class Limits:
     """Processes and threads at a time."""
     disk: int = 4 * 2**30
     """Bytes of one file, and of all in the folder of a session."""
+    writable: tuple[str, ...] | None = None
+    """The only folders that it may write to, where there are namespaces."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,10 +12,12 @@
     processes    most processes and threads at a time
     disk         most bytes of one file
     hidden       with mounts, and without a root: files and folders that are empty for the command
+    writable     with mounts, and without a root: the only folders that can be written to, or null for all
 
 The environment of the command is the JSON object in BUCKEYE_CONFINED_ENV, so that no variable of a task (as
-LD_PRELOAD) acts on this script, which may run as root. With namespaces this process stays as the parent of
-the command, which is process 1 there: when it ends, however, the kernel ends everything inside.
+LD_PRELOAD) acts on this script, which may run as root; without that variable it is this script's own. With
+namespaces this process stays as the parent of the command, which is process 1 there: when it ends, however,
+the kernel ends everything inside.
 
 The file is run as a script, without site packages, so it imports nothing of Buckeye. It ends with the code
 of the command; 125 if the command could not be confined, with the reason on the last line of stderr, and
@@ -46,6 +48,7 @@ _NEW_NS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PID, _NEW_NET = (
 )  # fmt: skip
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
+_SYS_MOUNT_SETATTR, _HERE, _RECURSIVE, _READ_ONLY = 442, -100, 0x8000, 1
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
 _OPEN_FILES = 4096
 _CAPABILITIES, _CAPABILITY_VERSION_3 = 64, 0x20080522
@@ -59,7 +62,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> NoReturn:
     """Confine, and become the command."""
     spec = json.loads(sys.argv[1])
-    environment = json.loads(os.environ.get("BUCKEYE_CONFINED_ENV", "{}"))
+    given = os.environ.get("BUCKEYE_CONFINED_ENV")
+    environment = dict(os.environ) if given is None else json.loads(given)
     try:
         enter(spec)
     except OSError as error:
@@ -166,6 +170,8 @@ def _prepare_root(spec: dict[str, Any]) -> None:
             _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
             for path in spec["hidden"]:
                 _hide(path)
+            if spec["writable"] is not None:
+                _keep_all_else(spec["writable"])
         os.chdir(spec["cwd"])
         return
     if spec["layers"] is not None:
@@ -196,6 +202,25 @@ def _hide(path: str) -> None:
         _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "mode=0,size=4k")
     elif os.path.exists(path):
         _mount(os.devnull, path, None, _MS_BIND, None)
+
+
+def _keep_all_else(writable: Sequence[str]) -> None:
+    """Nothing but these folders can be written to; pipes, sockets and devices work as before."""
+    for path in writable:
+        _mount(path, path, None, _MS_BIND | _MS_REC, None)
+    _set_read_only("/", flags=_RECURSIVE, yes=True)
+    for path in writable:
+        _set_read_only(path, flags=_RECURSIVE, yes=False)
+    if os.path.isdir("/dev/shm"):  # noqa: S108  one of its own
+        _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=65536k")  # noqa: S108
+
+
+def _set_read_only(path: str, *, flags: int, yes: bool) -> None:
+    """mount_setattr(2), of Linux 5.12 and later, for which there is no function in older C libraries."""
+    attributes = struct.pack("4Q", _READ_ONLY if yes else 0, 0 if yes else _READ_ONLY, 0, 0)
+    words = (ctypes.c_long(_SYS_MOUNT_SETATTR), _HERE, os.fsencode(path), flags, attributes)
+    if _libc.syscall(*words, ctypes.c_size_t(len(attributes))) != 0:
+        raise _error(f"keep {path} from being written")
 
 
 def _leave_old_root() -> None:

@@ -95,6 +95,7 @@ def confinement(
         "processes": limits.processes,
         "disk": limits.disk,
         "hidden": [str(path) for path in (*key_files(), made_keys()) if os.path.exists(path)],
+        "writable": limits.writable,
     }
 
 
@@ -109,10 +110,18 @@ def confined_environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {"BUCKEYE_CONFINED_ENV": json.dumps(dict(variables))}
 
 
-def _probe(*, user: bool, root: Root | None) -> str:
+@functools.cache
+def keeps_all_else() -> str:
+    """What stands in the way of `Limits.writable` on this machine; "" if it works."""
+    seen = walls()
+    limits = Limits(writable=(tempfile.gettempdir(),))
+    return _probe(user=seen.user, root=None, limits=limits) if seen.namespaces else seen.describe()
+
+
+def _probe(*, user: bool, root: Root | None, limits: Limits | None = None) -> str:
     """Run nothing behind the walls; returns what stood in the way."""
     tried = Walls(namespaces=True, user=user, overlay=False, reason="")
-    argv = confined(["/bin/true"], limits=Limits(), walls=tried, cwd=Path("/"), root=root)
+    argv = confined(["/bin/true"], limits=limits or Limits(), walls=tried, cwd=Path("/"), root=root)
     try:
         ran = run_program(argv, seconds=_PROBE_SECONDS, env={})
     except subprocess.TimeoutExpired:

@@ -91,7 +91,7 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
 
 def _made(files: str | None, most: int) -> Workdir:
     started = time.monotonic()
-    place = _places().new()
+    place = places().new()
     (place / "work").mkdir()
     copied = 0
     try:
@@ -122,15 +122,16 @@ def _prepared(files: str, most: int) -> Path:
     """The files as they were when this process needed them first: later changes reach no rollout of it."""
     with _PREPARING:
         if (files, most) not in _READY:
-            folder = _places().new()
+            folder = places().new()
             prepare(files, folder, most)
             _READY[files, most] = folder
         return _READY[files, most]
 
 
 @functools.cache
-def _places() -> Places:
-    """Those of this process: they end with it, and those of processes that were killed are removed."""
+def places() -> Places:
+    """Where this process makes folders: they end with it, and those of processes that were killed are
+    removed."""
     stack = ExitStack()
     atexit.register(stack.close)
     return Places(stack.enter_context(own_folder(cache_folder().resolve() / "rollouts")))

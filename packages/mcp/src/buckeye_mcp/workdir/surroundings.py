@@ -39,6 +39,7 @@ _INSTALLED = {
 }
 """Where programs of the user's are, and what they have fetched: below the home folder, where it is there. A
 server that `npx` or `uvx` starts would else be fetched for every rollout."""
+_ALWAYS = ("UV_CACHE_DIR", "npm_config_cache")  # also before anything was fetched
 _CODE = {".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".mts", ".sh", ".rb", ".pl", ".php", ".lua", ".jar"}
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
@@ -46,12 +47,20 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 def started_in(server: StdioServer, workdir: Workdir) -> StdioServer:
     """The server as it is started in the folder. `{workdir}` is replaced; a program that is named by a path
     from where Buckeye was started is still that program."""
-    server = StdioServer.model_validate(workdir.placed(server.model_dump()))
+    server = from_here(StdioServer.model_validate(workdir.placed(server.model_dump())), workdir.path)
+    return server.model_copy(
+        update={"env": {**_environment(workdir), **server.env}, "cwd": server.cwd or str(workdir.path)}
+    )
+
+
+def from_here(server: StdioServer, workdir: Path | None = None) -> StdioServer:
+    """The server so that it can be started in another folder: its program, and a module of ours, are found
+    from where we are; words that are files in `workdir` are meant there."""
     here = Path.cwd()
     command = str(here / server.command) if "/" in server.command else server.command
-    args = [_program(word, here, workdir.path) for word in server.args]
-    env = {**_environment(workdir), **_searched(command, args, server.env, here), **server.env}
-    cwd = str(workdir.path) if server.cwd is None else str(here / server.cwd)
+    args = [_program(word, here, workdir) for word in server.args]
+    env = {**_searched(command, args, server.env, here), **server.env}
+    cwd = server.cwd and str(here / server.cwd)
     return StdioServer(command=command, args=args, env=env, cwd=cwd)
 
 
@@ -68,14 +77,15 @@ def _installed() -> dict[str, str]:
     return {
         name: os.environ.get(name, str(home / below))
         for name, below in _INSTALLED.items()
-        if name in os.environ or (home / below).is_dir()
+        if name in os.environ or name in _ALWAYS or (home / below).is_dir()
     }
 
 
-def _program(word: str, here: Path, workdir: Path) -> str:
+def _program(word: str, here: Path, workdir: Path | None) -> str:
     """A word of the command line; the whole path of a script that is here and not in the folder."""
     path = Path(word)
-    ours = path.suffix in _CODE and not (workdir / path).exists() and (here / path).is_file()
+    theirs = workdir is not None and (workdir / path).exists()
+    ours = path.suffix in _CODE and not theirs and (here / path).is_file()
     return str(here / path) if ours else word
 
 

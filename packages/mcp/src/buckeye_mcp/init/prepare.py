@@ -1,0 +1,155 @@
+"""From an environment to its configuration: what is meant, what it announces, and what comes of trying."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from buckeye.cli.terminal import status_line
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye_mcp.config import DefaultsConfig, GymConfig
+from buckeye_mcp.init.generate import Generated, generate_config
+from buckeye_mcp.init.scripted_rollout import Proof, prove
+from buckeye_mcp.init.source import Source, find_source, of_tasks, with_others
+from buckeye_mcp.init.tool_choice import chosen_tools
+from buckeye_mcp.init.trial import live_tools, with_copies
+from buckeye_mcp.sandbox.build import build_image
+from buckeye_mcp.tasks.dataset import is_dataset, read_splits
+from buckeye_mcp.tasks.lock import Lock, ToolEntry
+from buckeye_mcp.tasks.rows import read_with_lock
+from buckeye_mcp.tasks.task_schema import McpTask
+from buckeye_mcp.workdir.folder import WORKDIR
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A configuration that is made and not yet written: what to write where, and what it was made from.
+    `files` is where the source's go."""
+
+    generated: Generated
+    listed: Sequence[ToolEntry]
+    source: Source
+    path: Path
+    files: Path | None
+    tasks: Sequence[McpTask]
+    task_file: Path | None
+
+
+def prepare(
+    env: str | None,
+    *,
+    command: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    build: bool = False,
+    output: Path | None = None,
+    force: bool = False,
+    tasks: Path | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Prepared:
+    """Look at an environment and make its configuration; nothing is written. Raises UsageError, for one whose
+    file is there already too, before anything is started."""
+    if env is None and command is None and tasks is not None:
+        known = read_tasks(tasks)
+        source = of_tasks(known)
+    else:
+        source = find_source(env, command=command, headers=headers or {}, build=build)
+        tasks = tasks or source.tasks
+        known = read_tasks(tasks) if tasks is not None else []
+        source = with_others(source, known)
+    path = _free_path(output, source, force=force)
+    files = path.with_name(f"{path.stem}-files") if source.paths else None
+    if files is not None:
+        _refuse_taken(files, force=force)
+    if source.to_build is not None:
+        with status_line(f"building {source.environment.image}"):
+            build_image(source.to_build, source.environment.image)
+    apart = with_copies(source)
+    listed = tools_of(apart)
+    return Prepared(
+        generated=_generated(apart, chosen_tools(listed, include, exclude), files, known, include),
+        listed=listed,
+        source=apart,
+        path=path,
+        files=files,
+        tasks=known,
+        task_file=tasks,
+    )
+
+
+def read_tasks(file: Path) -> list[McpTask]:
+    """All tasks of a file or a dataset. Where they act does not matter here, so it may be left out."""
+    if is_dataset(file):
+        return [task for tasks in read_splits(file) for task in tasks]
+    return read_with_lock(file, Lock(image="any:latest"))[0]
+
+
+def tools_of(source: Source) -> list[ToolEntry]:
+    """The tools that an environment announces. Raises McpFault, or what its runtime does."""
+    if source.tools is not None:
+        return list(source.tools)
+    seconds = DefaultsConfig().setup_timeout
+    with status_line(f"waiting for {source.shown} to start and tell its tools, at most {seconds:g} s"):
+        return asyncio.run(live_tools(source, seconds))
+
+
+def _generated(
+    source: Source,
+    tools: Sequence[ToolEntry],
+    files: Path | None,
+    tasks: Sequence[McpTask],
+    wanted: Sequence[str],
+) -> Generated:
+    calls = [call for task in tasks for call in (*task.setup_tool, *task.evaluate_tool)]
+    made = generate_config(
+        source.environment,
+        tools,
+        preparing={call.name for task in tasks for call in task.setup_tool},
+        grading={call.name for task in tasks for call in task.evaluate_tool},
+        context_values=_constants([call.arguments for call in calls]),
+        wanted=wanted,
+        server=source.written.model_dump(exclude_defaults=True) if source.written is not None else None,
+        files=files.name if files is not None else None,
+        place=f"{WORKDIR}/{next(iter(source.paths))}" if len(source.paths) == 1 else None,
+    )
+    return replace(made, notes=(*source.notes, *made.notes))
+
+
+def _constants(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str | int]:
+    """Arguments that have the same value wherever the tasks give them."""
+    values: dict[str, set[str | int]] = {}
+    for one in arguments:
+        for name, value in one.items():
+            if isinstance(value, str | int):
+                values.setdefault(name, set()).add(value)
+    return {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
+
+
+def proof_of(
+    config: GymConfig, tools: Sequence[ToolEntry], source: Source, task: McpTask | None, *, try_all: bool
+) -> Proof:
+    """What comes of a scripted rollout."""
+
+    try:
+        with status_line(f"playing a scripted rollout with {source.shown}"):
+            return asyncio.run(prove(config, tools, source, task, try_all=try_all))
+    except BuckeyeError as error:
+        return Proof((), problem=str(error))
+
+
+def _free_path(output: Path | None, source: Source, *, force: bool) -> Path:
+    name = re.sub(r"[^\w.\-]+", "-", source.environment.name).strip("-.") or "env"
+    path = output or Path("configs", f"{name}.yaml")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name a file with -o")
+    _refuse_taken(path, force=force)
+    return path
+
+
+def _refuse_taken(path: Path, *, force: bool) -> None:
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists already. Add --force to replace it, or name another file with -o.")
