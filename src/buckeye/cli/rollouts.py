@@ -210,6 +210,7 @@ def _whole(one: PlayedRollout, longest: int | None) -> Iterator[str]:
         else "",
         "of turns": ", ".join(f"{reward:g}" for reward in one.turn_rewards),
         "components": _pairs(one.components),
+        **one.explanations,
         "ended by": f"{one.stop_reason}{' (cut off)' if one.truncated else ''}",
         "error": one.error or "",
         "dropped": one.dropped or "",

@@ -115,7 +115,8 @@ class Outcome:
     `turn_rewards`, which is optional, says what each turn was paid, one entry for each call of `Policy.chat`;
     they add up to `reward`. `boundary` says where an errored rollout failed. Only a `GroupEnvironment` leaves
     a rollout `pending`, which is then its name for it: neither reward nor error until the group is finished.
-    `trace` says where an error was raised: frames, outermost first. Whoever plays sets it.
+    `explanations` says of components, by their names, how they came about, for people. `trace` says where an
+    error was raised: frames, outermost first. Whoever plays sets it.
     """
 
     reward: float | None
@@ -125,6 +126,7 @@ class Outcome:
     turn_rewards: Sequence[float] | None = None
     boundary: Boundary | None = None
     pending: str | None = None
+    explanations: Mapping[str, str] = field(default_factory=dict)
     trace: Sequence[str] = ()
 
     def __post_init__(self) -> None:

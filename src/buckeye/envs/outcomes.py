@@ -18,6 +18,7 @@ from buckeye.envs.stdlib_only.outcomes import (
 )
 
 _KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET)S?\b")
+_LONGEST_NAME, _MOST_EXPLANATIONS = 200, 1_000
 _ABSENT = re.compile(r"missing|must be set|not set|credential|KeyError|not found|required", re.I)
 
 
@@ -49,6 +50,10 @@ def _scored(outcome: Outcome) -> Outcome:
         stop_reason=found["stop_reason"],
         turn_rewards=found["turn_rewards"],
         pending=found["handle"],
+        explanations={
+            str(name)[:_LONGEST_NAME]: shortened(str(text))
+            for name, text in list(outcome.explanations.items())[:_MOST_EXPLANATIONS]
+        },
     )
 
 

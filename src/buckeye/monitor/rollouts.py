@@ -36,6 +36,7 @@ class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
     turn_rewards: list[float] = []
     advantages: list[float] | None = None
     components: dict[str, float] = {}
+    explanations: dict[str, str] = {}
     stop_reason: str | None = None
     error: str | None = None
     trace: list[str] = []

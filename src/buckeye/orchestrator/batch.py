@@ -171,6 +171,7 @@ async def write_rollouts(
                 "turn_rewards": list(rollout.outcome.turn_rewards or []),
                 "advantages": by_turn,
                 "components": dict(rollout.outcome.components),
+                "explanations": dict(rollout.outcome.explanations),
                 "stop_reason": rollout.outcome.stop_reason,
                 "error": rollout.outcome.error,
                 "trace": list(rollout.outcome.trace),

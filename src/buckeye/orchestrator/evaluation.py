@@ -305,6 +305,7 @@ def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> 
                 "data": dict(rollout.task.data),
                 "reward": rollout.reward,
                 "components": dict(rollout.outcome.components),
+                "explanations": dict(rollout.outcome.explanations),
                 "stop_reason": rollout.outcome.stop_reason,
                 "truncated": rollout.truncated,
                 "error": rollout.outcome.error,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +18,13 @@ from buckeye.config.validation import validate
 from buckeye.errors import ConfigError
 from buckeye_mcp.actions.check import ACTIONS_SCHEMA, MappingProblem, compile_actions
 from buckeye_mcp.actions.mapping import Action
+from buckeye_mcp.grading.reading import GraderProblem, as_written, read_graders
+from buckeye_mcp.grading.schema import Grader
 from buckeye_mcp.workdir.files import beside
 
 ReplyFormat = Literal["xml", "tools"]
 SeveralCalls = Literal["first", "error", "all"]
-_ACTIONS = "action_mappings"
+_ACTIONS, _GRADE = "action_mappings", "grade"
 
 
 class JobConfig(BaseConfig):
@@ -59,7 +61,7 @@ class WeightsConfig(BaseConfig):
     """What each part counts in the reward. A part that is left out counts nothing."""
 
     task_completion: NonNegativeFloat = 0.0
-    """The reward of evaluate_tool."""
+    """What the graders say, and evaluate_tool."""
     tool_execution: NonNegativeFloat = 0.0
     """Share of the calls that succeeded."""
     format_compliance: NonNegativeFloat = 0.0
@@ -121,6 +123,8 @@ class GymConfig(BaseConfig):
     archive, a script that makes files where it is started, or a single file; beside this one if relative."""
     shared_state: bool = False
     """Whether rollouts may see what others have done, and training goes on though they do."""
+    grade: Any = None
+    """The graders of all tasks, one or a list of them."""
     defaults: DefaultsConfig = DefaultsConfig()
     """How long a rollout may be."""
 
@@ -137,8 +141,16 @@ class GymConfig(BaseConfig):
         """The actions of `action_mappings`, and `done`. Raises ConfigError if one makes no sense."""
         actions, wrong = compile_actions(self.action_mappings)
         if wrong:
-            raise ConfigError(report(_problem(one, Settings()) for one in wrong))
+            raise ConfigError(report(_problem(_ACTIONS, one, Settings()) for one in wrong))
         return actions
+
+    @cached_property
+    def graders(self) -> Sequence[Grader]:
+        """The graders of `grade`. Raises ConfigError if one makes no sense."""
+        graders, wrong = read_graders(self.grade)
+        if wrong:
+            raise ConfigError(report(_problem(_GRADE, one, Settings()) for one in wrong))
+        return graders
 
 
 def load_gym_config(path: Path) -> GymConfig:
@@ -147,21 +159,28 @@ def load_gym_config(path: Path) -> GymConfig:
     config, problems = validate(GymConfig, settings)
     raw = settings.values.get(_ACTIONS)
     _, wrong = compile_actions(raw) if isinstance(raw, dict) else ({}, [])
-    problems += [_problem(one, settings) for one in wrong]
+    problems += [_problem(_ACTIONS, one, settings) for one in wrong]
+    graders, unfit = read_graders(settings.values.get(_GRADE), path.absolute().parent)
+    problems += [_problem(_GRADE, one, settings) for one in unfit]
     if config is None or problems:
         whole = Place(str(path), Layer.FILE)
         raise ConfigError(
             report(problem if problem.place else replace(problem, place=whole) for problem in problems)
         )
+    config = config.model_copy(update={_GRADE: as_written(graders)}) if graders else config
     return beside(config, path)
 
 
 def gym_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of the file, for editors."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **GymConfig.model_json_schema()}
+    schema, grader = GymConfig.model_json_schema(), Grader.model_json_schema()
+    schema["$defs"] |= grader.pop("$defs") | {"Grader": grader}
+    one = {"$ref": "#/$defs/Grader"}
+    schema["properties"][_GRADE] |= {"anyOf": [one, {"type": "array", "items": one}, {"type": "null"}]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _problem(wrong: MappingProblem, settings: Settings) -> Problem:
-    path = (_ACTIONS, *wrong.path)
+def _problem(table: str, wrong: MappingProblem | GraderProblem, settings: Settings) -> Problem:
+    path = (table, *wrong.path)
     message = wrong.message if wrong.message.endswith("?") else f"{wrong.message}."
     return Problem(path=path, place=settings.place(path), message=message)

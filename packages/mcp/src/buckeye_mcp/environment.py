@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,11 +13,15 @@ from buckeye.envs.base import START, Outcome, Policy, Task
 from buckeye.errors import UsageError
 from buckeye_mcp.client.errors import McpFault
 from buckeye_mcp.config import GymConfig, load_gym_config
+from buckeye_mcp.grading.of_task import check_graded
 from buckeye_mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye_mcp.tasks.trust import read_taskset
 
 NAME = "buckeye-vf-gym"
 TRAIN, EVAL = "train", "eval"
+_POWERS_OF_TEN = {10**power for power in range(10)}
+
+log = logging.getLogger(__name__)
 
 
 def load_environment(
@@ -44,6 +50,7 @@ def load_environment(
         splits[EVAL] = [task for tasks in read_taskset(eval_taskset) for task in tasks]
     if num_tasks is not None:
         splits[TRAIN] = _first(splits[TRAIN], num_tasks, taskset)
+    check_graded((task for tasks in splits.values() for task in tasks), config)
     return McpEnvironment(config, {name: tasks for name, tasks in splits.items() if tasks})
 
 
@@ -59,6 +66,7 @@ class McpEnvironment:
         self._tasks: dict[str, McpTask] = {}
         self._splits = dict(splits)
         self._made: dict[str, list[Task]] = {}
+        self._lost: Counter[str] = Counter()
         for tasks in splits.values():
             for task in tasks:
                 if task.id in self._tasks:
@@ -97,13 +105,27 @@ class McpEnvironment:
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
         """Play one rollout. A failure of the environment is an outcome with an error, to be retried."""
-        from buckeye_mcp.rollout import play  # the SDK takes a second to import
+        from buckeye_mcp.rollout import LOST, play  # the SDK takes a second to import
 
         try:
-            return await play(self._tasks[task.id], self._config, policy)
+            outcome = await play(self._tasks[task.id], self._config, policy)
+            if LOST in outcome.explanations:
+                self._tell(outcome.explanations[LOST])
+            return outcome
         except McpFault as fault:
             return Outcome(
                 reward=None, stop_reason=fault.stop_reason, error=f"{type(fault).__name__}: {fault}"
+            )
+
+    def _tell(self, lost: str) -> None:
+        """Warn of calls that break a server, at the first time and at each power of ten."""
+        self._lost[lost] += 1
+        if (count := self._lost[lost]) in _POWERS_OF_TEN:
+            log.warning(
+                "%s: a call of the model broke its server, in %d rollouts until now: %s",
+                self.name,
+                count,
+                lost,
             )
 
 

@@ -13,21 +13,27 @@ from buckeye.envs.base import Message, Outcome, Policy, Reply, TextCaller, Tool
 from buckeye_mcp.actions.mapping import ActionError, bind
 from buckeye_mcp.actions.parser import ParsedCall, ParsedReply, parse_reply, parse_tool_calls
 from buckeye_mcp.actions.tool_list import call_form, offered_tools
-from buckeye_mcp.client.errors import EvaluateError, McpFault, SetupError, StartError
-from buckeye_mcp.client.session import CallResult, Deadlines
-from buckeye_mcp.client.sessions_of_rollout import Sessions, open_sessions
+from buckeye_mcp.client.errors import McpFault, SessionLost
+from buckeye_mcp.client.session import CallResult
+from buckeye_mcp.completion import completion
 from buckeye_mcp.config import GymConfig
-from buckeye_mcp.rewards import result_object, reward_of, score
-from buckeye_mcp.tasks.task_schema import McpTask, ToolCall, call_arguments
-from buckeye_mcp.workdir.folder import open_workdir
+from buckeye_mcp.grading.grade import Played, made_call
+from buckeye_mcp.grading.judge import MadeCall, shown
+from buckeye_mcp.grading.of_task import graders_of
+from buckeye_mcp.rewards import result_object, score
+from buckeye_mcp.stage import Stage, bounded, open_stage, untouched_fault
+from buckeye_mcp.tasks.task_schema import McpTask
 
 StopReason = Literal["done", "answered", "environment_done", "turn_limit", "time_limit", "truncated"]
-"""`done`: the model called an action without a tool. `answered`: a reply without calls where native tool
-calls are used. `environment_done`: a result said `done: true`. `turn_limit`, `time_limit`: of the
-configuration. `truncated`: a reply was cut off at a length limit."""
+"""`done`: the model called an action without a tool. `answered`: a reply in plain words, without calls.
+`environment_done`: a result said `done: true`. `turn_limit`, `time_limit`: of the configuration.
+`truncated`: a reply was cut off at a length limit."""
 
-_LISTEN_SECONDS = 60.0  # `setup_timeout` may end it before
+LOST = "server_lost_by_call"
+"""The component that counts the calls of the model after which its server failed, and an untouched one did
+not."""
 _NO_CALL = "Your reply has no tool call. Write one, as <tool>name(...)</tool>."
+_LONGEST_LOST = 200
 _NOT_RUN = "Not run: only the first call of a reply is."
 
 
@@ -39,34 +45,29 @@ class _Counts:
     attempts: int = 0
     successes: int = 0
     format_scores: list[float] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     cut: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
 
 
 async def play(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
     """Play a task. Raises McpFault if the environment failed; the rollout has no reward then."""
-    limits = config.defaults
     started = time.monotonic()
-    deadlines = Deadlines(start=limits.setup_timeout, call=limits.tool_timeout, listen=_LISTEN_SECONDS)
-    async with (
-        open_workdir(task, config) as workdir,
-        open_sessions(task, deadlines, preload=limits.preload, workdir=workdir) as sessions,
-    ):
-        _check_actions(config, sessions)
-        state = await _set_up(task, config, sessions)
-        rollout = _Conversation(task, config, policy, sessions, state)
+    async with open_stage(task, config) as stage:
+        rollout = _Conversation(task, config, policy, stage)
         stop = await rollout.run(started)
-        reward, numbers = await _evaluate(task, config, sessions)
+        done = await completion(task, config, stage, rollout.played())
     counts = rollout.counts
     parts = {
-        "task_completion": reward,
+        "task_completion": done.score,
         "tool_execution": counts.successes / counts.attempts if counts.attempts else 0.0,
         "format_compliance": _mean(counts.format_scores),
     }
     return Outcome(
         reward=score(parts, config.rubric.weights),
-        components={**numbers, **parts, **_counted(counts), **workdir.numbers},
+        components={**done.components, **parts, **_counted(counts), **stage.workdir.numbers},
         stop_reason=stop,
+        explanations=done.explanations | ({LOST: "; ".join(counts.lost)} if counts.lost else {}),
     )
 
 
@@ -80,18 +81,22 @@ def first_messages(task: McpTask, config: GymConfig, state: str = "") -> list[Me
 class _Conversation:
     """The turns of one rollout."""
 
-    def __init__(
-        self, task: McpTask, config: GymConfig, policy: Policy, sessions: Sessions, state: str
-    ) -> None:
+    def __init__(self, task: McpTask, config: GymConfig, policy: Policy, stage: Stage) -> None:
+        self._task = task
         self._config = config
         self._policy = policy
-        self._sessions = sessions
+        self._stage = stage
+        self._sessions = stage.sessions
+        self._reply_is_graded = any(grader.reply for grader in graders_of(task, config))
         self._native = config.parser.format == "tools"
-        self._tools: Sequence[Tool] = offered_tools(config, sessions.tools) if self._native else ()
+        offered = offered_tools(config, stage.sessions.tools)
+        self._tools: Sequence[Tool] = offered if self._native else ()
         if not self._native and isinstance(policy, TextCaller):
-            policy.may_call(offered_tools(config, sessions.tools), call_form(config.parser))
-        self._messages = first_messages(task, config, state)
+            policy.may_call(offered, call_form(config.parser))
+        self._messages = first_messages(task, config, stage.said)
         self._ended: StopReason | None = None
+        self._said = ""
+        self._calls: list[MadeCall] = []
         self.counts = _Counts()
 
     async def run(self, started: float) -> StopReason:
@@ -104,15 +109,32 @@ class _Conversation:
             if reply.text or reply.finish_reason == "stop":  # else there was no room for a reply at all
                 self.counts.turns += 1
             parsed = self._parsed(reply)
+            self._messages.append(reply.message)
+            self._said = parsed.plain
             if reply.finish_reason == "length":
                 return "truncated"
-            if self._native and not reply.message.get("tool_calls"):
+            if parsed.is_answer and (self._native or self._may_answer):
                 return "answered"
-            self._messages.append(reply.message)
             self._messages += await self._answers(reply, parsed)
             if self._ended is not None:
                 return self._ended
         return "turn_limit"
+
+    def played(self) -> Played:
+        """What graders may look at."""
+        return Played(
+            task={"id": self._task.id, "prompt": self._task.prompt, "metadata": self._task.metadata},
+            messages=self._messages,
+            reply=self._said,
+            calls=self._calls,
+            workdir=self._stage.workdir.path,
+            call_tool=self._sessions.call_within,
+        )
+
+    @property
+    def _may_answer(self) -> bool:
+        """Whether a reply in plain words is an answer, and no call that was forgotten."""
+        return self._reply_is_graded or self.counts.successes > 0
 
     def _parsed(self, reply: Reply) -> ParsedReply:
         parser, actions = self._config.parser, self._config.actions
@@ -122,7 +144,8 @@ class _Conversation:
             else parse_reply(reply.text, parser, actions)
         )
         if reply.text or reply.finish_reason == "stop":
-            self.counts.format_scores.append(parsed.format_score)
+            answers = parsed.is_answer and self._may_answer
+            self.counts.format_scores.append(parsed.answer_score if answers else parsed.format_score)
         return parsed
 
     async def _answers(self, reply: Reply, parsed: ParsedReply) -> list[Message]:
@@ -149,14 +172,28 @@ class _Conversation:
             self._ended = "done"
             return "Done."
         self.counts.attempts += 1
-        result = await self._sessions.call(
-            bound.tool, bound.arguments, timeout=self._config.defaults.tool_timeout
-        )
+        try:
+            result = await self._sessions.call(
+                bound.tool, bound.arguments, timeout=self._config.defaults.tool_timeout
+            )
+        except McpFault as fault:
+            result = await self._broken(bound.tool, bound.arguments, fault)
+        self._calls.append(made_call(bound.tool, bound.arguments, result))
         self.counts.successes += not result.is_error
         data = result_object(result)
         if isinstance(data, Mapping) and data.get("done") is True:
             self._ended = "environment_done"
         return self._shown(result)
+
+    async def _broken(self, tool: str, arguments: Mapping[str, Any], fault: McpFault) -> CallResult:
+        """What the model reads of a call after which its server failed. Raises the fault if an untouched one
+        fails too."""
+        known = bool(self.counts.lost) and isinstance(fault, SessionLost)
+        if not known and await untouched_fault(self._task, self._config) is not None:
+            raise fault
+        given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items())
+        self.counts.lost.append(f"{tool}({given}): {fault.to_model}"[:_LONGEST_LOST])
+        return CallResult(text=f"Error: {tool}: {fault.to_model}.", is_error=True)
 
     def _shown(self, result: CallResult) -> str:
         text = result.text or ("" if result.structured is None else json.dumps(result.structured))
@@ -167,12 +204,6 @@ class _Conversation:
             text = f"Error: {text}"
         notes = [f"({count} {kind} not shown)" for kind, count in result.dropped.items()]
         return "\n".join([text, *notes] if text else notes or ["(no output)"])
-
-
-def bounded(text: str, most: int) -> tuple[str, int]:
-    """The first `most` characters, with a note of how many were cut; and that number."""
-    cut = max(0, len(text) - most)
-    return (f"{text[:most]}\n(cut: {cut} more characters)" if cut else text), cut
 
 
 def _native_answers(
@@ -192,50 +223,6 @@ def _native_answers(
     ]
 
 
-def _check_actions(config: GymConfig, sessions: Sessions) -> None:
-    for action in config.actions.values():
-        if action.tool is not None and action.tool not in sessions.tools:
-            known = ", ".join(sorted(sessions.tools)) or "none"
-            raise StartError(
-                f"action_mappings.{action.name}: no server has a tool {action.tool!r}; there are: {known}"
-            )
-
-
-async def _set_up(task: McpTask, config: GymConfig, sessions: Sessions) -> str:
-    """Run the setup calls; what they said, for the prompt."""
-    said = []
-    for call in task.setup_tool:
-        try:
-            result = await _fixed_call(call, sessions, config.defaults.setup_timeout)
-        except McpFault as fault:
-            raise SetupError(f"setup_tool {call.name}: {fault}") from fault
-        if result.is_error:
-            raise SetupError(f"setup_tool {call.name} failed: {result.text[:500]}")
-        said.append(result.text)
-    return bounded("\n".join(text for text in said if text), config.defaults.max_result_chars)[0]
-
-
-async def _evaluate(task: McpTask, config: GymConfig, sessions: Sessions) -> tuple[float, dict[str, float]]:
-    """The reward of the last evaluation call and its other numbers."""
-    outcome: tuple[float, dict[str, float]] = 0.0, {}
-    for call in task.evaluate_tool:
-        try:
-            result = await _fixed_call(call, sessions, config.defaults.tool_timeout)
-        except McpFault as fault:
-            raise EvaluateError(f"evaluate_tool {call.name}: {fault}") from fault
-        outcome = reward_of(f"evaluate_tool {call.name}", result)
-    return outcome
-
-
-async def _fixed_call(call: ToolCall, sessions: Sessions, timeout: float) -> CallResult:
-    """A call of the task itself."""
-    if call.name not in sessions.tools:
-        known = ", ".join(sorted(sessions.tools)) or "none"
-        raise StartError(f"no server has this tool; there are: {known}")
-    arguments = call_arguments(call, sessions.tools[call.name].input_schema)
-    return await sessions.call(call.name, arguments, timeout=timeout)
-
-
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
@@ -245,6 +232,7 @@ def _counted(counts: _Counts) -> dict[str, float]:
         "n_turns": counts.turns,
         "tool_calls": counts.attempts,
         "tool_errors": counts.attempts - counts.successes,
+        LOST: len(counts.lost),
     }
     if counts.cut:
         numbers["cut_characters"] = counts.cut

@@ -236,11 +236,34 @@ def test_native_calls():
     told = {one.call_id: str(one) for one in reply.problems}
     assert told["c1"].startswith("there is no fly. There are: move")
     assert told["c2"] == "the call cannot be read: <broken"
-    assert told["c3"] == "the arguments of move are no object"
+    assert told["c3"] == "the arguments of move must be an object"
     assert told["c4"].startswith("the arguments of move are not valid JSON")
     assert reply.format_score == pytest.approx(2 / 6)
     for written in ('{"a": NaN}', '{"a": 1e999}', r'{"a": "\ud800"}', '{"a": 1, "a": 2}', "[" * 100_000):
         assert parse_tool_calls(native(("move", written)), every, ACTIONS).calls == ()
+
+
+@pytest.mark.parametrize("written", [5, 0, 0.5, True, False, [], [1], ["a"], '"text"', "5", "null", "[]"])
+def test_native_arguments_that_are_no_object_are_told_so(written):
+    reply = parse_tool_calls(native(("move", written)), ParserConfig(format="tools"), ACTIONS)
+    assert (reply.calls, str(reply.problems[0])) == ((), "the arguments of move must be an object")
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "is_answer", "score"),
+    [
+        ("<think>Six sevens.</think>It is 42.", "It is 42.", True, 1.0),
+        ("It is 42.", "It is 42.", True, 0.5),
+        ("I look. <tool>done()</tool> It is 42.", "I look.\nIt is 42.", False, 0.5),
+        ("It is 42. <tool>fly(", "It is 42.", False, 0.5),
+        ("<think>It is 42.", "", False, 0.5),
+        ("<think></think>", "", False, 0.5),
+        ("", "", False, 0.5),
+    ],
+)
+def test_a_reply_in_plain_words(text, plain, is_answer, score):
+    reply = parse_reply(text, ParserConfig(), ACTIONS)
+    assert (reply.plain, reply.is_answer, reply.answer_score) == (plain, is_answer, score)
 
 
 def test_native_calls_one_too_many_are_each_answered():

@@ -128,9 +128,6 @@ def test_the_environment_may_end_it(marker):
         ("die-in-start", "start_failed", "no such board"),
         ("setup-fails", "setup_failed", "no board"),
         ("hang-in-setup", "setup_failed", "within 2 s"),
-        ("hang-in-call", "tool_timeout", "within 1 s"),
-        ("die-in-call", "session_lost", "out of cheese"),
-        ("tool-gone", "tools_changed", "gone"),
         ("evaluate-fails", "evaluate_failed", "no grader"),
         ("hang-in-evaluate", "evaluate_failed", "within 1 s"),
         ("nan", "evaluate_failed", "no finite number"),
@@ -147,6 +144,60 @@ def test_a_failure_of_the_environment_is_an_error_and_no_reward(marker, way, sto
     outcome = play(task(marker, way), Scripted(WIN, WIN, DONE), config(defaults=limits))
     assert (outcome.reward, outcome.stop_reason) == (None, stop)
     assert says in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("way", "read", "reward"),
+    [
+        ("hang-in-call", "Error: act: it gave no result in time.", 0.0),
+        ("die-in-call", "Error: act: its server has ended.", 0.0),
+        ("wrong-shape", "Error: act: its result cannot be used.", 1.0),
+        ("flood", "Error: act: its output was too large, and its server was ended.", 0.0),
+        ("tool-gone", "Error: act: it cannot be called.", 1.0),
+    ],
+)
+def test_a_server_that_a_call_breaks_is_read_and_graded(marker, way, read, reward):
+    """An untouched session is sound, so the call did it: no error that would be left out of training."""
+    limits = {"max_turns": 4, "setup_timeout": 60.0, "tool_timeout": 1.0 if way == "hang-in-call" else 60.0}
+    policy = Scripted(*[WIN] * (2 if way == "tool-gone" else 1), DONE)
+    outcome = play(task(marker, way), policy, config(defaults=limits))
+    assert (outcome.reward, outcome.stop_reason, outcome.error) == (reward, "done", None)
+    assert policy.last_read == f"<result>\n{read}\n</result>"
+    assert outcome.components["server_lost_by_call"] == 1.0
+    assert (
+        outcome.explanations["server_lost_by_call"]
+        == f"act(text='win'){read.removeprefix('Error: act')[:-1]}"
+    )
+
+
+def test_a_server_that_is_gone_takes_no_more_calls(marker):
+    policy = Scripted(WIN, WIN, DONE)
+    outcome = play(task(marker, "die-in-call"), policy)
+    assert policy.last_read == "<result>\nError: act: its server has ended.\n</result>"
+    assert outcome.components["server_lost_by_call"] == 2.0
+    assert "evaluate" in outcome.explanations["evaluate_tool"]
+
+
+def test_a_call_that_fails_where_an_untouched_session_fails_too_is_an_error(marker, tmp_path):
+    """The server starts once only: what is opened for the comparison fails, so the model is not to blame."""
+    once = f'test -e {tmp_path}/started && exit 1; touch {tmp_path}/started; exec "$$0" "$$@"'
+    server = {
+        "command": "/bin/sh",
+        "args": ["-c", once, sys.executable, RAW, "die-in-call"],
+        "env": {"MARKER": marker},
+    }
+    outcome = play(task(marker, mcp_config={"board": server}), Scripted(WIN, DONE))
+    assert (outcome.reward, outcome.stop_reason) == (None, "session_lost")
+    assert "out of cheese" in outcome.error
+
+
+def test_plain_words_after_a_good_call_are_an_answer(marker):
+    settings = config(
+        rubric={"weights": {"task_completion": 1.0, "format_compliance": 1.0}}, parser={"use_thinking": False}
+    )
+    outcome = play(task(marker), Scripted(WIN, "I have won."), settings)
+    assert (outcome.reward, outcome.stop_reason) == (1.0, "answered")
+    assert outcome.components["format_compliance"] == 1.0
 
 
 def test_a_reply_without_a_call_is_told_so(marker):
@@ -263,7 +314,7 @@ def test_arguments_nested_without_end_are_the_mistake_of_the_model(marker):
 
 
 def test_a_server_that_nobody_runs(marker, monkeypatch):
-    monkeypatch.setattr("buckeye_mcp.rollout._LISTEN_SECONDS", 1.0)
+    monkeypatch.setattr("buckeye_mcp.stage._LISTEN_SECONDS", 1.0)
     server = {"url": "http://127.0.0.1:9/mcp"}
     outcome = play(task(marker, mcp_config={"board": server}), Scripted())
     assert (outcome.reward, outcome.stop_reason) == (None, "start_failed")

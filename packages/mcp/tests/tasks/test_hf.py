@@ -114,7 +114,7 @@ def test_all_problems_at_once(hf):
         "'task-1' is the id of task 1 too",
         "task 3 (task-3): prompt",
         "Did you mean prompt?",
-        "task 5: evaluate_tool: required",
+        "task 5: mcp_config: required",
         "task 5: mcp_config: required",
         "task 6: is 7",
     ):

@@ -29,6 +29,7 @@ class Row:
     stop_reason: str = "done"
     truncated: bool = False
     components: Mapping[str, float] = field(default_factory=dict)
+    explanations: Mapping[str, str] = field(default_factory=dict)
     turns: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -52,6 +53,7 @@ def row_of(rollout: Rollout, number: int) -> Row:
         stop_reason=rollout.outcome.stop_reason,
         truncated=rollout.truncated,
         components=dict(rollout.outcome.components),
+        explanations=dict(rollout.outcome.explanations),
         turns=rollout.turns,
         prompt_tokens=rollout.prompt_tokens,
         completion_tokens=rollout.completion_tokens,

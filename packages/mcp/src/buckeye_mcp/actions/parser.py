@@ -64,10 +64,15 @@ class ParseProblem:
 class ParsedReply:
     """A reply, taken apart. `calls` are those to run, in order; `format_score` is from 0 to 1.
 
-    `think` is what stands between the tags, without white space around it; None without tags.
+    `think` is what stands between the tags, without white space around it; None without tags. `plain` is what
+    stands outside of thoughts and calls. It `is_answer` if that is all: no call, not even a broken one; its
+    format then scores `answer_score`, where an answer is what it may be.
     """
 
     think: str | None = None
+    plain: str = ""
+    is_answer: bool = False
+    answer_score: float = 1.0
     calls: tuple[ParsedCall, ...] = ()
     problems: tuple[ParseProblem, ...] = ()
     format_score: float = 0.0
@@ -117,8 +122,12 @@ def parse_reply(text: str, parser: ParserConfig, actions: Collection[str]) -> Pa
     if surplus:
         problems.append(_problem(text, surplus, tags[1].start))
     share = len(calls) / len(tags) if tags else 0.0
+    plain = _outside(text, parts)
     return ParsedReply(
         think="\n".join(thought.text for thought in thoughts) if thoughts else None,
+        plain=plain,
+        is_answer=bool(plain) and not tags,
+        answer_score=1.0 if not parser.use_thinking or _thinks_first(parts) else 0.5,
         calls=calls,
         problems=tuple(sorted(problems, key=lambda problem: problem.position or 0)),
         format_score=_weighted(parser, _shape(text, parts, parser), share),
@@ -134,6 +143,7 @@ def parse_tool_calls(
     not one too many; 0 without any.
     """
     raw = message.get("tool_calls") or ()
+    text = str(message.get("content") or "")
     found = [_native(one, actions) for one in raw]
     problems = [part for part in found if isinstance(part, ParseProblem)]
     calls, surplus = _chosen([part if isinstance(part, ParsedCall) else None for part in found], parser)
@@ -146,6 +156,8 @@ def parse_tool_calls(
     ]
     return ParsedReply(
         think=message.get("reasoning_content") or None,
+        plain=_outside(text, [part for part in _parts(text, ()) if isinstance(part, _Thought)]),
+        is_answer=not raw,
         calls=calls,
         problems=tuple(problems),
         format_score=len(calls) / len(raw) if raw else 0.0,
@@ -242,15 +254,24 @@ def _shape(text: str, parts: Sequence[_Thought | _Tag], parser: ParserConfig) ->
     """How well the tags are set, from 0 to 1; see `parse_reply`."""
     if not any(isinstance(part, _Tag) and part.filled for part in parts):
         return 0.0
-    first = parts[0]
-    thinks = parser.use_thinking and isinstance(first, _Thought) and first.closed and first.text != ""
+    thinks = parser.use_thinking and _thinks_first(parts)
     shape = 1.0 if thinks or not parser.use_thinking else 0.5
-    expected = [p for p in parts if isinstance(p, _Tag) or p.text == "" or (thinks and p is first)]
-    position, outside = 0, ""
-    for part in expected:
-        outside += text[position : part.start].strip()
-        position = part.end
-    return shape / 2 if outside or text[position:].strip() else shape
+    expected = [p for p in parts if isinstance(p, _Tag) or p.text == "" or (thinks and p is parts[0])]
+    return shape / 2 if _outside(text, expected) else shape
+
+
+def _thinks_first(parts: Sequence[_Thought | _Tag]) -> bool:
+    """Whether a reply begins with a thought that ends."""
+    first = parts[0] if parts else None
+    return isinstance(first, _Thought) and first.closed and first.text != ""
+
+
+def _outside(text: str, parts: Sequence[_Thought | _Tag]) -> str:
+    """What stands before, between and behind the parts."""
+    starts = [part.start for part in parts]
+    ends = [part.end for part in parts]
+    between = (text[end:start].strip() for end, start in zip([0, *ends], [*starts, len(text)], strict=True))
+    return "\n".join(filter(None, between))
 
 
 def _weighted(parser: ParserConfig, shape: float, share: float) -> float:
@@ -272,26 +293,26 @@ def _problem(text: str, message: str, position: int) -> ParseProblem:
 
 def _native(one: Mapping[str, Any], actions: Collection[str]) -> ParsedCall | ParseProblem:
     function = one.get("function") or {}
-    name, written, call_id = function.get("name") or "", function.get("arguments") or "{}", one.get("id")
+    name, written, call_id = function.get("name") or "", function.get("arguments"), one.get("id")
     if not name:
         return ParseProblem(message=f"the call cannot be read: {short(str(written))}", call_id=call_id)
     if name not in actions:
         return ParseProblem(message=_unknown(name, actions), call_id=call_id)
     try:
-        arguments = load_json(written) if isinstance(written, str) else written
+        arguments = load_json(written or "{}") if isinstance(written, str | None) else written
         json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
         _check_depth(arguments)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         return ParseProblem(message=f"the arguments of {name} are not valid JSON: {reason}", call_id=call_id)
     if not isinstance(arguments, Mapping):
-        return ParseProblem(message=f"the arguments of {name} are no object", call_id=call_id)
+        return ParseProblem(message=f"the arguments of {name} must be an object", call_id=call_id)
     return ParsedCall(name=name, kwargs=arguments, call_id=call_id)
 
 
 def _check_depth(arguments: Any) -> None:
     """Raise RecursionError where others who walk the arguments, as the SDK and transforms do, might."""
-    level = [arguments]
+    level = [arguments] if isinstance(arguments, Mapping | list) else []
     for _ in range(MAX_DEPTH + 1):
         inner = [value.values() if isinstance(value, Mapping) else value for value in level]
         level = [item for items in inner for item in items if isinstance(item, Mapping | list)]

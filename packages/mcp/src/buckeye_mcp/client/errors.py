@@ -11,8 +11,9 @@
     ├── ToolsChanged  a tool that the rollout needs is gone or takes other arguments
     └── EvaluateError a call of `evaluate_tool` failed, or it gave no usable reward
 
-None of them is a mistake of the model; those are results that it reads. `stop_reason` names the kind where
-outcomes are counted.
+A mistake of the model is none of them, but a result that it reads; so is one of them that comes of a call of
+the model, where an untouched session does not have it. `stop_reason` names the kind where outcomes are
+counted, and `to_model` is what is read.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class McpFault(BuckeyeError):
     """Base of the failures above. The message says which server and what it wrote last."""
 
     stop_reason: ClassVar[str] = "environment_failed"
+    to_model: ClassVar[str] = "it cannot be called"
 
 
 class StartError(McpFault):
@@ -44,18 +46,21 @@ class ToolTimeout(McpFault):
     """A call gave no result within its deadline."""
 
     stop_reason = "tool_timeout"
+    to_model = "it gave no result in time"
 
 
 class SessionLost(McpFault):
     """The server ended, or closed the connection."""
 
     stop_reason = "session_lost"
+    to_model = "its server has ended"
 
 
 class OutputFlood(McpFault):
     """The server wrote more than a session may."""
 
     stop_reason = "output_flood"
+    to_model = "its output was too large, and its server was ended"
 
 
 class WorkdirFull(McpFault):
@@ -68,6 +73,7 @@ class BadAnswer(McpFault):
     """What the server answered is not the protocol, or not what it announced."""
 
     stop_reason = "bad_answer"
+    to_model = "its result cannot be used"
 
 
 class ToolsChanged(McpFault):
@@ -80,3 +86,9 @@ class EvaluateError(McpFault):
     """A call of `evaluate_tool` failed, or it gave no usable reward."""
 
     stop_reason = "evaluate_failed"
+
+
+def tells_of_a_fault(text: str) -> bool:
+    """Whether a call's result, as the model reads it, is that the server failed."""
+    kinds: list[type[McpFault]] = [McpFault, *McpFault.__subclasses__()]
+    return any(text.endswith(f": {kind.to_model}.") for kind in kinds)

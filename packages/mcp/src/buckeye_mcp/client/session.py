@@ -104,6 +104,7 @@ class Session:
         self._process: ServerProcess | None = None
         self._http: BoundedTransport | None = None
         self._changed = False
+        self._is_lost = False
         self._grace = _SHORT_GRACE
         self._over = asyncio.Event()
 
@@ -116,6 +117,8 @@ class Session:
         was when the session began.
         """
         assert self._client is not None
+        if self._is_lost:
+            raise self._lost()
         seconds = self._deadlines.call if timeout is None else timeout
         deadline = asyncio.timeout(seconds)
         try:
@@ -164,6 +167,7 @@ class Session:
         )
 
     def _lost(self) -> McpFault:
+        self._is_lost = True
         return self._broken_limit() or SessionLost(self._message("the session is lost"))
 
     def _broken_limit(self) -> McpFault | None:
@@ -187,6 +191,7 @@ class Session:
 
     def _kill(self) -> None:
         if self._process is not None:
+            self._is_lost = True
             self._process.kill()
 
     async def _check_tool(self, name: str) -> None:

@@ -55,6 +55,12 @@ class Sessions:
         hidden = self._workdir.hidden
         return replace(result, text=hidden(result.text), structured=hidden(result.structured))
 
+    async def call_within(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> CallResult:
+        """As `call`; also raises StartError for a tool that there is not."""
+        if tool not in self._owners:
+            raise StartError(f"no server has the tool {tool!r}; there are: {', '.join(sorted(self.tools))}")
+        return await self.call(tool, arguments, timeout=seconds)
+
 
 @asynccontextmanager
 async def open_sessions(

@@ -15,6 +15,7 @@ from buckeye_mcp.actions.check import DONE
 from buckeye_mcp.actions.mapping import Action, ActionError, Constant, FromArg, bind
 from buckeye_mcp.actions.parser import parse_reply
 from buckeye_mcp.actions.schema_words import NoExample, choices, example, harmless, literal
+from buckeye_mcp.client.errors import tells_of_a_fault
 from buckeye_mcp.config import GymConfig
 from buckeye_mcp.environment import TRAIN, McpEnvironment
 from buckeye_mcp.init.generate import FILL_IN
@@ -157,6 +158,8 @@ class _Play:
                 self._calls = _TaskCalls([], [], made_up=True)
             elif not policy.broke(outcome.error):
                 self.problem = outcome.error
+            if policy.is_broken:
+                self.stop_reason = ""  # the calls that are left need another server
 
     async def _rollout(self, policy: _Script) -> Outcome:
         async with trial_task(self._source) as task:
@@ -172,6 +175,8 @@ class _Script:
     def __init__(self, pending: list[tuple[str, str]], trials: dict[str, Trial]) -> None:
         self._pending, self._trials = pending, trials
         self._made: tuple[str, str] | None = None
+        self.is_broken = False
+        """Whether a call has broken its server."""
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         """The next call."""
@@ -180,7 +185,7 @@ class _Script:
             self._note(str(messages[-1]["content"]))
         while self._pending and self._trials[self._pending[0][0]].ending == "worked":
             self._pending.pop(0)
-        self._made = self._pending.pop(0) if self._pending else None
+        self._made = self._pending.pop(0) if self._pending and not self.is_broken else None
         call = self._made[1] if self._made is not None else f"{DONE}()"
         text = f"<think>I try this.</think><tool>{call}</tool>"
         if self._made is not None:  # unless an answer comes, the rollout ended with this call
@@ -198,7 +203,8 @@ class _Script:
         assert self._made is not None
         said = answer.removeprefix("<result>").removesuffix("</result>").strip()
         ending: Ending = "refused" if said.lower().startswith("error") else "worked"
-        if said.startswith("Invalid tool call"):
+        self.is_broken = tells_of_a_fault(said)
+        if self.is_broken or said.startswith("Invalid tool call"):
             ending = "failed"
         self._trials[self._made[0]] = Trial(*self._made, ending, _said(said) if ending != "worked" else "")
 

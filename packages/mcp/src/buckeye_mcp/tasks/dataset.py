@@ -13,7 +13,7 @@ from buckeye.base.keys import key
 from buckeye.base.storage import write_directory
 from buckeye.errors import UsageError
 from buckeye_mcp.tasks.files import read_rows, read_tasks
-from buckeye_mcp.tasks.rows import COLUMNS, NESTED, TEST, TRAIN, as_row
+from buckeye_mcp.tasks.rows import COLUMNS, GRADE, NESTED, TEST, TRAIN, as_row
 from buckeye_mcp.tasks.task_schema import HttpServer, McpTask
 from buckeye_mcp.tasks.variables import names_in_servers
 
@@ -29,7 +29,9 @@ def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask
     """Write the folder in one step. Raises UsageError without pyarrow, FileExistsError if the folder is there
     and is not to be replaced."""
     pyarrow, parquet = _pyarrow()
-    schema = pyarrow.schema([(column, pyarrow.string()) for column in COLUMNS])
+    graded = any(task.grade is not None for tasks in splits.values() for task in tasks)
+    columns = (*COLUMNS, GRADE) if graded else COLUMNS
+    schema = pyarrow.schema([(column, pyarrow.string()) for column in columns])
 
     def fill(temporary: Path) -> None:
         (temporary / _FOLDER).mkdir()
@@ -127,7 +129,7 @@ def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]]) -> str:
         f"| tasks | {counts} |",
         f"| environments | {_listed(_environments(tasks))} |",
         f"| prepared by | {_listed(call.name for task in tasks for call in task.setup_tool)} |",
-        f"| graded by | {_listed(call.name for task in tasks for call in task.evaluate_tool)} |",
+        f"| graded by | {_listed(name for task in tasks for name in _graded_by(task))} |",
         f"| variables | {_listed(names_in_servers(tasks))} |",
         f"| longest prompt | {max(len(task.prompt) for task in tasks)} characters |",
         "",
@@ -147,6 +149,10 @@ def images_of(tasks: Sequence[McpTask]) -> tuple[str, ...]:
 
 def _images(server: HttpServer) -> list[str]:
     return [value for name, value in server.headers.items() if name.lower() == "mcp-image"]
+
+
+def _graded_by(task: McpTask) -> list[str]:
+    return [call.name for call in task.evaluate_tool] + [f"grade.{grader.name}" for grader in task.graders]
 
 
 def _environments(tasks: Sequence[McpTask]) -> list[str]:

@@ -17,10 +17,11 @@ from buckeye.config.settings import KeyPath, dotted
 from buckeye.config.source import load_json
 from buckeye.config.structure import fields_of
 from buckeye.errors import UsageError
+from buckeye_mcp.grading.reading import as_written, read_graders
 from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer, ToolCall
 from buckeye_mcp.workdir.files import beside
 
-_JSON_COLUMNS = ("mcp_config", "setup_tool", "evaluate_tool", "metadata")
+_JSON_COLUMNS = ("mcp_config", "setup_tool", "evaluate_tool", "grade", "metadata")
 _CALLS = ("setup_tool", "evaluate_tool")
 _LONGEST_VALUE = 60
 
@@ -50,9 +51,10 @@ class _Problem:
 def read_tasks(path: Path) -> list[McpTask]:
     """The tasks of a JSON or JSON Lines file. A task without `id` is named by its number, as `task-0003`.
 
-    Raises UsageError with every problem of every task: file, line, number of the task, field.
+    Functions of graders are looked for in the folder of the file. Raises UsageError with every problem of
+    every task: file, line, number of the task, field.
     """
-    return [beside(task, path) for task in tasks_of(file_rows(path), str(path))]
+    return [beside(task, path) for task in tasks_of(file_rows(path), str(path), path.absolute().parent)]
 
 
 def read_rows(rows: Iterable[Mapping[str, Any]], where: str) -> list[McpTask]:
@@ -68,8 +70,9 @@ def read_rows(rows: Iterable[Mapping[str, Any]], where: str) -> list[McpTask]:
     return tasks
 
 
-def tasks_of(rows: Iterable[Row], where: str) -> list[McpTask]:
-    """The tasks of rows that were found at `where`. Raises UsageError as `read_tasks` does."""
+def tasks_of(rows: Iterable[Row], where: str, folder: Path | None = None) -> list[McpTask]:
+    """The tasks of rows that were found at `where`; without a `folder` no grader is a function of one's own.
+    Raises UsageError as `read_tasks` does."""
     tasks: list[McpTask] = []
     numbers: dict[str, int] = {}
     texts: list[str] = []
@@ -78,7 +81,7 @@ def tasks_of(rows: Iterable[Row], where: str) -> list[McpTask]:
         if row.unreadable is not None:
             texts.append(row.unreadable)
             continue
-        task, problems = _task(row.value, number)
+        task, problems = _task(row.value, number, folder)
         name = task.id if task is not None else row.name
         if name and (first := numbers.setdefault(name, number)) != number:
             problems.append(_Problem(("id",), f"{name!r} is the id of task {first} too."))
@@ -101,11 +104,12 @@ def _shown(problem: _Problem, number: int, row: Row, where: str) -> str:
     return ": ".join(part for part in (place, task, dotted(problem.path), problem.message) if part)
 
 
-def _task(value: Any, number: int) -> tuple[McpTask | None, list[_Problem]]:
+def _task(value: Any, number: int, folder: Path | None) -> tuple[McpTask | None, list[_Problem]]:
     if not isinstance(value, Mapping):
         return None, [_Problem((), f"is {_value(value)}; expected an object with prompt, mcp_config, ...")]
     values, problems = _decoded(value)
     values.setdefault("id", f"task-{number:04d}")
+    problems += _graded(values, folder)
     try:
         task = McpTask.model_validate(values)
     except ValidationError as error:
@@ -113,6 +117,17 @@ def _task(value: Any, number: int) -> tuple[McpTask | None, list[_Problem]]:
         told = {problem.path[:1] for problem in problems}
         return None, problems + [problem for problem in found if problem.path[:1] not in told]
     return (None if problems else task), problems
+
+
+def _graded(values: dict[str, Any], folder: Path | None) -> list[_Problem]:
+    """What is wrong with the graders; those of the values have their functions in whole paths then."""
+    graders, wrong = read_graders(values.get("grade"), folder)
+    if graders and not wrong:
+        values["grade"] = as_written(graders)
+    problems = [_Problem(("grade", *one.path), f"{one.message.rstrip('.')}.") for one in wrong]
+    if folder is None and any(grader.python is not None for grader in graders):
+        problems.append(_Problem(("grade",), "a dataset holds no functions; name it in the configuration."))
+    return problems
 
 
 def _decoded(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[_Problem]]:

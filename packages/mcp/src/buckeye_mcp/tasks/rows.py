@@ -15,8 +15,10 @@ from buckeye_mcp.tasks.lock import Lock
 from buckeye_mcp.tasks.task_schema import HttpServer, McpTask
 
 COLUMNS = ("id", "prompt", "mcp_config", "setup_tool", "evaluate_tool", "metadata")
+GRADE = "grade"
+"""A column of datasets with tasks that have graders."""
 NESTED = COLUMNS[2:]
-"""Columns whose values are JSON texts; null stands for none."""
+"""Columns whose values are JSON texts, as those of `grade` are; null stands for none."""
 TRAIN, TEST = "train", "test"
 _HELD_OUT = ("eval", "test")
 _GATEWAY = "http://localhost:8765/mcp"
@@ -64,15 +66,16 @@ def read_with_lock(path: Path, lock: Lock | None) -> tuple[list[McpTask], int]:
 def as_row(task: McpTask) -> dict[str, str | None]:
     """A task as the columns of a dataset: nested values are JSON texts, and a missing setup is null."""
     values = task.model_dump(exclude_defaults=True)
+    columns = COLUMNS if task.grade is None else (*COLUMNS, GRADE)
     values |= {name: None for name in COLUMNS if name not in values}
     for name in ("setup_tool", "evaluate_tool"):
-        if values[name] is not None and len(values[name]) == 1:
+        if values[name] and len(values[name]) == 1:
             values[name] = values[name][0]
     return {
         name: values[name]
-        if name not in NESTED or values[name] is None
+        if name not in (*NESTED, GRADE) or values[name] is None
         else json.dumps(values[name], ensure_ascii=False)
-        for name in COLUMNS
+        for name in columns
     }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from buckeye.config.shared import BaseConfig
+from buckeye.config.settings import dotted
+from buckeye.config.shared import BaseConfig, conflict
+from buckeye_mcp.grading.reading import read_graders
+from buckeye_mcp.grading.schema import Grader
 
 NAME, ARGUMENTS = "name", "arguments"
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -78,8 +81,11 @@ class McpTask(BaseConfig):
     """The servers it acts on, by name."""
     setup_tool: list[ToolCall] = []
     """Calls that prepare the environment, in this order."""
-    evaluate_tool: Annotated[list[ToolCall], Field(min_length=1)]
-    """Calls that grade the end, in this order; the last one's result is the reward."""
+    evaluate_tool: list[ToolCall] = []
+    """Calls that grade the end, in this order; the last one's result is the reward. May be left out where
+    there are graders."""
+    grade: Any = None
+    """Graders, one or a list; beside those of the configuration, or in the place of one of the same name."""
     files: NonEmpty | None = None
     """What the folder of a rollout begins with, instead of the `files` of the configuration."""
     metadata: dict[str, Any] = {}
@@ -95,10 +101,21 @@ class McpTask(BaseConfig):
         for field in ("setup_tool", "evaluate_tool"):
             if isinstance(values.get(field), Mapping | ToolCall):
                 values[field] = [values[field]]
-        for field in ("setup_tool", "metadata"):
+        for field in ("setup_tool", "evaluate_tool", "metadata"):
             if field in values and values[field] is None:
                 del values[field]
         return values
+
+    @model_validator(mode="after")
+    def _check_grade(self) -> Self:
+        for problem in read_graders(self.grade)[1]:
+            raise conflict(f"{dotted(('grade', *problem.path))}: {problem.message}", "grade")
+        return self
+
+    @property
+    def graders(self) -> Sequence[Grader]:
+        """The graders of `grade`."""
+        return read_graders(self.grade)[0]
 
 
 def call_arguments(call: ToolCall, input_schema: Mapping[str, Any]) -> dict[str, Any]:

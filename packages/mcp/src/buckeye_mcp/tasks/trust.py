@@ -47,7 +47,7 @@ class Uses:
     """With the headers that are sent there."""
     variables: tuple[str, ...]
     digest: str
-    """The hash of the servers of the tasks, whole: what goes where counts, too."""
+    """The hash of the servers of the tasks, whole, and of what grades them: what goes where counts, too."""
 
     def lines(self) -> list[str]:
         """For people: a line for each kind that there is."""
@@ -65,12 +65,14 @@ def uses_of(tasks: Sequence[McpTask]) -> Uses:
     http = [server for server in servers if isinstance(server, HttpServer)]
     stdio = [server for server in servers if not isinstance(server, HttpServer)]
     written = _once(json.dumps(_as_written(server), sort_keys=True) for server in servers)
+    graders = [grader for task in tasks for grader in task.graders]
+    commands = _once(shlex.join(one.state.command) for one in graders if one.state and one.state.command)
     return Uses(
-        programs=_once(map(_program, stdio)),
+        programs=_once((*map(_program, stdio), *commands)),
         images=_once(images_of(tasks)),
         addresses=_once(map(_address, http)),
         variables=_once(names_in_servers(tasks)),
-        digest=hashlib.sha256(json.dumps(written).encode()).hexdigest(),
+        digest=hashlib.sha256(json.dumps((*written, *commands)).encode()).hexdigest(),
     )
 
 

@@ -1,0 +1,1 @@
+"""Graders: how the end of a rollout is judged without the help of its servers."""

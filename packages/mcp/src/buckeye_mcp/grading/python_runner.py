@@ -1,0 +1,45 @@
+"""Calls a grader's function: `python -I python_runner.py FILE FUNCTION RESULT`, its arguments as JSON in the
+standard input. Writes the score and its explanation, or what went wrong, to the file RESULT. It is run as a
+script of its own, and imports nothing of Buckeye."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def main(file: str, function: str, result: str) -> None:
+    """Call it."""
+    try:
+        answer = _called(file, function, json.load(sys.stdin))
+    except BaseException as error:  # whatever the function raises, SystemExit too
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        where = f" ({Path(file).name}:{frames[-1].lineno})" if frames else ""
+        answer = {"failed": f"{type(error).__name__}: {error}"[:500] + where}
+    Path(result).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def _called(file: str, function: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    sys.path.insert(0, str(Path(file).parent))
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    if arguments["workdir"] is not None:
+        arguments["workdir"] = Path(arguments["workdir"])
+    given = getattr(module, function)(**arguments)
+    score, said = given if isinstance(given, tuple) and len(given) == 2 else (given, "")
+    if not isinstance(score, int | float) or not math.isfinite(score):
+        raise TypeError(f"{function} returned {given!r}: expected a number, or a number and a text"[:300])
+    return {"score": float(score), "said": str(said)[:1000]}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
