@@ -15,8 +15,8 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath, Settings, dotted
 from buckeye.config.structure import resolve, use_field_names
 from buckeye.errors import ConfigError, UsageError
-from buckeye.sizing.devices import GpuLayout
 from buckeye_mcp.environment import NAME
+from buckeye_mcp.recipe.gpu_layout import GpuLayout
 from buckeye_mcp.recipe.model import ModelFacts
 from buckeye_mcp.recipe.sizes import Sizes, learning_rate
 

@@ -13,7 +13,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.monitor.metrics import read_run
 from buckeye.run_files.known_runs import known_runs
 from buckeye.run_files.record import read_events
-from buckeye.sizing.devices import GpuLayout
+from buckeye_mcp.recipe.gpu_layout import GpuLayout
 from buckeye_mcp.recipe.model import ModelFacts
 
 _CPU_FLOPS = 3e10  # of a core, half of what benchmarks/vs_trl.py reaches with short rollouts of one turn

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from buckeye.base.process import usable_cores
 from buckeye.errors import UsageError
-from buckeye.sizing.devices import GpuLayout, Gpus, plan_gpus, this_machine
+from buckeye.sizing.devices import Gpus, this_machine
 from buckeye.sizing.devices import gpus as present_gpus
+from buckeye_mcp.recipe.gpu_layout import GpuLayout, plan_gpus
 
 _SMALL = 20_000_000  # parameters of a model that two cores train in minutes
 
