@@ -21,8 +21,8 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import CheckpointError, RunError, UsageError
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.runs.export.export import ExportRequest, export_model
-from buckeye.runs.export.facts import choose_checkpoint
+from buckeye.runs.checkpoint_facts import choose_checkpoint
+from buckeye.runs.export import ExportRequest, export_model
 from buckeye.sizing.model import fetch_base
 from buckeye.trainer.output import release
 from buckeye.trainer.sft import run_sft

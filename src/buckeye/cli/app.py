@@ -100,7 +100,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face model with a model card, and verify it."""
-    from buckeye.runs.export.export import ExportRequest, export_model
+    from buckeye.runs.export import ExportRequest, export_model
 
     request = ExportRequest(
         run=run, step=step, merge_lora=merge_lora, output=output, push=push, private=private

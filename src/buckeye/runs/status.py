@@ -19,7 +19,7 @@ from buckeye.monitor.metrics import Record, Step, read_run
 from buckeye.monitor.signals import Finding, findings
 from buckeye.run_files.known_runs import read_elsewhere, record_now
 from buckeye.run_files.record import GOING_ON, STATUS_FILE, ProcessRecord, RunRecord, State
-from buckeye.runs.export.facts import choose_checkpoint
+from buckeye.runs.checkpoint_facts import choose_checkpoint
 from buckeye.transport.checkpoint import CheckpointInfo, read_scores
 
 TREND_STEPS = 10

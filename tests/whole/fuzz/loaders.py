@@ -690,7 +690,7 @@ def _put_remote_run(folder):
 
 
 def _run(folder):
-    from buckeye.runs.export.facts import read_config
+    from buckeye.runs.checkpoint_facts import read_config
     from buckeye.runs.status import find_checkpoint, run_status
     from buckeye.runs.stop import continuation
 

@@ -13,7 +13,7 @@ from buckeye.base.keys import key
 from buckeye.base.storage import write_directory
 from buckeye.errors import RunError, UsageError
 from buckeye.monitor.redact import redacted
-from buckeye.runs.export.facts import (
+from buckeye.runs.checkpoint_facts import (
     Choice,
     RunFacts,
     choose_checkpoint,

@@ -1,1 +1,0 @@
-"""`buckeye export`: a run's checkpoint as a model that others can use."""
