@@ -127,3 +127,23 @@ def test_a_job_whose_nodes_share_no_disk_gives_the_result_of_one_host(
     assert OVER_THE_NETWORK in log
     assert result(output, STEPS) == single_host
     trained_once(output)
+
+
+@needs_slurm
+def test_a_job_that_loses_a_node_with_its_disk_goes_on_from_the_checkpoint(
+    project, single_host, outputs, tmp_path
+):
+    nodes = "nodes = 2\ntrainer_nodes = [1]\ninference_nodes = [0]\n"
+    output = write(project, "apart_requeued", trainers=[1, 2], cluster=nodes)
+    with some_hosts(2, own=outputs) as hosts, slurm(tmp_path / "slurm", *hosts) as running:
+        job = submit(project, running, "apart_requeued")
+        wait_until(lambda: 1 in records(output, "trainer"), SECONDS, "two steps")
+        hosts[1].kill()
+        wait_until(lambda: running.state(job) in ("PENDING", "REQUEUED"), 900, "the job waits again")
+        running.start_node(hosts[1])
+        wait_until(lambda: ended(running, job), SECONDS, "the job ends")
+        log = (output / "slurm" / "job.log").read_text()
+        assert running.state(job) == "COMPLETED", log
+    assert attempts(output)[-1]["resumed_step"] is not None
+    assert result(output, STEPS) == single_host
+    trained_once(output)

@@ -178,34 +178,66 @@ def node(tmp_path, model):
 
 def test_a_node_has_settings_and_model_before_its_process_reads_them(node, tmp_path, capsys):
     place, source = node
-    prepare(place, source, "run")
+    prepare(place, source, "run", "trainer")
     root = tmp_path / "here"
     assert (root / "configs").stat().st_mode & 0o077 == 0
     assert json.loads((root / "run.json").read_text())["run_id"] == "run"
     assert (Path(place.model) / "config.json").exists()
     assert (root / "checkpoints").readlink() == tmp_path / "place"
     assert "fetched from node 0" in capsys.readouterr().out
-    prepare(place, source, "run")
+    prepare(place, source, "run", "trainer")
     assert "fetched" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kind", "comes"), [("trainer", True), ("inference", False)])
+def test_a_trainer_is_brought_the_checkpoint_that_it_goes_on_from(tmp_path, model, kind, comes):
+    there = tmp_path / "there"
+    for step in (3, 4):
+        state = there / "checkpoints" / f"step_{step}" / "trainer" / "state"
+        state.parent.mkdir(parents=True)
+        state.write_text(str(step))
+    (there / "configs").mkdir()
+    (there / "configs" / "trainer.json").write_text(json.dumps({"ckpt": {"resume_step": 3}}))
+    folders = ("batches", "weights", "evals", "checkpoints")
+    server = FileServer(Files(there, folders), address=HERE, key=KEY)
+    place = Place(
+        host=HERE,
+        port=server.port,
+        root=str(tmp_path / "here"),
+        model=str(model),
+        checkpoints=None,
+        trains=True,
+    )
+    source = Source(HERE, server.port, KEY)
+    prepare(place, source, "run", kind)
+    came = tmp_path / "here" / "checkpoints"
+    assert came.exists() == comes
+    if comes:
+        assert [path.name for path in came.iterdir()] == ["step_3"]
+        assert (came / "step_3" / "trainer" / "state").read_text() == "3"
+        before = (came / "step_3").stat().st_ino
+        prepare(place, source, "run", kind)
+        assert (came / "step_3").stat().st_ino == before
+    server.close()
 
 
 def test_a_node_with_a_run_of_its_own_keeps_it(node, tmp_path):
     place, source = node
     (tmp_path / "here" / "weights").mkdir(parents=True)
     with pytest.raises(UsageError, match=r"holds a run of its own \(weights\)"):
-        prepare(place, source, "run")
+        prepare(place, source, "run", "trainer")
     assert list((tmp_path / "here" / "weights").parent.glob("configs")) == []
 
 
 def test_copies_of_an_earlier_run_go_and_files_of_others_stay(node, tmp_path):
     place, source = node
     root = tmp_path / "here"
-    prepare(place, source, "run")
+    prepare(place, source, "run", "trainer")
     (root / "weights" / "step_3").mkdir(parents=True)
     (root / "metrics.jsonl").write_text("{}\n")
     (root / "notes.txt").write_text("mine")
     (tmp_path / "place" / "step_1").mkdir(parents=True)
-    prepare(place, source, "another")
+    prepare(place, source, "another", "trainer")
     assert not (root / "weights").exists()
     assert not (root / "metrics.jsonl").exists()
     assert (root / "notes.txt").read_text() == "mine"
@@ -216,7 +248,7 @@ def test_copies_of_an_earlier_run_go_and_files_of_others_stay(node, tmp_path):
 def test_what_the_first_rank_leaves_is_on_node_0_before_it_ends(node, tmp_path, monkeypatch):
     place, source = node
     monkeypatch.setenv("RANK", "0")
-    prepare(place, source, "run")
+    prepare(place, source, "run", "trainer")
     courier = Courier(place, KEY, ["trainer"])
     monkeypatch.setattr(apart.atexit, "register", lambda call: None)
     followed = []

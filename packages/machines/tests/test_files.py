@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import http.client
 import json
@@ -195,6 +196,28 @@ def test_the_end_of_batches_is_told_and_taken_back(server, there, here):
     (there / "batches" / "end.json").unlink()
     look(one)
     assert batches_end(here / "batches", identity=ME) is None
+
+
+def test_what_is_deleted_there_goes_here_unless_it_was_here_before_or_is_read(tmp_path, there, here):
+    folders = ("checkpoints",)
+    server = FileServer(Files(there, folders), address=HERE, key=KEY)
+    for root, step in ((here, 1), (there, 2), (there, 3), (there, 4)):
+        folder = root / "checkpoints" / f"step_{step}" / "trainer"
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(str(step))
+    one = follower(server, here, *folders)
+    look(one, times=5)
+    assert steps(here, "checkpoints") == ["step_1", "step_2", "step_3", "step_4"]
+    for step in (2, 3):
+        (there / "checkpoints" / f"step_{step}").rename(tmp_path / str(step))
+    handle = os.open(here / "checkpoints" / "step_3", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)  # as who uploads it does
+    look(one)
+    assert steps(here, "checkpoints") == ["step_1", "step_3", "step_4"]
+    os.close(handle)
+    look(one)
+    assert steps(here, "checkpoints") == ["step_1", "step_4"]
+    server.close()
 
 
 def test_a_wrong_key_is_refused_by_every_route(server, there, here):

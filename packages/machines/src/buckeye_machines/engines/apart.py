@@ -18,7 +18,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from buckeye.launch.hosts import Facts, Handle, Host, Nodes, Start
 from buckeye.run_files.directory import RUN_FILE, files_of_a_run
 from buckeye.sizing.model import fetch_model
 from buckeye_machines.engines.files_client import Follower, LineSender, LostError, Source, fetch
-from buckeye_machines.engines.files_server import Files, FileServer
+from buckeye_machines.engines.files_server import OF_NODE_0, OF_THE_TRAINER, Files, FileServer, tree_id
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +81,9 @@ def reached(config: RLConfig, nodes: Nodes) -> Iterator[Nodes]:
         )
     checkpoints = _place_of_checkpoints(config, nodes, blind[0])
     log.info(
-        "The nodes do not share %s: batches and weights go over the network, checkpoints to %s",
+        "The nodes do not share %s: batches and weights go over the network, checkpoints %s",
         output_dir,
-        checkpoints,
+        f"to {checkpoints}" if checkpoints is not None else "to this node, and to the store",
     )
     with _serving(config, nodes, checkpoints) as apart:
         yield apart
@@ -104,13 +104,15 @@ def _blind(nodes: Nodes, folder: Path) -> list[str]:
         probe.unlink(missing_ok=True)
 
 
-def _place_of_checkpoints(config: RLConfig, nodes: Nodes, first: str) -> Path:
-    """The directory of the checkpoints, which all nodes see."""
+def _place_of_checkpoints(config: RLConfig, nodes: Nodes, first: str) -> Path | None:
+    """The directory of the checkpoints, which all nodes see; None if this one has them, and a store."""
     own = config.output_dir.absolute() / _CHECKPOINTS
     place = own if config.cluster.checkpoint_dir is None else config.cluster.checkpoint_dir.absolute()
     blind = [first] if place == own and not own.exists() else _blind(nodes, place)
     if not blind:
         return place
+    if place == own and getattr(config.trainer.ckpt, "store", None) is not None:
+        return None
     if place == own:
         raise UsageError(
             f"{blind[0]} does not see {own.parent} of this host. Batches and weights can go over the "
@@ -124,7 +126,7 @@ def _place_of_checkpoints(config: RLConfig, nodes: Nodes, first: str) -> Path:
 
 
 @contextmanager
-def _serving(config: RLConfig, nodes: Nodes, checkpoints: Path) -> Iterator[Nodes]:
+def _serving(config: RLConfig, nodes: Nodes, checkpoints: Path | None) -> Iterator[Nodes]:
     assert nodes.address is not None
     root, key = config.output_dir.absolute(), secrets.token_urlsafe(24)
     model = fetch_model(config.trainer.model.name)
@@ -133,10 +135,17 @@ def _serving(config: RLConfig, nodes: Nodes, checkpoints: Path) -> Iterator[Node
     def follow(host: str, port: int) -> None:
         for former in followers:
             former.close()
-        followers[:] = [Follower(Source(host, port, key), root, ("weights",))]
-        followers[0].start()
+        own = [("checkpoints",)] if checkpoints is None else []  # which no weights should wait for
+        followers[:] = [Follower(Source(host, port, key), root, which) for which in [OF_THE_TRAINER, *own]]
+        for follower in followers:
+            follower.start()
 
-    server = FileServer(Files(root, model=model), address=nodes.address, key=key, found=follow)
+    server = FileServer(
+        Files(root, _served(OF_NODE_0, checkpoints), model=model),
+        address=nodes.address,
+        key=key,
+        found=follow,
+    )
     first = config.cluster.of_trainer[0]
     try:
         yield Nodes(
@@ -149,7 +158,7 @@ def _serving(config: RLConfig, nodes: Nodes, checkpoints: Path) -> Iterator[Node
                         port=server.port,
                         root=str(root),
                         model=str(model),
-                        checkpoints=str(checkpoints),
+                        checkpoints=None if checkpoints is None else str(checkpoints),
                         trains=number == first,
                     ),
                     key,
@@ -163,15 +172,20 @@ def _serving(config: RLConfig, nodes: Nodes, checkpoints: Path) -> Iterator[Node
         server.close()
 
 
+def _served(folders: tuple[str, ...], checkpoints: Path | str | None) -> tuple[str, ...]:
+    return folders if checkpoints is not None else (*folders, _CHECKPOINTS)
+
+
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """What a process on another node is told: where node 0 serves, under which paths the directory of the
-    run, the model and the checkpoints are, and whether the first rank of the trainer is on its node."""
+    run, the model and the checkpoints are (None: they are brought), and whether the first rank of the trainer
+    is on its node."""
 
     host: str
     port: int
     root: str
     model: str
-    checkpoints: str
+    checkpoints: str | None
     trains: bool
 
 
@@ -214,23 +228,38 @@ class ApartHost:
 # What a process on a node does.
 
 
-def prepare(place: Place, source: Source, run_id: str) -> None:
-    """Make the node's directory of the run, with settings and the model. Raises UsageError if something else
-    is in its place."""
+def prepare(place: Place, source: Source, run_id: str, kind: str) -> None:
+    """Make the node's directory of the run, with what a process of this kind reads when it begins: settings,
+    the model, for a trainer the checkpoint that it goes on from. Raises UsageError if something else is in
+    the place of the directory."""
     root = Path(place.root)
     root.mkdir(parents=True, exist_ok=True)
     heartbeat.report("this node's copy of the run", on="orchestrator")
     with _alone(root / ".copy.lock"):
         _claim(root, run_id)
-        checkpoints = root / _CHECKPOINTS
-        if Path(place.checkpoints) != checkpoints and not checkpoints.is_symlink():
-            checkpoints.symlink_to(place.checkpoints)
         fetch(source, "configs", "now", root / "configs", private=True)  # settings may hold keys
+        _have_checkpoint(place, source, root, kind)
         storage.write_file(root / RUN_FILE, json.dumps(source.index().run))
         model = Path(place.model)
         if not (model / "config.json").exists():
             print(f"{model} is not on this node: it is fetched from node 0", flush=True)
             fetch(source, "model", "now", model)
+
+
+def _have_checkpoint(place: Place, source: Source, root: Path, kind: str) -> None:
+    """Let checkpoints be where those of all nodes are, or bring the one that a trainer goes on from."""
+    checkpoints = root / _CHECKPOINTS
+    if place.checkpoints is not None:
+        if Path(place.checkpoints) != checkpoints and not checkpoints.is_symlink():
+            checkpoints.symlink_to(place.checkpoints)
+        return
+    settings = storage.read_json(root / "configs" / f"{kind}.json") if kind == "trainer" else {}
+    step = (settings.get("ckpt") or {}).get("resume_step")
+    if step is None:
+        return
+    known, final = source.index().steps[_CHECKPOINTS].get(step), storage.step_directory(checkpoints, step)
+    if known is not None and not (final.is_dir() and tree_id(final) == known):
+        fetch(source, _CHECKPOINTS, str(step), final)
 
 
 def _claim(root: Path, run_id: str) -> None:
@@ -269,6 +298,7 @@ class Courier:
         self._trains = words[0] == "trainer" and os.environ.get("RANK", "0") == "0"
         self._samples = words[0] == "inference" and not place.trains
         self._server: FileServer | None = None
+        self._left = _served(("weights",), place.checkpoints)
 
     def source(self) -> Source:
         """Node 0, for one thread."""
@@ -278,7 +308,8 @@ class Courier:
         """Begin; the first rank of the trainer serves at `address` of this node."""
         threading.Thread(target=self._send, name="lines", daemon=True).start()
         if self._trains:
-            self._server = FileServer(Files(self._root), address=address, key=self._key)
+            files = Files(self._root, _served(OF_THE_TRAINER, self._place.checkpoints))
+            self._server = FileServer(files, address=address, key=self._key)
             self.source().post("/source", {"port": self._server.port})
             self._follower = Follower(self.source(), self._root, ("batches", "evals"))
             self._follower.start()
@@ -287,7 +318,8 @@ class Courier:
             threading.Thread(target=self._follow_alone, name="weights", daemon=True).start()
 
     def settle(self) -> None:
-        """Until node 0 has what this process leaves: its last lines, and the newest weights."""
+        """Until node 0 has what this process leaves: its last lines, the newest weights, and the newest
+        checkpoint if it is brought there."""
         follower = self._follower
         assert follower is not None
         heartbeat.report("the last weights to be fetched", on="orchestrator")
@@ -296,8 +328,8 @@ class Courier:
         while True:
             try:
                 sender.send()
-                mine, theirs = follower.mine("weights"), source.index().steps["weights"]
-                if not mine or theirs.get(max(mine)) == mine[max(mine)]:
+                theirs = source.index().steps
+                if all(_newest(follower.mine(folder), theirs[folder]) for folder in self._left):
                     return
                 answered = time.monotonic()
             except BuckeyeError as error:
@@ -330,6 +362,11 @@ class Courier:
                 time.sleep(_SEND_SECONDS)
 
 
+def _newest(mine: Mapping[int, str], theirs: Mapping[int, str]) -> bool:
+    """Whether the newest of my steps, if there is one, is there."""
+    return not mine or theirs.get(max(mine)) == mine[max(mine)]
+
+
 def main() -> None:
     """Be the process of Buckeye that the words say, on a node with a disk of its own."""
     die_with_parent()
@@ -344,7 +381,7 @@ def main() -> None:
     courier = Courier(place, os.environ.pop(_KEY_VARIABLE), words)
 
     def begin() -> None:
-        prepare(place, courier.source(), os.environ["BUCKEYE_RUN_ID"])
+        prepare(place, courier.source(), os.environ["BUCKEYE_RUN_ID"], words[0])
         courier.start(address_towards(place.host))
 
     try:

@@ -16,6 +16,7 @@ import shutil
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -41,8 +42,8 @@ _BUFFER = 2**20
 _MOST_LINES_BYTES = 2**19
 _PAUSE_SECONDS, _LONGEST_PAUSE = 0.1, 2.0
 _TELL_SECONDS = 30.0
-_ONE = threading.Lock()
-"""One step at a time comes to this host by this process."""
+_ONE: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+"""Of a folder one step at a time comes to this host by this process."""
 _INCOMING = re.compile(r"\.incoming-(.+)-[0-9a-f]{16}")
 
 
@@ -197,7 +198,7 @@ def fetch(source: Source, folder: str, name: str, final: Path, *, private: bool 
     """Make `final` what the source has there, and return what tells it from others. What is `private` nobody
     else may read. Waits for room on the disk. Raises as `Source` does; what has come is kept for the next
     time."""
-    with _ONE:
+    with _ONE[final.parent]:
         return _fetch(source, folder, name, final, 0o700 if private else 0o777)
 
 
@@ -269,14 +270,15 @@ def _fetch_parts(source: Source, path: str, file: _File, place: Path) -> str:
 class Follower:
     """Keeps some `folders` of the run in `root` as the `source` has them, on a thread of its own.
 
-    A step that goes there goes here, too, but for evaluations. A batch that goes here was trained on, or set
-    aside because it was damaged: it goes there, as soon as what it was trained to is there.
+    A step that goes there goes here, too. A batch that goes here was trained on, or set aside because it was
+    damaged: it goes there, as soon as what it was trained to is there.
     """
 
     def __init__(self, source: Source, root: Path, folders: tuple[str, ...]) -> None:
         self.source = source
         self._root, self._folders = root, folders
         self._taken: dict[int, str] = {}
+        self._seen: dict[str, set[int]] = {folder: set() for folder in folders}
         self._ids: dict[Path, tuple[int, str]] = {}
         self._stop = threading.Event()
         self._behind = False
@@ -314,14 +316,17 @@ class Follower:
             return True  # the index is older than that
         if folder == "weights" and theirs and isinstance(index.run, dict):
             prune_weights(self._root / folder, str(index.run.get("run_id")), keep=theirs.__contains__)
-        for step in [step for step in mine if step not in theirs and folder == "batches"]:
-            storage.remove_directory(storage.step_directory(self._root / folder, step))
+        gone = set(mine) if folder == "batches" else self._seen[folder] & set(mine)
+        for path in (storage.step_directory(self._root / folder, step) for step in gone - set(theirs)):
+            if not storage.is_locked(path):  # else somebody has still to read it
+                storage.remove_directory(path)
+        self._seen[folder] |= set(theirs)
         self._drop_incoming(folder, theirs)
         missing = [step for step, known in theirs.items() if mine.get(step) != known]
         wanted = [step for step in missing if folder != "batches" or step not in self._taken]
         if not wanted:
             return False
-        step = max(wanted) if folder == "weights" else min(wanted)
+        step = min(wanted) if folder == "batches" else max(wanted)
         began = time.monotonic()
         found = fetch(self.source, folder, str(step), storage.step_directory(self._root / folder, step))
         if folder == "batches":

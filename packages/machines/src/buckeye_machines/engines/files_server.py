@@ -42,8 +42,9 @@ from buckeye.transport.batches import END, remove_batch
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-FOLDERS = ("batches", "weights", "evals")
-"""The folders of a run whose steps are served."""
+OF_NODE_0 = ("batches", "weights", "evals")
+OF_THE_TRAINER = ("weights", "trained")
+"""The folders of a run whose steps are served, by whom they are; `checkpoints` by both, if need be."""
 LINES = (METRICS_FILE, "logs/run.log")
 """The files that grow by lines, of which each host has its own."""
 LONGEST_PART = 2**26
@@ -77,10 +78,13 @@ class Here(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Files:
-    """The steps in the directory of a run, and, if it is to be served, the `model` that it began with."""
+    """The steps in some `folders` of a run's directory, and, if it is to be served, the `model` that it began
+    with."""
 
-    def __init__(self, root: Path, *, model: Path | None = None) -> None:
-        self.root, self._model = root, model
+    def __init__(
+        self, root: Path, folders: tuple[str, ...] = OF_NODE_0, *, model: Path | None = None
+    ) -> None:
+        self.root, self._folders, self._model = root, folders, model
         self._ids: dict[Path, tuple[tuple[int, int], str]] = {}
         self._hashes: dict[tuple[Path, int, int], str] = {}
         self._lines = {name: _Gathered(root / name) for name in LINES}
@@ -93,7 +97,7 @@ class Files:
                 for step, path in storage.step_directories(self.root / folder).items()
                 if (found := self._id(path)) is not None
             }
-            for folder in FOLDERS
+            for folder in self._folders
         }
         small = {
             "steps": steps,
@@ -106,7 +110,7 @@ class Files:
         """Where a step is; the name of the configuration files and of the model is `now`."""
         if name == "now":
             return {"configs": self.root / "configs", "model": self._model}.get(folder)
-        known = folder in FOLDERS and name.isdigit() and name.isascii() and len(name) < 12
+        known = folder in self._folders and name.isdigit() and name.isascii() and len(name) < 12
         return storage.step_directory(self.root / folder, int(name)) if known else None
 
     def listing(self, directory: Path) -> dict[str, Any]:
@@ -205,7 +209,7 @@ def _files(directory: Path) -> list[tuple[str, Path]]:
 
 def _published(directory: Path) -> dict[str, str]:
     """The SHA-256 that the manifest of a step knows."""
-    manifest = _json_of(directory / "manifest.json")
+    manifest = _json_of(directory / "manifest.json") or _json_of(directory / "COMMITTED")
     if not isinstance(manifest, dict):
         return {}
     files = manifest.get("files", {"batch.safetensors": manifest.get("sha256")})
