@@ -71,6 +71,11 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(_existing(path)).free
 
 
+def total_bytes(path: Path) -> int:
+    """All bytes of the file system that `path` is, or will be, on."""
+    return shutil.disk_usage(_existing(path)).total
+
+
 def what_is_free(path: Path) -> str:
     """`12.3 GB`, and how many files where only few can be made; of the file system of `path`."""
     counts = os.statvfs(_existing(path))
@@ -84,7 +89,7 @@ def reserve_bytes(path: Path, setting: int | None = None) -> int:
     if setting is not None:
         return setting
     given = os.environ.get(RESERVE_VARIABLE)
-    return int(given) if given else min(_LARGEST_RESERVE, shutil.disk_usage(_existing(path)).total // 100)
+    return int(given) if given else min(_LARGEST_RESERVE, total_bytes(path) // 100)
 
 
 def waits_for_disk(output_dir: Path) -> bool:

@@ -305,20 +305,14 @@ class RolloutPlayer(TaskPlayer):
             return super().start(env, task, *order, flight=flight)
         participant, flight = self._sampler.join(*order), flight or Flight()
         make_policy = self._recording(participant, flight)
-        playing = asyncio.create_task(self._play_at_its_turn(env, task, make_policy, order, flight))
+
+        async def play_at_its_turn() -> Rollout:
+            await env.admission.turn()
+            return await self._play(env, task, make_policy, order, flight)
+
+        playing = asyncio.create_task(play_at_its_turn())
         playing.add_done_callback(lambda _: participant.leave())
         return playing
-
-    async def _play_at_its_turn(
-        self,
-        env: NamedEnvironment,
-        task: Task,
-        make_policy: MakePolicy,
-        order: tuple[int, ...],
-        flight: Flight,
-    ) -> Rollout:
-        await env.admission.turn()
-        return await self._play(env, task, make_policy, order, flight)
 
     def _of_a_session(self, flight: Flight) -> MakePolicy:
         assert not isinstance(self._sampler, DeterministicSampling)

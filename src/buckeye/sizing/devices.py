@@ -9,12 +9,13 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from buckeye.base.process import usable_cores
+from buckeye.base.process import run_program, usable_cores
 from buckeye.config.problems import closest, did_you_mean
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
@@ -43,13 +44,7 @@ def _visible_gpus() -> tuple[int, ...]:
             log.warning("There is a GPU, but no nvidia-smi in PATH to ask about it: going on without a GPU")
         return ()
     try:
-        listing = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],  # noqa: S607  a program of the system, found as the user finds it
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        ).stdout
+        listing = _ask("--query-gpu=index")
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("nvidia-smi is installed but failed (%s): going on without a GPU", error)
         return ()
@@ -131,10 +126,14 @@ def gpus() -> list[Gpu]:
     """The GPUs of this machine; none where nvidia-smi is not there or fails."""
     if shutil.which("nvidia-smi") is None:
         return []
-    listing = _ask("--query-gpu=index,uuid,name,memory.total,memory.free")
-    if not listing:
+    apps = ""
+    try:
+        listing = _ask("--query-gpu=index,uuid,name,memory.total,memory.free")
+        with suppress(OSError, subprocess.SubprocessError):
+            apps = _ask("--query-compute-apps=gpu_uuid,pid,process_name,used_memory")
+    except (OSError, subprocess.SubprocessError):
         return []
-    return read_gpus(listing, _ask("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"))
+    return read_gpus(listing, apps)
 
 
 def read_gpus(listing: str, apps: str) -> list[Gpu]:
@@ -159,16 +158,10 @@ def _rows(table: str, columns: int) -> list[Sequence[str]]:
 
 
 def _ask(query: str) -> str:
-    try:
-        return subprocess.run(  # noqa: S603  a list of words, without a shell
-            ["nvidia-smi", query, "--format=csv,noheader,nounits"],  # noqa: S607  a program of the system, found as the user finds it
-            capture_output=True,
-            text=True,
-            timeout=_QUERY_SECONDS,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    """A table of nvidia-smi's. Raises OSError and `subprocess.SubprocessError`."""
+    done = run_program(["nvidia-smi", query, "--format=csv,noheader,nounits"], seconds=_QUERY_SECONDS)
+    done.check_returncode()
+    return done.stdout
 
 
 GPU_MEMORY_GB = {

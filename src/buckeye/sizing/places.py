@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 import httpx
 import psutil  # type: ignore[import-untyped]
 
-from buckeye.base.disk import free_bytes, human_bytes
+from buckeye.base.disk import free_bytes, human_bytes, total_bytes
 from buckeye.config.rl import RLConfig
 from buckeye.sizing.check import Check, failed, ok, skipped, warning
 from buckeye.sizing.disk import DiskEstimate, disk_shortage, disk_table, disk_warning
@@ -143,9 +142,9 @@ def check_shared_memory(*, needed: bool, path: Path = _SHM) -> Check:
     name = "shared memory"
     if not path.is_dir():
         return skipped(name, f"there is no {path}")
-    usage = shutil.disk_usage(path)
-    seen = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free in {path}"
-    if needed and usage.free < _SMALL_SHM:
+    free = free_bytes(path)
+    seen = f"{human_bytes(free)} of {human_bytes(total_bytes(path))} free in {path}"
+    if needed and free < _SMALL_SHM:
         return warning(name, seen, "start the container with more, e.g. --shm-size 8g")
     return ok(name, seen)
 

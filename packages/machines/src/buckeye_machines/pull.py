@@ -14,7 +14,7 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
-from buckeye.base.disk import human_bytes
+from buckeye.base.disk import free_bytes, human_bytes
 from buckeye.base.json_lines import printable
 from buckeye.base.storage import remove_directory, write_directory, write_file
 from buckeye.errors import CheckpointError, RemoteError
@@ -194,7 +194,7 @@ class Mirror:
             self.tell(f"{left} files stay there, not being of the kinds that come home: {names[:300]}")
             self._left = left
         missing = sum(one.size - _size(self.folder / one.path) for one in home)
-        free = shutil.disk_usage(self.folder).free
+        free = free_bytes(self.folder)
         if missing > free - _RESERVE:
             raise RemoteError(
                 f"The run has {human_bytes(missing)} more there than here, and {human_bytes(free)} are free "
