@@ -9,10 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from packages.mcp.tests.init.test_init import SERVER, STARTS, tool
+from packages.mcp.tests.init.test_init import EVALUATE, SERVER, STARTS, calls, tool
 from tests.command import run_here
 
 from buckeye_mcp.config import load_gym_config
+from buckeye_mcp.init import trial
 from buckeye_mcp.init.named_paths import copy_without_keys, named_paths
 from buckeye_mcp.sandbox.confinement import keeps_all_else
 
@@ -177,16 +178,21 @@ def test_the_words_of_a_command_that_are_the_users_files(tmp_path, monkeypatch, 
     assert {name: path.name for name, path in found.paths.items()} == {name: name for name in named}
 
 
-@pytest.mark.parametrize("hint", ["destructiveHint", "openWorldHint"])
-def test_tools_that_reach_far_are_called_only_when_asked_for(place, hint):
-    far = tool("send") | {"annotations": {hint: True}}
-    command = f"{sys.executable} {started(place, [far, tool('look')])}"
-    words = ("--command", command, "--include", "send", "--include", "look")
+def test_tools_that_reach_far_are_called_only_when_asked_for(place, monkeypatch):
+    monkeypatch.setattr(trial, "keeps_all_else", lambda: "so that the server can write its log")
+    send = tool("send") | {"annotations": {"openWorldHint": True}}
+    wipe = tool("clear") | {"annotations": {"destructiveHint": True}}
+    command = f"{sys.executable} {started(place, [send, wipe, tool('look'), EVALUATE])}"
+    words = ("--command", command, "--include", "*")
     done = run(place, *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"send  held back    it announces {hint}; --try-all calls it" in done.stdout
-    assert "look  worked" in done.stdout
-    assert re.search(r"send  worked", run(place, *words, "--try-all", "--force").stdout)
+    assert "send   held back    it announces openWorldHint; --try-all calls it" in done.stdout
+    assert "clear  held back    it announces destructiveHint; --try-all calls it" in done.stdout
+    assert calls(place) == [("look", {})]
+    done = run(place, *words, "--try-all", "--force")
+    assert re.search(r"send   worked", done.stdout)
+    assert re.search(r"clear  worked", done.stdout)
+    assert {name for name, _ in calls(place)} == {"send", "clear", "look"}
 
 
 def test_tools_are_chosen_by_name_and_pattern(place):
@@ -247,6 +253,32 @@ def test_all_servers_that_tasks_name_are_taken(place):
         assert sorted(json.loads(done.stdout)["actions"]) == ["a/both", "b/both", "fetch", "look"]
 
 
+def test_example_tasks_are_written_that_pass_their_own_check(place):
+    tools = [tool("look", "Look around."), tool("say", "Say it. Aloud.", ["words"], words={"type": "string"})]
+    done = run(place, "--command", f"{sys.executable} {started(place, tools)}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    path = place / "work" / "configs" / "tool_server-tasks.json"
+    assert f"configs/{path.name}: 3 tasks to begin with" in done.stdout
+    assert "--dataset configs/tool_server-tasks.json" in done.stdout
+    first, second, both = json.loads(path.read_text())
+    assert first["prompt"] == 'Say it (words: "example"). Then end the task.'
+    said = {"tool": "say", "any": True, "json_path": '$["words"]', "exact": "example"}
+    assert first["grade"] == [
+        {"calls": {"tool": "say", "arguments": {"words": "example"}}},
+        {"result": said},
+    ]
+    assert second["prompt"] == "Look around. Then end the task."
+    order = [{"tool": "say", "arguments": {"words": "example"}}, {"tool": "look", "arguments": {}}]
+    assert both["grade"] == [{"calls": {"in_order": order}}, {"result": said}]
+    program = str(place / "tool_server.py")
+    assert first["mcp_config"] == {"environment": {"command": sys.executable, "args": [program]}}
+    assert load_gym_config(path.with_name("tool_server.yaml")).job.metadata["server"]["args"] == [program]
+    path.write_text("[]")  # a person's by now
+    run(place, "--command", f"{sys.executable} {program}", "--force")
+    assert path.read_text() == "[]"
+
+
+@pytest.mark.slow
 def test_a_failed_start_leaves_nothing(place):
     program = place / "dies.py"
     program.write_text("import subprocess, sys\nsubprocess.Popen(['sleep', '1234567'])\nsys.exit(3)\n")

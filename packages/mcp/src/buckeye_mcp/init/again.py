@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from buckeye_mcp.init.generate import SERVER
 from buckeye_mcp.init.prepare import proof_of, read_tasks, tools_of
 from buckeye_mcp.init.scripted_rollout import Proof
 from buckeye_mcp.init.source import Source, find_source, of_server, of_tasks, with_others
-from buckeye_mcp.init.texts import trials_text
+from buckeye_mcp.init.texts import proof_object, trials_text
 from buckeye_mcp.init.trial import with_copies
 from buckeye_mcp.tasks.task_schema import Server
 
@@ -48,7 +48,7 @@ class Tried:
             "missing": list(self.missing),
             "unused": list(self.unused),
             "notes": list(self.notes),
-            "proof": {**asdict(self.proof), "passed": self.proof.passed},
+            "proof": proof_object(self.proof),
         }
 
 

@@ -132,8 +132,9 @@ def write_and_prove(
     unless somebody goes on with it); the exit code."""
     from buckeye.base.storage import write_directory, write_file
     from buckeye_mcp.config import load_gym_config
-    from buckeye_mcp.init.prepare import proof_of
-    from buckeye_mcp.init.texts import as_object, next_text, summary, trials_text
+    from buckeye_mcp.init.examples import beside
+    from buckeye_mcp.init.prepare import examples_of, proof_of
+    from buckeye_mcp.init.texts import as_object, examples_text, next_text, summary, trials_text
 
     generated, path = prepared.generated, prepared.path
     try:
@@ -145,13 +146,22 @@ def write_and_prove(
     if not as_json:
         typer.echo(summary(generated, path, prepared.files))
     first = prepared.tasks[0] if prepared.tasks else None
-    proof = proof_of(load_gym_config(path), prepared.listed, prepared.source, first, try_all=try_all)
+    config = load_gym_config(path)
+    proof = proof_of(config, prepared.listed, prepared.source, first, try_all=try_all)
+    examples = beside(path)
+    rows = examples_of(prepared, config, proof) if proof.passed and not examples.exists() else []
+    if rows:
+        write_file(examples, json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+    tasks = prepared.task_file or (examples if examples.exists() else None)
     if as_json:
-        typer.echo(json.dumps(as_object(generated, path, proof), ensure_ascii=False))
+        said = as_object(generated, path, proof) | {"examples": str(examples) if rows else None}
+        typer.echo(json.dumps(said, ensure_ascii=False))
     else:
         typer.echo(trials_text(proof, prepared.source.shown))
+        if rows:
+            typer.echo(examples_text(examples, len(rows)))
         if proof.passed and not goes_on:
-            typer.echo(next_text(path, prepared.task_file))
+            typer.echo(next_text(path, tasks))
     return 0 if proof.passed else 1
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from buckeye.cli.terminal import status_line
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye_mcp.actions.check import RESERVED_TOOLS
 from buckeye_mcp.config import DefaultsConfig, GymConfig
+from buckeye_mcp.init.examples import example_tasks
 from buckeye_mcp.init.generate import Generated, generate_config
 from buckeye_mcp.init.scripted_rollout import Proof, prove
 from buckeye_mcp.init.source import Source, find_source, of_tasks, with_others
@@ -139,6 +141,16 @@ def proof_of(
             return asyncio.run(prove(config, tools, source, task, try_all=try_all))
     except BuckeyeError as error:
         return Proof((), problem=str(error))
+
+
+def examples_of(prepared: Prepared, config: GymConfig, proof: Proof) -> list[dict[str, Any]]:
+    """Tasks to begin with, as rows of a file; none where there are tasks, or where the environment has tools
+    of its own for setting up and grading."""
+    tools, source = prepared.listed, prepared.source
+    if prepared.tasks or any(tool.name.rpartition("/")[2] in RESERVED_TOOLS for tool in tools):
+        return []
+    with status_line("making tasks to begin with, and playing them"):
+        return asyncio.run(example_tasks(config, tools, proof.trials, source))
 
 
 def _free_path(output: Path | None, source: Source, *, force: bool) -> Path:

@@ -41,12 +41,13 @@ _WORD = "example"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One action, the call that was tried last, and how it ended."""
+    """One action, the call that was tried last, and how it ended; `result` is what it gave if it worked."""
 
     action: str
     call: str
     ending: Ending
     said: str = ""
+    result: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,10 @@ class _Script:
         self.is_broken = tells_of_a_fault(said)
         if self.is_broken or said.startswith("Invalid tool call"):
             ending = "failed"
-        self._trials[self._made[0]] = Trial(*self._made, ending, _said(said) if ending != "worked" else "")
+        worked = ending == "worked"
+        self._trials[self._made[0]] = Trial(
+            *self._made, ending, "" if worked else _said(said), said if worked else ""
+        )
 
 
 def _prepared(

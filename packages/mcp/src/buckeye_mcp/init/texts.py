@@ -63,8 +63,16 @@ def as_object(generated: Generated, path: Path, proof: Proof | None) -> dict[str
         "left_out": dict(plan.left_out),
         "decisions": list(generated.decisions),
         "notes": list(generated.notes),
-        "proof": None if proof is None else {**asdict(proof), "passed": proof.passed},
+        "proof": None if proof is None else proof_object(proof),
     }
+
+
+def proof_object(proof: Proof) -> dict[str, Any]:
+    """What came of the scripted rollout, without what tools gave."""
+    trials = [asdict(trial) for trial in proof.trials]
+    for trial in trials:
+        del trial["result"]
+    return {**asdict(proof), "trials": trials, "passed": proof.passed}
 
 
 def _why(proof: Proof) -> str:
@@ -88,3 +96,11 @@ def _why(proof: Proof) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def examples_text(path: Path, count: int) -> str:
+    """What the example tasks are."""
+    return (
+        f"{path}: {_count(count, 'task')} to begin with, which were played: the calls that they ask for earn "
+        "the whole reward, doing nothing does not."
+    )

@@ -14,6 +14,7 @@ from buckeye.cli.rl_flags import TrainFlags
 from buckeye.cli.terminal import ask_text, choose, confirm, show_file
 from buckeye.errors import UsageError
 from buckeye_mcp.config import GymConfig, load_gym_config
+from buckeye_mcp.init.examples import beside
 from buckeye_mcp.init.generate import SERVER
 from buckeye_mcp.recipe.found import Found
 from buckeye_mcp.recipe.model import SUGGESTED, usual_model
@@ -147,7 +148,8 @@ def find_dataset(search: Search, config: Path) -> str:
 
 
 def _found_dataset(search: Search, config: Path) -> str:
-    found = search.found.datasets
+    examples = beside(config)
+    found = search.found.datasets or ((str(examples),) if examples.is_file() else ())
     if len(found) == 1:
         return found[0]
     if search.asks:
@@ -191,12 +193,12 @@ def _first_task(prompt: str, config: GymConfig) -> dict[str, Any]:
         servers = gateway_config(Lock(image=image.tagged))
     else:
         servers = {config.job.name or "environment": server or {"command": "", "args": []}}
+    tool = next((action.tool for action in config.actions.values() if action.tool is not None), "evaluate")
     return {
         "id": "task-001",
         "prompt": prompt,
         "mcp_config": servers,
-        "setup_tool": {"name": "setup", "arguments": {}},
-        "evaluate_tool": {"name": "evaluate", "arguments": {}},
+        "grade": [{"calls": {"tool": tool}}],
     }
 
 

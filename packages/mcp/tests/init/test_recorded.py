@@ -1,0 +1,108 @@
+"""Every write of `buckeye rl init` and of the servers that it tries, as the kernel sees it (`strace`)."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packages.mcp.tests.init.test_init import tool
+from packages.mcp.tests.init.test_trial import GIT_CONFIG, needs_walls, seen, started
+
+pytestmark = [pytest.mark.slow, needs_walls]
+
+CALLS = (
+    "openat,open,creat,rename,renameat,renameat2,unlink,unlinkat,rmdir,mkdir,mkdirat,symlink,symlinkat,link,linkat,"
+    "truncate,chmod,fchmodat,chown,lchown,fchownat,utimensat,mknod,mknodat,setxattr,removexattr"
+)
+OPENED = re.compile(r"\bO_(?:WRONLY|RDWR|CREAT|TRUNC)\b")
+AT = re.compile(r"(?:AT_FDCWD|\d+)<(?P<folder>[^>]*)>, \"(?P<path>[^\"]*)\"")
+PLAIN = re.compile(r"\"(?P<path>[^\"]*)\"")
+SERVERS = [
+    "uvx mcp-server-time",
+    "uvx mcp-server-git --repository {project}",
+    "uvx mcp-server-sqlite --db-path {user}/x.db",
+    "npx -y @modelcontextprotocol/server-memory",
+    "npx -y @modelcontextprotocol/server-filesystem {user}",
+    "npx -y @modelcontextprotocol/server-everything",
+]
+
+
+def written(log):
+    """The paths that calls in a log of strace have written to."""
+    for line in log.read_text(errors="replace").splitlines():
+        call = re.match(r"(?:\[pid +)?\d*\]? *(\w+)\(", line)
+        if call is None or (call[1] in ("open", "openat") and not OPENED.search(line)):
+            continue
+        found = [os.path.normpath(os.path.join(one["folder"], one["path"])) for one in AT.finditer(line)]
+        yield from found or [one["path"] for one in PLAIN.finditer(line)]
+
+
+def recorded(place, *words):
+    """Run the command under strace: how it ended, and what was written outside of its scratch and output."""
+    log = place / "strace.log"
+    strace = ["strace", "-f", "-z", "-y", "-s", "4096", "-qq", "-e", f"trace={CALLS}", "-o", str(log)]
+    kept = {name: value for name, value in os.environ.items() if "CERT" in name or name == "SSL_CERT_DIR"}
+    env = kept | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(place / "home"),
+        "PYTHONDONTWRITEBYTECODE": "1",  # of Buckeye itself
+        "TMPDIR": str(place / "tmp"),
+    }
+    argv = [*strace, sys.executable, "-m", "buckeye", "rl", "init", *words]
+    done = subprocess.run(argv, cwd=place / "work", env=env, capture_output=True, text=True, check=False)
+    allowed = (
+        place / "home" / ".cache" / "buckeye",
+        place / "work" / "configs",
+        place / "tmp",
+        Path("/dev"),
+        Path("/proc"),
+    )
+    paths = {path for path in written(log) if path.startswith("/")}
+    return done, sorted(path for path in paths if not any(Path(path).is_relative_to(one) for one in allowed))
+
+
+@pytest.fixture
+def place(tmp_path):
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    for name in ("home", "work", "tmp", "user/project/.git"):
+        (tmp_path / name).mkdir(parents=True)
+    project = tmp_path / "user" / "project"
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    (project / ".git" / "config").write_text(GIT_CONFIG.replace("\tworktree = /elsewhere\n", ""))
+    (project / "a.txt").write_text("hello")
+    return tmp_path
+
+
+def test_what_a_hostile_tool_writes_stays_in_its_folder(place):
+    outside = [place / "user" / "project" / "a.txt", place / "home" / "x", "/tmp/planted", "here"]
+    program = started(place, [tool("write", " ".join(map(str, outside)))])
+    done, wrote = recorded(place, "--command", f"{sys.executable} {program} {place / 'user'}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert wrote == []
+
+
+def test_the_record_is_not_empty_where_nothing_is_kept_apart(place):
+    (place / "write.py").write_text("open('/tmp/buckeye-planted', 'w').close()\n")
+    log = place / "log"
+    strace = ["strace", "-f", "-z", "-y", "-qq", "-e", f"trace={CALLS}", "-o", str(log)]
+    subprocess.run([*strace, sys.executable, str(place / "write.py")], check=True)
+    Path("/tmp/buckeye-planted").unlink()
+    assert "/tmp/buckeye-planted" in set(written(log))
+
+
+@pytest.mark.parametrize("command", SERVERS, ids=lambda command: command.split("/")[-1].split()[0])
+def test_published_servers_write_to_scratch_and_output_only(place, command):
+    if shutil.which(command.split()[0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is None:
+        pytest.skip(f"{command.split()[0]} is not installed")
+    before = seen(place / "user")
+    words = command.format(project=place / "user" / "project", user=place / "user")
+    done, wrote = recorded(place, "--command", words, "--try-all")
+    if "Failed to fetch" in done.stderr or "registry" in done.stderr:
+        pytest.skip("the registry is not reachable")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert wrote == []
+    assert seen(place / "user") == before
