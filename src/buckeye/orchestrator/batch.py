@@ -226,7 +226,7 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 
 
-class Outbox:
+class BatchSender:
     """Writes batches, and keeps each until it is trained on.
 
     The trainer publishes version N + 1 of the weights before it removes batch N. A batch that is gone while

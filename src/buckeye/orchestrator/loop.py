@@ -25,7 +25,7 @@ from buckeye.monitor.signals import rollouts_level
 from buckeye.orchestrator.advantages import RewardShaping, check_advantage, reward_shaping
 from buckeye.orchestrator.batch import (
     Advantages,
-    Outbox,
+    BatchSender,
     advantages_of,
     batch_metrics,
     make_batch,
@@ -87,7 +87,7 @@ class Orchestrator:
         self.config = config
         self.identity = run_identity()
         self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
-        self.outbox = Outbox(config.output_dir, self.identity)
+        self.sender = BatchSender(config.output_dir, self.identity)
         self.wrong_servers = WrongServers(config.output_dir, self.identity)
         self.renderer = ChatRenderer(config.model.name)
         self.client = InferenceClient(
@@ -146,7 +146,7 @@ class Orchestrator:
             self.loop_watch.start()
             try:
                 servers = ServersOfRun(config.output_dir, self.client)
-                background = (watcher.run(), servers.run(), self.outbox.run(), self.wrong_servers.run())
+                background = (watcher.run(), servers.run(), self.sender.run(), self.wrong_servers.run())
                 evaluations = self.evaluations.run(watcher)
                 await first_to_end(self._steps(collector, watcher), evaluations, *background)
             finally:
@@ -318,7 +318,7 @@ class Orchestrator:
         }
         advantages = advantages_of(groups, self.config)
         await self._write_rollouts(step, groups, advantages, collected.dropped_groups)
-        await self.outbox.write(make_batch(step, groups, advantages, self.config, state=self.state))
+        await self.sender.write(make_batch(step, groups, advantages, self.config, state=self.state))
 
     async def _write_rollouts(
         self,
@@ -360,7 +360,7 @@ class Orchestrator:
             "rollouts/errored": len(collected.errors),
             **{f"rollouts/{name}": count for name, count in collected.account().items()},
             "rollouts/unaccounted": unaccounted,
-            "batches/written_again": self.outbox.written_again,
+            "batches/written_again": self.sender.written_again,
             **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
             **self.sampler.metrics(),
             **collector.metrics(),

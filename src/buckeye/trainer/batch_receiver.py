@@ -53,7 +53,7 @@ class _Wait:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Inbox:
+class BatchReceiver:
     """Where batches arrive. The first rank looks for them; all ranks leave a wait together, with the same
     answer. A damaged batch is moved to `skipped`; the orchestrator sees that it is gone and writes it again.
     """

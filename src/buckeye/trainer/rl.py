@@ -24,7 +24,7 @@ from buckeye.errors import FinalRunError
 from buckeye.monitor.metrics import MetricsLog, Stopwatch
 from buckeye.monitor.signals import training_level
 from buckeye.trainer.batch_loss import BatchLoss, load_reference, samples_to_train
-from buckeye.trainer.batch_receiver import Inbox
+from buckeye.trainer.batch_receiver import BatchReceiver
 from buckeye.trainer.learner import Learner, finite_only, format_step
 from buckeye.trainer.losses import check_loss
 from buckeye.trainer.output.writer import Output
@@ -83,7 +83,7 @@ class RLTrainer:
         self.stopwatch = Stopwatch("wait", "compute", "publish", "checkpoint", idle="wait")
         self._skipped = config.output_dir / "skipped"
         self._trained, self._weights = config.output_dir / "trained", config.output_dir / "weights"
-        self.inbox = Inbox(
+        self.receiver = BatchReceiver(
             root=config.output_dir / "batches",
             skipped=self._skipped,
             identity=identity,
@@ -105,7 +105,7 @@ class RLTrainer:
     def run(self) -> bool:
         """Publish the weights to start from, then turn batches into weights. True if all steps are done, or
         all that there are batches for."""
-        self.inbox.tell_foreign()
+        self.receiver.tell_foreign()
         if self.ranks.first:  # an earlier attempt may have got farther: these steps come again
             remove_trained(self._trained, self.step)
         self._publish()
@@ -113,9 +113,9 @@ class RLTrainer:
         ended = False
         while not self._complete():
             with self.stopwatch.of("wait"):
-                batch = self.inbox.next_batch(self.step)
+                batch = self.receiver.next_batch(self.step)
             if batch is None:
-                ended = self.inbox.ended(self.step)
+                ended = self.receiver.ended(self.step)
                 why = "No more batches come: ending" if ended else "Stopping on request"
                 logger.info("%s at step %d", why, self.step)
                 break
@@ -190,7 +190,7 @@ class RLTrainer:
                 prune_trained(self._trained, keep=keep.keep, max_bytes=keep.max_bytes)
             except OSError as error:  # it is for people to look at: no reason to end
                 logger.warning("Batch %d is not kept for `rl replay`: %s", batch.step, error)
-        remove_batch(self.inbox.root, batch.step)
+        remove_batch(self.receiver.root, batch.step)
 
     def _keep(
         self,
@@ -214,7 +214,7 @@ class RLTrainer:
             logprobs=logprobs,
             record=record,
         )
-        keep_trained(self.inbox.root, self._trained, batch, trained, identity=self.inbox.identity)
+        keep_trained(self.receiver.root, self._trained, batch, trained, identity=self.receiver.identity)
 
     def _measure_served(self, samples: Sequence[Sample]) -> dict[str, float]:
         if self._served is None or not self._served.due(self.step):
@@ -254,4 +254,4 @@ class RLTrainer:
         if not self.ranks.first or (applied and not found.left_out):
             return
         samples = tuple(batch.samples[i] for i in found.left_out) if applied else batch.samples
-        keep_skipped(self._skipped, replace(batch, samples=samples), self.inbox.identity)
+        keep_skipped(self._skipped, replace(batch, samples=samples), self.receiver.identity)

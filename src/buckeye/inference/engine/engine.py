@@ -52,7 +52,7 @@ class Engine:
         computed again), generation_tokens, and finished_<reason>."""
         self.tokens_per_second = 0.0
         self.deliver = deliver or _call_on_news
-        self._inbox = CommandQueue()
+        self._commands = CommandQueue()
         self._state: Literal["running", "draining", "paused"] = "running"
         self._drained: list[Future[None]] = []
         self._clear_cache = True
@@ -73,11 +73,11 @@ class Engine:
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences together and in order: they are admitted together. Each prompt has at least one
         token and is shorter than the context."""
-        self._inbox.put(partial(self.waiting.extend, tuple(sequences)))
+        self._commands.put(partial(self.waiting.extend, tuple(sequences)))
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
         """End sequences now; those that have finished already are left alone."""
-        self._inbox.put(partial(self._abort, tuple(sequences)))
+        self._commands.put(partial(self._abort, tuple(sequences)))
 
     def pause(self, mode: PauseMode, *, clear_cache: bool = True) -> Future[None]:
         """Stop decoding; done when it has stopped. "keep" freezes the running sequences, "wait" lets them
@@ -87,34 +87,34 @@ class Engine:
         ones, unless `clear_cache` is False.
         """
         paused: Future[None] = Future()
-        self._inbox.put(partial(self._pause, mode, clear_cache, paused))
+        self._commands.put(partial(self._pause, mode, clear_cache, paused))
         return paused
 
     def resume(self) -> Future[None]:
         """Go on after a pause."""
-        return self._inbox.call(self._resume)
+        return self._commands.call(self._resume)
 
     def install_weights(self, new: ModelWeights | Checkpoint, version: int) -> Future[None]:
         """Replace the weights between two decode steps: at once if they have been prepared; a checkpoint (one
         that has been checked) is read first. Tokens sampled from then on carry `version`, and no cached
         prefix of other weights is used for a new sequence."""
-        return self._inbox.call(partial(self._install_weights, new, version))
+        return self._commands.call(partial(self._install_weights, new, version))
 
     def name_version(self, version: int) -> Future[None]:
         """Call the weights in use `version`: tokens sampled from then on carry it."""
-        return self._inbox.call(partial(self._name_version, version))
+        return self._commands.call(partial(self._name_version, version))
 
     def reset_prefix_cache(self) -> Future[None]:
         """Forget which prompts are in the cache."""
-        return self._inbox.call(self._forget_prefixes)
+        return self._commands.call(self._forget_prefixes)
 
     def ping(self) -> Future[None]:
         """Done when the engine's thread has come round to it: a sign of life."""
-        return self._inbox.call(lambda: None)
+        return self._commands.call(lambda: None)
 
     def stop(self) -> None:
         """Make `run` return after the current step. May be called from a signal handler."""
-        self._inbox.put(self._stop)
+        self._commands.put(self._stop)
 
     @property
     def is_paused(self) -> bool:
@@ -134,7 +134,7 @@ class Engine:
             if not self._has_work():
                 heartbeat.report("requests", on="orchestrator")
             self.step(block=True)
-        self._inbox.obey(block=False)
+        self._commands.obey(block=False)
         self._abort((*self.running.sequences, *self.waiting))
         self._settle_pause()
         self._flush_news()
@@ -143,7 +143,7 @@ class Engine:
     def step(self, *, block: bool = False) -> bool:
         """Obey the queue, admit what fits, decode one token each. Returns whether there is more to do; with
         `block`, waits for the queue when there is nothing."""
-        self._inbox.obey(block=block and not self._has_work())
+        self._commands.obey(block=block and not self._has_work())
         if self._has_work():
             heartbeat.report(f"serves {len(self.running) + len(self.waiting)} requests")
             started = time.perf_counter()

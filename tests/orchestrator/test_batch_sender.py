@@ -7,7 +7,7 @@ import pytest
 
 from buckeye.base.process import RunIdentity
 from buckeye.errors import TransportError
-from buckeye.orchestrator.batch import Outbox
+from buckeye.orchestrator.batch import BatchSender
 from buckeye.orchestrator.weights_watcher import WrongServers
 from buckeye.transport.batches import Batch, Sample, batch_directory, read_batch, remove_batch
 from buckeye.transport.inference_servers import RestartRequest, take_restart_requests
@@ -34,15 +34,15 @@ def publish(root, step, identity=ME):
 
 
 def test_a_batch_that_vanished_untrained_is_written_again(tmp_path):
-    outbox = Outbox(tmp_path, ME)
-    asyncio.run(outbox.write(batch(0)))
-    asyncio.run(outbox.write(batch(1)))
+    sender = BatchSender(tmp_path, ME)
+    asyncio.run(sender.write(batch(0)))
+    asyncio.run(sender.write(batch(1)))
     publish(tmp_path, 1)  # batch 0 is trained
     publish(tmp_path, 2, RunIdentity(run_id="mine", attempt=1))  # by an earlier attempt: says nothing
     remove_batch(tmp_path / "batches", 0)
     remove_batch(tmp_path / "batches", 1)
-    asyncio.run(outbox.look())
-    assert outbox.written_again == 1
+    asyncio.run(sender.look())
+    assert sender.written_again == 1
     assert not batch_directory(tmp_path / "batches", 0).exists()
     found = read_batch(tmp_path / "batches", 1, identity=ME)
     assert found is not None
@@ -51,14 +51,14 @@ def test_a_batch_that_vanished_untrained_is_written_again(tmp_path):
 
 
 def test_a_batch_that_is_there_or_trained_is_left_alone(tmp_path):
-    outbox = Outbox(tmp_path, ME)
-    asyncio.run(outbox.write(batch(0)))
-    asyncio.run(outbox.look())
+    sender = BatchSender(tmp_path, ME)
+    asyncio.run(sender.write(batch(0)))
+    asyncio.run(sender.look())
     publish(tmp_path, 1)
     remove_batch(tmp_path / "batches", 0)
-    asyncio.run(outbox.look())
-    asyncio.run(outbox.look())
-    assert outbox.written_again == 0
+    asyncio.run(sender.look())
+    asyncio.run(sender.look())
+    assert sender.written_again == 0
     assert list((tmp_path / "batches").iterdir()) == []
 
 

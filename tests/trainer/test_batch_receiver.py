@@ -13,7 +13,7 @@ import torch
 from buckeye.base.process import RunIdentity, StopFlag
 from buckeye.errors import TransportError
 from buckeye.trainer import batch_receiver
-from buckeye.trainer.batch_receiver import Inbox
+from buckeye.trainer.batch_receiver import BatchReceiver
 from buckeye.trainer.parallel.ranks import Ranks
 from buckeye.transport.batches import Batch, Sample, end_batches, pack_samples, write_batch
 from tests.waiting import HANG
@@ -39,10 +39,10 @@ class OtherRanks:
         return pack_samples(_batch(step=0).samples)
 
 
-def _inbox(root, *, ranks=None, timeout=0.2) -> Inbox:
+def _receiver(root, *, ranks=None, timeout=0.2) -> BatchReceiver:
     ranks = ranks or Ranks(0, 1, torch.device("cpu"))
     skipped = root / "skipped"
-    return Inbox(
+    return BatchReceiver(
         root=root, skipped=skipped, identity=ME, ranks=ranks, stop=StopFlag(), timeout_seconds=timeout
     )
 
@@ -60,7 +60,7 @@ def _batch(step):
 
 def test_the_deadline_says_what_was_waited_for(tmp_path):
     with pytest.raises(TransportError, match=r"No batch 7 arrived in .* within 0\.2 s.*batch_timeout"):
-        _inbox(tmp_path).next_batch(7)
+        _receiver(tmp_path).next_batch(7)
 
 
 def test_a_long_wait_is_reported(tmp_path, monkeypatch, caplog):
@@ -68,14 +68,14 @@ def test_a_long_wait_is_reported(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(batch_receiver, "_AGREE_SECONDS", 0.05)
     monkeypatch.setattr(logging.getLogger("buckeye"), "propagate", True)
     with caplog.at_level("INFO"), pytest.raises(TransportError):
-        _inbox(tmp_path, timeout=0.5).next_batch(3)
+        _receiver(tmp_path, timeout=0.5).next_batch(3)
     first, second, *_ = dict.fromkeys(caplog.messages)  # pytest may hear a line twice
     assert first == "Waiting for training batch to arrive"
     assert second.startswith(f"Still waiting for batch 3 in {tmp_path}")
 
 
 def test_a_stop_ends_the_wait(tmp_path):
-    waiting = _inbox(tmp_path)
+    waiting = _receiver(tmp_path)
     waiting.stop.requested = True
     assert waiting.next_batch(0) is None
 
@@ -83,28 +83,28 @@ def test_a_stop_ends_the_wait(tmp_path):
 def test_the_end_of_all_batches_ends_the_wait(tmp_path):
     _put(tmp_path)
     end_batches(tmp_path, 1, identity=ME)
-    waiting = _inbox(tmp_path, timeout=HANG)
+    waiting = _receiver(tmp_path, timeout=HANG)
     assert waiting.next_batch(0) is not None
     assert not waiting.ended(0)
     assert waiting.next_batch(1) is None
     assert waiting.ended(1)
-    assert _inbox(tmp_path, ranks=OtherRanks(4)).next_batch(1) is None
+    assert _receiver(tmp_path, ranks=OtherRanks(4)).next_batch(1) is None
 
 
 def test_the_end_of_another_attempt_is_none(tmp_path):
     end_batches(tmp_path, 0, identity=RunIdentity(run_id="run", attempt=0))
     with pytest.raises(TransportError, match="No batch 0 arrived"):
-        _inbox(tmp_path).next_batch(0)
+        _receiver(tmp_path).next_batch(0)
     (tmp_path / "end.json").write_text("{")
     with pytest.raises(TransportError, match=r"end\.json cannot be read"):
-        _inbox(tmp_path).next_batch(0)
+        _receiver(tmp_path).next_batch(0)
 
 
 def test_a_damaged_batch_is_set_aside_and_read_when_it_is_there_again(tmp_path):
     (_put(tmp_path) / "batch.safetensors").write_bytes(b"x")
     again = threading.Thread(target=_put_when_gone, args=(tmp_path,))
     again.start()
-    batch = _inbox(tmp_path, timeout=HANG).next_batch(0)
+    batch = _receiver(tmp_path, timeout=HANG).next_batch(0)
     again.join()
     assert batch is not None
     assert (tmp_path / "skipped" / "damaged_step_0" / "batch.safetensors").read_bytes() == b"x"
@@ -120,7 +120,7 @@ def test_a_damaged_batch_that_does_not_come_again_ends_the_wait(tmp_path, monkey
     (_put(tmp_path) / "batch.safetensors").write_bytes(b"x")
     monkeypatch.setattr(batch_receiver, "_AGAIN_SECONDS", 0.05)
     with pytest.raises(TransportError, match=r"did not write it again within 0\.05 s"):
-        _inbox(tmp_path, timeout=HANG).next_batch(0)
+        _receiver(tmp_path, timeout=HANG).next_batch(0)
 
 
 def test_a_batch_that_is_always_damaged_ends_the_wait(tmp_path, monkeypatch):
@@ -129,7 +129,7 @@ def test_a_batch_that_is_always_damaged_ends_the_wait(tmp_path, monkeypatch):
 
     monkeypatch.setattr(batch_receiver, "read_batch", damaged)
     with pytest.raises(TransportError, match="SHA-256"):
-        _inbox(tmp_path, timeout=HANG).next_batch(0)
+        _receiver(tmp_path, timeout=HANG).next_batch(0)
 
 
 def test_batches_of_others_are_told_and_not_read(tmp_path, monkeypatch, caplog):
@@ -138,19 +138,19 @@ def test_batches_of_others_are_told_and_not_read(tmp_path, monkeypatch, caplog):
     write_batch(tmp_path, _batch(step=5), identity=RunIdentity(run_id="other", attempt=1))
     monkeypatch.setattr(logging.getLogger("buckeye"), "propagate", True)
     with caplog.at_level("WARNING"):
-        _inbox(tmp_path).tell_foreign()
+        _receiver(tmp_path).tell_foreign()
     assert "2 batches" in caplog.text
     assert "ignored: steps 3, 5" in caplog.text
     with pytest.raises(TransportError, match="No batch 3 arrived"):
-        _inbox(tmp_path).next_batch(3)
+        _receiver(tmp_path).next_batch(3)
 
 
 def test_other_ranks_follow_the_first_and_need_not_see_its_disk(tmp_path):
     ready, stop, failed = 1, 2, 3
-    batch = _inbox(tmp_path, ranks=OtherRanks(ready)).next_batch(0)
+    batch = _receiver(tmp_path, ranks=OtherRanks(ready)).next_batch(0)
     assert batch is not None
     assert len(batch.samples) == 1
     assert batch.samples[0].token_ids.tolist() == _batch(step=0).samples[0].token_ids.tolist()
-    assert _inbox(tmp_path, ranks=OtherRanks(stop)).next_batch(0) is None
+    assert _receiver(tmp_path, ranks=OtherRanks(stop)).next_batch(0) is None
     with pytest.raises(TransportError, match="Another rank"):
-        _inbox(tmp_path, ranks=OtherRanks(failed)).next_batch(0)
+        _receiver(tmp_path, ranks=OtherRanks(failed)).next_batch(0)
