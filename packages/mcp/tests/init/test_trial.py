@@ -212,6 +212,11 @@ def test_tools_are_chosen_by_name_and_pattern(place):
     assert "--include get_on: no tool is called so. Did you mean get_one" in wrong.stderr
     none = run(place, "--command", command, "--exclude", "*")
     assert (none.returncode, "leave no tool" in none.stderr) == (2, True)
+    long = started(place, [tool("get_one", "x " * 190), *(tool(f"t{n}", "y " * 190) for n in range(9))])
+    done = run(place, "--command", f"{sys.executable} {long}")
+    assert re.search(
+        r"^tools: 10 described in \d+ tokens .*that is much: .*--include TOOL", done.stdout, re.M
+    )
 
 
 def test_an_edited_file_is_tried_again_and_stays(place):

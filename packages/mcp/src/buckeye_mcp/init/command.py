@@ -134,7 +134,7 @@ def write_and_prove(
     from buckeye_mcp.config import load_gym_config
     from buckeye_mcp.init.examples import beside
     from buckeye_mcp.init.prepare import examples_of, proof_of
-    from buckeye_mcp.init.texts import as_object, examples_text, next_text, summary, trials_text
+    from buckeye_mcp.init.texts import as_object, described, examples_text, next_text, summary, trials_text
 
     generated, path = prepared.generated, prepared.path
     try:
@@ -147,6 +147,8 @@ def write_and_prove(
         typer.echo(summary(generated, path, prepared.files))
     first = prepared.tasks[0] if prepared.tasks else None
     config = load_gym_config(path)
+    if not as_json:
+        typer.echo(described(config))
     proof = proof_of(config, prepared.listed, prepared.source, first, try_all=try_all)
     examples = beside(path)
     rows = examples_of(prepared, config, proof) if proof.passed and not examples.exists() else []

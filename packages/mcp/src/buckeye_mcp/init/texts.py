@@ -7,8 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from buckeye.errors import UsageError
+from buckeye.sizing.devices import this_machine
+from buckeye_mcp.config import GymConfig
 from buckeye_mcp.init.generate import Generated
 from buckeye_mcp.init.scripted_rollout import Proof
+from buckeye_mcp.recipe.model import model_facts, usual_model
+from buckeye_mcp.recipe.sizes import choose_sizes, described_text
+from buckeye_mcp.tasks.task_schema import McpTask
 
 
 def summary(generated: Generated, path: Path, files: Path | None) -> str:
@@ -23,6 +29,20 @@ def summary(generated: Generated, path: Path, files: Path | None) -> str:
     if generated.decisions:
         lines.append(f"{_count(len(generated.decisions), 'decision')} for you; see CHECK in the file")
     return "\n".join(lines)
+
+
+def described(config: GymConfig) -> str:
+    """What share of a rollout the descriptions of the tools take, with the model that is usual here."""
+    on_gpu = bool(this_machine().gpus)
+    model = model_facts(usual_model(on_gpu=on_gpu))
+    task = McpTask.model_construct(prompt="")
+    try:
+        sizes = choose_sizes([task], [], config, model, on_gpu=on_gpu)
+    except UsageError as error:
+        return f"note: with {model.name} {error}"
+    return (
+        f"tools: {described_text(sizes, len(config.actions) - 1)} (with {model.name}: {sizes.seq_len} tokens)"
+    )
 
 
 def trials_text(proof: Proof, shown: str) -> str:
