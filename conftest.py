@@ -50,4 +50,4 @@ def _interrupts_are_heard(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_stop_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that asks its own process to stop asks that of no other test."""
-    monkeypatch.setattr("buckeye.base.process._stop_requested", False)
+    monkeypatch.setattr("buckeye.base.process._stop_requests", 0)

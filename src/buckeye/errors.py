@@ -9,6 +9,7 @@
     │   └── PromptTooLongError   the first prompt of a rollout does not fit
     ├── TransportError        a batch or a weights directory is missing, torn or foreign
     ├── CheckpointError       nothing to resume from, or what is there cannot be trusted
+    ├── StoreError            an object store cannot be reached, or refuses
     ├── DiskFullError         nothing was freed for so long that waiting has ended
     ├── RemoteError           a machine elsewhere, the way to it, or who rents it out has failed
     │   ├── AccountError      the key, its rights or the wallet are at fault
@@ -65,6 +66,17 @@ class TransportError(BuckeyeError):
 
 class CheckpointError(BuckeyeError):
     """There is no usable checkpoint where one was asked for."""
+
+
+class StoreError(BuckeyeError):
+    """An object store cannot be reached, or refuses. `denied` says that trying again is of no use."""
+
+    def __init__(self, message: str, denied: bool = False) -> None:
+        super().__init__(message, denied)
+        self.denied = denied
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class DiskFullError(BuckeyeError):

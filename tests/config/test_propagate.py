@@ -36,6 +36,8 @@ def _other_value(path):
         return not default
     if shape.choices:
         return next(choice for choice in reversed(shape.choices) if choice != default)
+    if path[-1] == "store":
+        return "s3://bucket/other"
     return "other" if str in shape.scalars or not shape.bounds else 3177
 
 
@@ -93,7 +95,7 @@ def test_no_shared_setting_may_contradict_a_process_in_silence(path):
     """What a process says itself is kept (of logs and of rows) or refused; the run's is never passed over."""
     value, own = _other_value(path), _value(RLConfig(trainer={}, orchestrator={}).trainer, path)
     if own is None:
-        own = "third" if isinstance(value, str) else 2
+        own = f"{value}-third" if isinstance(value, str) else 2
     if path == ("seq_len",):
         own = 4000
     given = {"trainer": _nested(path, own), "orchestrator": {}, **_nested(path, value)}

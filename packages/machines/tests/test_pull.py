@@ -10,8 +10,7 @@ import pytest
 
 from buckeye.base.process import RunIdentity
 from buckeye.errors import RemoteError
-from buckeye.transport.checkpoint import list_checkpoints, verify_checkpoint
-from buckeye.transport.checkpoint.find import save_checkpoint
+from buckeye.transport.checkpoint import list_checkpoints, save_checkpoint, verify_checkpoint
 from buckeye_machines import pull
 from buckeye_machines.pod.agent import Agent
 from buckeye_machines.pull import Mirror, listing

@@ -45,8 +45,8 @@ _writing = threading.Lock()
 
 def report(doing: str, *, on: str | None = None) -> None:
     """Say what this process does now. With `on` it waits for `doing` of that kind of process ("trainer",
-    "orchestrator", "inference", "environment", "disk"), and saying so again is no progress; without, every
-    call is. Costs about a microsecond."""
+    "orchestrator", "inference", "environment", "disk", "store"), and saying so again is no progress; without,
+    every call is. Costs about a microsecond."""
     global _now
     now = _now
     same = now.doing == doing and now.on == on

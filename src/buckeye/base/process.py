@@ -227,16 +227,22 @@ class StopFlag:
         return self
 
     def _request(self, _number: int, _frame: FrameType | None) -> None:
-        global _stop_requested
-        self.requested = _stop_requested = True
+        global _stop_requests
+        self.requested = True
+        _stop_requests += 1
 
 
-_stop_requested = False
+_stop_requests = 0
+
+
+def stop_requests() -> int:
+    """How often a `StopFlag` of this process was raised: for waits that do not know the flag."""
+    return _stop_requests
 
 
 def stop_requested() -> bool:
-    """Whether a `StopFlag` of this process was ever raised: for waits that do not know the flag."""
-    return _stop_requested
+    """Whether one ever was."""
+    return _stop_requests > 0
 
 
 def die_with_parent() -> None:

@@ -213,11 +213,18 @@ def _inference(argv: list[str]) -> None:
 
 def _sft(argv: list[str]) -> int:
     from buckeye.config.sft import SFTConfig
+    from buckeye.transport.checkpoint import bring, open_store, uploads_of
 
     given = _load(SFTConfig, argv, "sft")
     config = _with_local_model(given)
     resumed = config.ckpt is not None and config.ckpt.resume_step is not None
-    _refuse_misfit(config)
+    first = os.environ.get("RANK", "0") == "0"
+    store = config.ckpt.store if config.ckpt is not None else None
+    if first and store is not None:
+        open_store(store).probe()
+        bring(config.output_dir, config.ckpt)
+    if first or store is None:
+        _refuse_misfit(config)
     from buckeye.base.process import run_identity
     from buckeye.base.storage import write_file
     from buckeye.config.load import to_json
@@ -225,7 +232,6 @@ def _sft(argv: list[str]) -> int:
     from buckeye.run_files.directory import claimed
     from buckeye.trainer.sft import run_sft
 
-    first = os.environ.get("RANK", "0") == "0"
     wandb = config.wandb if first else None
     check_wandb(wandb)
     command = shlex.join(["sft", *argv, "--ckpt.resume-step", "-1"])
@@ -235,7 +241,9 @@ def _sft(argv: list[str]) -> int:
             local = Path(given.model.name).exists()  # else it is a name on the hub, which others know too
             write_file(output_dir / "configs" / "sft.json", to_json(config if local else given), mode=0o600)
         with tracked(wandb, output_dir=output_dir, run_id=run_identity().run_id, config=config):
-            return 0 if run_sft(config) else INTERRUPTED
+            with uploads_of(output_dir, config.ckpt if first else None) as uploads:
+                done = run_sft(config)
+            return INTERRUPTED if not done else int(uploads is not None and bool(uploads.left))
 
 
 def _refuse_misfit(config: SFTConfig) -> None:

@@ -200,6 +200,13 @@ class RLConfig(BaseConfig):
         return reading.settings.values
 
     @property
+    def stop_seconds(self) -> int:
+        """What a trainer may take to end: for its step, its last checkpoint, and the rest of the uploads."""
+        ckpt = self.trainer.ckpt
+        uploads = ckpt.store_timeout if ckpt is not None and ckpt.store is not None else 0
+        return self.trainer.dist_timeout_seconds + uploads
+
+    @property
     def trainer_ranks(self) -> int:
         """The processes of the trainer, on all nodes."""
         return len(self.cluster.of_trainer) * len(self.trainer_gpu_ids)

@@ -3,6 +3,7 @@ the way of the weights, clients."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -136,6 +137,30 @@ class CheckpointConfig(BaseConfig):
     """Go on from the checkpoint of this step; -1 is the newest, None starts from the model."""
     keep: PositiveInt | None = 3
     """How many of the newest checkpoints remain, and the best by evaluation; None keeps all."""
+    store: str | None = None
+    """An object store that has them, too: s3://bucket/prefix or gs://bucket/prefix, a prefix for each run."""
+    store_timeout: PositiveInt = 1800
+    """Seconds that the end of a run waits for uploads, and that trainer ranks without a shared directory wait
+    for each other's."""
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> Self:
+        kind, _, place = (self.store or "s3://bucket/prefix").rstrip("/").partition("://")
+        bucket, *prefix = place.split("/")
+        if kind not in ("s3", "gs"):
+            raise conflict("a store is s3://bucket/prefix or gs://bucket/prefix", "store")
+        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", bucket):
+            raise conflict(
+                f"{kind}://bucket/prefix is expected, with the plain name of a bucket; keys are looked for "
+                "where the store's own programs find them, and another endpoint in AWS_ENDPOINT_URL",
+                "store",
+            )
+        if not prefix or not all(re.fullmatch(r"(?!\.+$)[\w.=+-]+", part, re.ASCII) for part in prefix):
+            raise conflict(
+                f"{kind}://{bucket}/prefix is expected: a prefix for each run, of letters, digits and ._=+-/",
+                "store",
+            )
+        return self
 
 
 class FilesystemBroadcastConfig(BaseConfig):

@@ -58,7 +58,7 @@ class Attempts:
         self._began = began
         self._note = note
         self._limits = launch.config.supervision
-        self._patience = float(launch.config.trainer.dist_timeout_seconds)  # for a last checkpoint
+        self._patience = float(launch.config.stop_seconds)  # for a last checkpoint
         self._budget = Budget(self._limits.max_restarts, self._limits.restart_window)
         self._memory = Memory.now()
         self._state: Literal["running", "ending", "waiting"] = "running"

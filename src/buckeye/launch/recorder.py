@@ -68,7 +68,7 @@ class Recorder:
             max_steps=config.trainer.max_steps,
             max_async_level=config.orchestrator.max_async_level,
             start_step=resume_step or 0,
-            stop_seconds=config.trainer.dist_timeout_seconds,
+            stop_seconds=config.stop_seconds,
             started=time.time(),
             place=place_of(config.output_dir),
         )

@@ -7,11 +7,14 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from buckeye.base.process import INTERRUPTED, StopFlag, forbid_looking
 from buckeye.config.rl import RLConfig
+from buckeye.errors import RunError
 from buckeye.launch.attempts import Launch
 from buckeye.launch.gateways import forget_other_keys, played_environments, run_hosts
 from buckeye.launch.hosts import Nodes, other_nodes, sites_of
@@ -49,7 +52,7 @@ from buckeye.sizing.disk import check_disk, disk_environment
 from buckeye.sizing.model import fetch_model
 from buckeye.sizing.plan import RolePlan, make_plan
 from buckeye.sizing.ports import Ports, held_ports
-from buckeye.transport.checkpoint import list_checkpoints
+from buckeye.transport.checkpoint import bring, list_checkpoints, uploads_of
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +73,10 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     check_wandb(config.trainer.wandb)
     with locked(output_dir), held_ports() as ports:
         place_checkpoints(output_dir, config.cluster.checkpoint_dir)
+        ckpt = config.trainer.ckpt
+        if ckpt is not None and ckpt.store is not None:
+            setup_logging(config.log.level, LAUNCHER, None)  # it may take a while, and says so
+            bring(output_dir, ckpt)
         begin = beginning(config)
         afresh = not begin.again and not config.clean
         if afresh:
@@ -127,10 +134,11 @@ def _run_planned(
     launch = Launch(config=config, model_path=model_path, first=identity, step=begin.step, nodes=nodes)
     hosts = run_hosts(played_environments(config), rollouts=config.orchestrator.rollouts_at_once)
     plan = replace(plan, roles=(*hosts.roles, *plan.roles))
+    uploads = uploads_of(output_dir, config.trainer.ckpt)  # has the keys, which nothing that is started gets
     forbid_looking()
     forget_other_keys(config)
     with tracked(config.trainer.wandb, output_dir=output_dir, run_id=identity.run_id, config=config):
-        return _run_recorded(launch, plan, command, ports, hosts.env, before)
+        return _run_recorded(launch, plan, command, ports, hosts.env, before, uploads)
 
 
 def _tell_beginning(begin: Beginning, config: RLConfig, before: RunRecord | None) -> None:
@@ -153,11 +161,15 @@ def _run_recorded(
     ports: Ports,
     env: Mapping[str, str],
     before: RunRecord | None,
+    uploads: AbstractContextManager[Any],
 ) -> int:
     started = time.monotonic()
     recorder = Recorder(launch.config, launch.first, arguments_of(command), launch.step, before=before)
     try:
-        code = _run(launch, plan, command, recorder, ports, env)
+        with uploads as uploaded:
+            code = _run(launch, plan, command, recorder, ports, env)
+        if uploaded is not None and uploaded.left and code != INTERRUPTED:
+            raise RunError("All steps are done, but not all checkpoints are in the store (ckpt.store).")
         why = None if code == INTERRUPTED else _last_words(launch.config, time.monotonic() - started)
     except BaseException as error:
         recorder.ended("failed", str(error) or type(error).__name__)
@@ -218,7 +230,7 @@ def _run(
         log.warning(
             "Terminating all processes: the trainer finishes its step and checkpoints (Ctrl-C to end at once)"
         )
-        _end_trainers(processes, stop, config.trainer.dist_timeout_seconds)
+        _end_trainers(processes, stop, config.stop_seconds)
         raise
     finally:
         processes.stop_all()
@@ -258,7 +270,7 @@ def _run_environment(config: RLConfig) -> dict[str, str]:
 
 def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command: Sequence[str]) -> int:
     """Let the trainer finish its step and checkpoint; a second Ctrl-C ends it at once."""
-    grace = config.trainer.dist_timeout_seconds
+    grace = config.stop_seconds
     log.info("Stopping: the trainer finishes its step and checkpoints (Ctrl-C again to end at once)")
     _end_trainers(processes, stop, grace)
     processes.stop(processes.children, grace=_AT_ONCE_SECONDS if stop.requested else TERM_GRACE_SECONDS)

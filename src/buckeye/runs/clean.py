@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from buckeye.base.disk import size_of
-from buckeye.base.storage import leftovers, remove_directory, step_directories
+from buckeye.base.storage import is_locked, leftovers, remove_directory, step_directories
 from buckeye.errors import BuckeyeError
 from buckeye.run_files.directory import earlier_logs, files_of_a_run
 from buckeye.runs.status import find_checkpoint
@@ -81,7 +81,8 @@ def delete(items: Sequence[Deletable]) -> None:
 
 def _unfinished(output_dir: Path) -> list[Path]:
     folders = [output_dir, *(path for path in files_of_a_run(output_dir) if path.is_dir())]
-    return [path for folder in folders for path in leftovers(folder)]
+    downloads = (output_dir / "checkpoints").glob(".*.download")  # from an object store
+    return [*(path for folder in folders for path in leftovers(folder)), *downloads]
 
 
 def _old_checkpoints(output_dir: Path, keep: int) -> list[Path]:
@@ -90,4 +91,5 @@ def _old_checkpoints(output_dir: Path, keep: int) -> list[Path]:
         best = find_checkpoint(output_dir, "best").path
     except BuckeyeError:  # none, or none was evaluated
         best = None
-    return [info.path for info in by_age[: max(0, len(by_age) - keep)] if info.path != best]
+    old = by_age[: max(0, len(by_age) - keep)]
+    return [info.path for info in old if info.path != best and not is_locked(info.path)]  # or is uploaded now

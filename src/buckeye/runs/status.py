@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from buckeye.base.disk import free_bytes, size_of, waits_for_disk
+from buckeye.base.storage import read_json
 from buckeye.launch.processes import last_lines
 from buckeye.launch.resume import where_it_left_off
 from buckeye.launch.waits import Wait, waits
@@ -20,7 +22,7 @@ from buckeye.monitor.signals import Finding, findings
 from buckeye.run_files.known_runs import read_elsewhere, record_now
 from buckeye.run_files.record import GOING_ON, STATUS_FILE, ProcessRecord, RunRecord, State
 from buckeye.runs.checkpoint_facts import choose_checkpoint
-from buckeye.transport.checkpoint import CheckpointInfo, read_scores
+from buckeye.transport.checkpoint import UPLOADS_FILE, CheckpointInfo, read_scores
 
 TREND_STEPS = 10
 """Over how many steps the reward is averaged."""
@@ -49,9 +51,9 @@ class ProcessStatus:
 class RunStatus:
     """A run as it is now. `step` counts the trained steps; `reward` is that of the last of them,
     `reward_mean` the mean of the last `TREND_STEPS`, and `reward_change` that less the mean of as many
-    before; sizes are in bytes, times in seconds since the epoch. What is not known is None. `findings` say
-    why nothing is learnt now. `state` is as it was `seen` last, and `stale` if a run that goes on has said
-    nothing for longer than it ever does."""
+    before; sizes are in bytes, times in seconds since the epoch. What is not known is None. `uploads` say
+    what of the checkpoints is in an object store, `findings` why nothing is learnt now. `state` is as it was
+    `seen` last, and `stale` if a run that goes on has said nothing for longer than it ever does."""
 
     name: str
     run_id: str
@@ -76,6 +78,7 @@ class RunStatus:
     processes: list[ProcessStatus]
     waits: list[Wait]
     checkpoint_step: int | None
+    uploads: Mapping[str, Any] | None
     last_error: str | None
     findings: list[Finding]
     disk_used: int | None
@@ -117,6 +120,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
         processes=[_process_status(known, record) for known in record.processes],
         waits=waits(record) if state in ("starting", "running") else [],
         checkpoint_step=checkpoint.step if checkpoint is not None else None,
+        uploads=_uploads(output_dir),
         last_error=_last_error(output_dir, record),
         findings=findings(trained, output_dir),
         disk_used=size_of(output_dir) if measure_disk else None,
@@ -137,6 +141,14 @@ def last_seen(output_dir: Path) -> float:
 def newest_checkpoint(output_dir: Path) -> CheckpointInfo | None:
     """The checkpoint that a resume would start from."""
     return where_it_left_off(output_dir)
+
+
+def _uploads(output_dir: Path) -> Mapping[str, Any] | None:
+    try:
+        found = read_json(output_dir / UPLOADS_FILE)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def find_checkpoint(output_dir: Path, step: str) -> CheckpointInfo:

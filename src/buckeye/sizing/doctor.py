@@ -35,6 +35,7 @@ from buckeye.sizing.places import (
     check_ports,
     check_servers,
     check_shared_memory,
+    check_store,
 )
 from buckeye.sizing.plan import RolePlan, make_plan
 from buckeye.sizing.ports import AnyPorts
@@ -144,6 +145,7 @@ def before_start(config: RLConfig) -> list[Check]:
         check_open_files(config),
         check_directory(config.output_dir),
         check_servers(config),
+        check_store(config),
         check_shared_memory(needed=shares_memory(config, present)),
         *check_settings(config, on_gpu=bool(present)),
         *check_slots(config, present),
@@ -242,6 +244,7 @@ def _of_run(config: RLConfig, present: list[Gpu], *, sample: int, progress: Prog
     yield check_disk(config, estimate_disk(config, model_path))
     yield check_ports(_chosen_ports(config))
     yield check_servers(config)
+    yield check_store(config)
     yield _keys(config)
     progress("loading the environments")
     tasks = list(check_tasks(config, model_path if tokenizer.state == "ok" else None))

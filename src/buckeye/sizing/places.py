@@ -14,11 +14,14 @@ import psutil  # type: ignore[import-untyped]
 
 from buckeye.base.disk import free_bytes, human_bytes, total_bytes
 from buckeye.config.rl import RLConfig
+from buckeye.errors import BuckeyeError
 from buckeye.sizing.check import Check, failed, ok, skipped, warning
 from buckeye.sizing.disk import DiskEstimate, disk_shortage, disk_table, disk_warning
 from buckeye.sizing.ports import is_free
+from buckeye.transport.checkpoint import open_store
 
 OPEN_FILES, DISK, PORTS, SERVERS = "open files", "disk", "ports", "inference servers"
+STORE = "checkpoint store"
 _SERVER_SECONDS = 5.0
 _FEW_FILES = 4096
 _FILES_OF_A_ROLLOUT = 2
@@ -46,6 +49,22 @@ def check_open_files(config: RLConfig | None) -> Check:
         f"rollouts that are played at a time may need {needed}: raise the hard limit (ulimit -Hn, "
         "/etc/security/limits.conf), or set orchestrator.max_concurrent",
     )
+
+
+def check_store(config: RLConfig) -> Check:
+    """Whether the object store for the checkpoints can be written to: an object of our own is made and
+    deleted."""
+    ckpt = config.trainer.ckpt
+    if ckpt is None or ckpt.store is None:
+        return skipped(STORE, "checkpoints are in the output directory alone")
+    try:
+        store = open_store(ckpt.store)
+        store.probe()
+        there = store.checkpoints()
+    except BuckeyeError as error:
+        return failed(STORE, str(error), "")
+    newest = f"its newest checkpoint is of step {there[-1].step}" if there else "it has no checkpoint yet"
+    return ok(STORE, f"{store.url} can be written to; {newest}")
 
 
 def check_servers(config: RLConfig) -> Check:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from buckeye.base import heartbeat
+from buckeye.base.distribution import ask
 from buckeye.base.process import cpu_threads, die_with_parent
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import (
@@ -35,7 +36,12 @@ from buckeye.trainer.output.state import load_state
 from buckeye.trainer.parallel.fsdp import offloads, shard_policy
 from buckeye.trainer.parallel.ranks import Ranks, join_ranks, local_rank
 from buckeye.trainer.parallel.shards import empty_policy, fill_policy, load_shards
-from buckeye.transport.checkpoint import CheckpointInfo, trainer_state, usable_checkpoint, verify_checkpoint
+from buckeye.transport.checkpoint import (
+    CheckpointInfo,
+    trainer_state,
+    usable_checkpoint,
+    verify_checkpoint,
+)
 from buckeye.transport.checkpoint.shards import MODEL_DIRECTORY, has_shards
 
 logger = logging.getLogger(__name__)
@@ -63,6 +69,11 @@ def find_resume(config: TrainerConfig | SFTConfig, ranks: Ranks) -> CheckpointIn
     """The checkpoint to go on from, verified by all ranks together; None to start from the model."""
     if config.ckpt is None or config.ckpt.resume_step is None:
         return None
+    root, step = config.output_dir / "checkpoints", config.ckpt.resume_step
+    if config.ckpt.store is not None:
+        step = ask("buckeye_machines.checkpoint_resume:brought", "ckpt.store")(
+            config, ranks, local_rank() == 0
+        )
 
     def verify(info: CheckpointInfo) -> None:
         error: CheckpointError | None = None
@@ -73,7 +84,7 @@ def find_resume(config: TrainerConfig | SFTConfig, ranks: Ranks) -> CheckpointIn
         if ranks.max(int(error is not None)):
             raise error or CheckpointError("Another rank found a damaged file; see its log.")
 
-    info = usable_checkpoint(config.output_dir / "checkpoints", config.ckpt.resume_step, verify)
+    info = usable_checkpoint(root, step, verify)
     logger.info("Resuming training from checkpoint step `%d`", info.step)
     return info
 

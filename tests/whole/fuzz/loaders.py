@@ -549,7 +549,7 @@ def _put_checkpoint(folder):
 
 
 def _checkpoint(folder):
-    from buckeye.transport.checkpoint.find import (
+    from buckeye.transport.checkpoint import (
         checkpoints_by_age,
         list_checkpoints,
         read_orchestrator_state,
@@ -706,7 +706,7 @@ def _of_run(name, kind, load):
 
 
 def _evaluations(folder):
-    from buckeye.transport.checkpoint.find import read_scores
+    from buckeye.transport.checkpoint import read_scores
     from buckeye_audit.report.evaluations import evaluations_of_run
 
     read_scores(folder / "run")

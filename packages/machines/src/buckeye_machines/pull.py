@@ -20,8 +20,7 @@ from buckeye.base.storage import remove_directory, write_directory, write_file
 from buckeye.errors import CheckpointError, RemoteError
 from buckeye.run_files.directory import METRICS_FILE, RUN_FILE
 from buckeye.run_files.record import EVENTS_FILE, STATUS_FILE, RunRecord
-from buckeye.transport.checkpoint import CheckpointInfo, verify_checkpoint
-from buckeye.transport.checkpoint.find import COMMITTED, read_commit
+from buckeye.transport.checkpoint import COMMITTED, CheckpointInfo, read_commit, verify_checkpoint
 
 # What of a run on another machine comes home: records, logs and models, as data.
 #

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -108,6 +109,22 @@ class Ranks:
 def local_rank() -> int:
     """Which of its node's visible GPUs this process takes (`LOCAL_RANK`)."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def ranks_apart(ranks: Ranks, folder: Path, token: int) -> set[int]:
+    """The ranks that do not see a folder of the first one, and may have another of that name. All ranks must
+    call it, with a `token` that nobody else has."""
+    if ranks.count == 1:
+        return set()
+    seen = folder / f".ranks-{token:x}"
+    if ranks.first:
+        folder.mkdir(parents=True, exist_ok=True)
+        seen.touch()
+    ranks.max(0)
+    apart = ranks.gather(torch.tensor([int(not seen.exists())]))
+    if ranks.first:
+        seen.unlink()
+    return {rank for rank, each in enumerate(apart) if int(each)}
 
 
 _QUEUED = 1024

@@ -1,37 +1,378 @@
-"""Checkpoints: `<output_dir>/checkpoints/step_<N>/`, committed in one step, found by one resolver."""
+"""Checkpoints, `<output_dir>/checkpoints/step_<N>/`: which there are, how one is written and trusted, which
+is the best, which ones to delete."""
 
-from buckeye.transport.checkpoint.find import (
-    CheckpointInfo,
-    Score,
-    best_by_reward,
-    checkpoints_by_age,
-    first_whole,
-    list_checkpoints,
-    prune_checkpoints,
-    read_orchestrator_state,
-    read_scores,
-    resolve_checkpoint,
-    save_checkpoint,
-    scores_of,
-    trainer_state,
-    usable_checkpoint,
-    verify_checkpoint,
-)
+from __future__ import annotations
 
-__all__ = [
-    "CheckpointInfo",
-    "Score",
-    "best_by_reward",
-    "checkpoints_by_age",
-    "first_whole",
-    "list_checkpoints",
-    "prune_checkpoints",
-    "read_orchestrator_state",
-    "read_scores",
-    "resolve_checkpoint",
-    "save_checkpoint",
-    "scores_of",
-    "trainer_state",
-    "usable_checkpoint",
-    "verify_checkpoint",
-]
+import json
+import logging
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye.base import storage
+from buckeye.base.distribution import ask
+from buckeye.base.faults import fault_point
+from buckeye.base.process import RunIdentity
+from buckeye.base.storage import read_json, step_directories
+from buckeye.config.shared import CheckpointConfig
+from buckeye.errors import CheckpointError, UsageError
+
+log = logging.getLogger(__name__)
+
+COMMITTED = "COMMITTED"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """A committed checkpoint: the state after `step` optimizer steps, written by the run's `attempt`."""
+
+    step: int
+    attempt: int
+    path: Path
+
+
+def list_checkpoints(root: Path) -> list[CheckpointInfo]:
+    """Every committed checkpoint under `root`, by step. Directories without a commit are not seen."""
+    found = ((step, path, _attempt_of(path)) for step, path in storage.step_directories(root).items())
+    return [CheckpointInfo(step, attempt, path) for step, path, attempt in found if attempt is not None]
+
+
+def checkpoints_by_age(root: Path) -> list[CheckpointInfo]:
+    """Every committed checkpoint under `root`, by (attempt, step): the last is the newest."""
+    return sorted(list_checkpoints(root), key=lambda info: (info.attempt, info.step))
+
+
+def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
+    """The checkpoint that `resume_step` means: the newest, by (attempt, step), for -1."""
+    available = checkpoints_by_age(root)
+    if not available:
+        raise CheckpointError(f"There is no committed checkpoint in {root}. Start without a resume step.")
+    if resume_step == -1:
+        return available[-1]
+    for info in available:
+        if info.step == resume_step:
+            return info
+    steps = ", ".join(str(step) for step in sorted(info.step for info in available))
+    raise CheckpointError(f"There is no checkpoint of step {resume_step} in {root}. There are: {steps}.")
+
+
+def usable_checkpoint(
+    root: Path,
+    resume_step: int,
+    verify: Callable[[CheckpointInfo], None],
+    *,
+    preferred: CheckpointInfo | None = None,
+) -> CheckpointInfo:
+    """The checkpoint that a run goes on from: the one resolver, of the launcher and of every process.
+
+    For -1 it is the `preferred` one, else the newest that is whole; what is damaged before it is named in a
+    warning. `verify` raises `CheckpointError` for what is damaged. So does this, if it is a step that was
+    asked for, or if none is whole.
+    """
+    if resume_step != -1:
+        info = resolve_checkpoint(root, resume_step)
+        verify(info)
+        return info
+    for path in _unreadable(root):
+        log.warning("Passing over %s: it has no readable %s", path, COMMITTED)
+    resolve_checkpoint(root, -1)  # says so if there is none at all
+    first = [preferred] if preferred is not None else []
+    whole = first_whole([*first, *(i for i in reversed(checkpoints_by_age(root)) if i not in first)], verify)
+    if whole is None:
+        raise CheckpointError(
+            f"Every checkpoint in {root} is damaged; the warnings above say how. Start again with --clean, "
+            "or in a new directory."
+        )
+    return whole
+
+
+def first_whole(
+    infos: Iterable[CheckpointInfo], verify: Callable[[CheckpointInfo], None]
+) -> CheckpointInfo | None:
+    """The first that `verify` raises no `CheckpointError` for; those before it are named in warnings."""
+    for info in infos:
+        try:
+            verify(info)
+        except CheckpointError as error:
+            log.warning("Passing over the checkpoint of step %d, which is damaged: %s", info.step, error)
+        else:
+            return info
+    return None
+
+
+def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ()) -> list[int]:
+    """Delete all but the `keep` newest committed checkpoints, those of `protected` steps, and what is being
+    uploaded; returns the steps that were deleted."""
+    by_age = checkpoints_by_age(root)
+    old = [
+        info
+        for info in by_age[: max(0, len(by_age) - keep)]
+        if info.step not in protected and not storage.is_locked(info.path)
+    ]
+    for info in old:
+        storage.remove_directory(info.path)
+    return [info.step for info in old]
+
+
+def _unreadable(root: Path) -> list[Path]:
+    """The directories of steps that nobody can have committed as they are."""
+    return [path for path in storage.step_directories(root).values() if _attempt_of(path) is None]
+
+
+def _attempt_of(path: Path) -> int | None:
+    """Which attempt committed a directory; None if none did."""
+    try:
+        return int(read_commit(path)["attempt"])
+    except CheckpointError:
+        return None
+
+
+def is_complete(info: CheckpointInfo) -> bool:
+    """Whether all files of a checkpoint are there. Those of ranks with another directory may be in the object
+    store alone."""
+    return all((info.path / name).is_file() for name in read_commit(info.path)["files"])
+
+
+def read_commit(path: Path) -> dict[str, Any]:
+    """The `COMMITTED` manifest of a checkpoint directory; `CheckpointError` if there is none to trust."""
+    try:
+        commit = storage.read_json(path / COMMITTED)
+        if not isinstance(commit["files"], dict) or not isinstance(commit["attempt"], int):
+            raise TypeError("not a commit manifest")
+        if any("\0" in name for name in commit["files"]):
+            raise ValueError("a name of a file has a zero byte")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a committed checkpoint ({error}).") from error
+    return commit
+
+
+# Writing a checkpoint and trusting it again.
+#
+# `step_<N>/{trainer/..., orchestrator/state.json, COMMITTED}`: the state after N optimizer steps. `COMMITTED`
+# names every file with its SHA-256 and is written last; the directory then takes its name in one step.
+
+_ORCHESTRATOR_STATE = Path("orchestrator", "state.json")
+
+
+def save_checkpoint(
+    root: Path,
+    step: int,
+    fill_trainer: Callable[[Path], Mapping[str, str]],
+    *,
+    orchestrator_state: Mapping[str, Any],
+    identity: RunIdentity,
+    upload: Callable[[Path, Mapping[str, Any]], None] = lambda *_: None,
+) -> Path:
+    """Commit the state after `step` optimizer steps; `fill_trainer(directory)` writes the trainer's part, and
+    returns the SHA-256 of those of its files that need not be read again for it, or are not here. Before it
+    is committed `upload(directory, commit)` is called with what COMMITTED will say.
+
+    A checkpoint of the same step (of an earlier attempt) is replaced.
+    """
+
+    def fill(directory: Path) -> None:
+        (directory / "trainer").mkdir()
+        known = {f"trainer/{name}": digest for name, digest in fill_trainer(directory / "trainer").items()}
+        (directory / _ORCHESTRATOR_STATE).parent.mkdir()
+        (directory / _ORCHESTRATOR_STATE).write_text(json.dumps(orchestrator_state), encoding="utf-8")
+        commit = {
+            "run_id": identity.run_id,
+            "attempt": identity.attempt,
+            "step": step,
+            "time": time.time(),
+            "files": _hashes(directory, known),
+        }
+        upload(directory, commit)
+        fault_point("checkpoint.before_commit")
+        (directory / COMMITTED).write_text(json.dumps(commit, indent=1), encoding="utf-8")
+
+    final = storage.step_directory(root, step)
+    storage.write_directory(final, fill, replace=True)
+    fault_point("checkpoint.committed")
+    return final
+
+
+def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) -> None:
+    """Raise `CheckpointError` unless every file is there with the content that was committed. Of several
+    processes that verify it together, each reads one of the `shares`."""
+    committed = sorted(read_commit(info.path)["files"].items())
+    for name, digest in committed[share::shares]:
+        path = info.path / name
+        try:
+            found = storage.sha256_file(path)
+        except OSError as error:
+            reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+            raise CheckpointError(
+                f"{path} {reason}. Resume from another step, or delete {info.path}."
+            ) from None
+        if found != digest:
+            raise CheckpointError(
+                f"{path} is not the file that was committed (SHA-256 differs). "
+                f"Resume from another step, or delete {info.path}."
+            )
+
+
+def trainer_state(info: CheckpointInfo) -> Path:
+    """The directory that `fill_trainer` had filled."""
+    return info.path / "trainer"
+
+
+def read_orchestrator_state(info: CheckpointInfo) -> dict[str, Any]:
+    """The orchestrator's state at that step."""
+    path = info.path / _ORCHESTRATOR_STATE
+    try:
+        return storage.read_json(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}). Resume from another step.") from error
+
+
+def _hashes(directory: Path, known: Mapping[str, str]) -> dict[str, str]:
+    """Name -> SHA-256 of every file under a directory, but for those that are `known`."""
+    names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    unknown = [name for name in names if name not in known]
+    computed = zip(unknown, storage.sha256_files([directory / name for name in unknown]), strict=True)
+    found = {**known, **dict(computed)}
+    return dict(sorted(found.items()))
+
+
+# What evaluations say about the checkpoints of a run, and which of them is the best.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """The evaluation of one environment after `step` steps, by the run's `attempt`. `restarts` has the step
+    that each attempt up to this one went on from; an attempt that began from the model is not in it."""
+
+    environment: str
+    step: int
+    attempt: int
+    mean_reward: float
+    rollouts: int
+    split: str
+    restarts: Mapping[int, int]
+
+    def is_of(self, info: CheckpointInfo) -> bool:
+        """Whether the evaluated weights come before or after a checkpoint in one line of training. They do
+        not if an attempt between the two went on from before the checkpoint: its step was trained again."""
+        between = range(info.attempt + 1, self.attempt + 1)
+        return self.attempt >= info.attempt and all(self.restarts.get(a, -1) >= info.step for a in between)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """The best checkpoint, its mean reward over all environments, the evaluations that say so, and among how
+    many checkpoints it is the best."""
+
+    info: CheckpointInfo
+    mean_reward: float
+    scores: Sequence[Score]
+    of: int
+
+
+def read_scores(run: Path) -> list[Score]:
+    """Every complete evaluation in a run directory, by step. Raises UsageError if one cannot be read."""
+    restarts = _restarts(run)
+    found = []
+    for step, folder in step_directories(run / "evals").items():
+        for path in sorted(folder.glob("*.json")):
+            if not path.with_suffix(".jsonl").exists():  # written last
+                continue
+            figures = _figures(path)
+            if figures.get("mean_reward") is not None:
+                found.append(_score(path, step, figures, restarts))
+    return found
+
+
+def _score(path: Path, step: int, figures: Mapping[str, Any], restarts: Mapping[int, int]) -> Score:
+    try:
+        return Score(
+            environment=path.stem,
+            step=step,
+            attempt=int(figures.get("attempt", 1)),
+            mean_reward=float(figures["mean_reward"]),
+            rollouts=int(figures["n"]),
+            split=str(figures.get("split", "eval")),
+            restarts=restarts,
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"The evaluation {path} cannot be read: {error!r}") from None
+
+
+def scores_of(info: CheckpointInfo, scores: Sequence[Score]) -> list[Score]:
+    """The evaluations of a checkpoint's weights, by environment.
+
+    Those of other weights do not count: of another step, of an attempt before the one that wrote the
+    checkpoint, or of a later one that trained its step again.
+    """
+    found = [s for s in scores if s.step == info.step and s.is_of(info)]
+    return sorted(found, key=lambda score: score.environment)
+
+
+def best_by_reward(checkpoints: Iterable[CheckpointInfo], scores: Sequence[Score]) -> Best | None:
+    """The checkpoint with the highest mean reward over all evaluated environments (see `scores_of`), and of
+    equals the later one; None if none was evaluated on all of them."""
+    measured = [(info, scores_of(info, scores)) for info in checkpoints]
+    environments = {s.environment for _, found in measured for s in found}
+    complete = [
+        Best(info=info, mean_reward=statistics.fmean(s.mean_reward for s in found), scores=found, of=0)
+        for info, found in measured
+        if found and {s.environment for s in found} == environments
+    ]
+    if not complete:
+        return None
+    best = max(complete, key=lambda one: (one.mean_reward, one.info.step))
+    return Best(info=best.info, mean_reward=best.mean_reward, scores=best.scores, of=len(complete))
+
+
+def _restarts(run: Path) -> dict[int, int]:
+    """Attempt -> the step that it went on from, of those that did."""
+    try:
+        attempts = read_json(run / "run.json")["attempts"]
+        resumed = {int(each["attempt"]): each["resumed_step"] for each in attempts}
+        return {attempt: int(step) for attempt, step in resumed.items() if step is not None}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise UsageError(f"{run / 'run.json'} cannot be read: {error!r}") from error
+
+
+def _figures(path: Path) -> Mapping[str, Any]:
+    try:
+        figures = read_json(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"The evaluation {path} cannot be read: {error}") from error
+    return figures if isinstance(figures, dict) else {}
+
+
+# The object store that has a run's checkpoints, too: the distribution for other machines reaches it.
+
+UPLOADS_FILE = Path("checkpoints", "store.json")
+"""In a run's directory: how the uploads are, in words as `text`."""
+
+
+def open_store(url: str) -> Any:
+    """The `buckeye_machines.object_store.Store` of a URL."""
+    return ask("buckeye_machines.object_store:Store", "ckpt.store")(url)
+
+
+def bring(output_dir: Path, ckpt: CheckpointConfig | None) -> None:
+    """Have the checkpoint here that a run is to go on from: `buckeye_machines.checkpoint_resume.bring`."""
+    if ckpt is not None and ckpt.store is not None:
+        ask("buckeye_machines.checkpoint_resume:bring", "ckpt.store")(
+            output_dir, ckpt.store, ckpt.resume_step
+        )
+
+
+def uploads_of(output_dir: Path, ckpt: CheckpointConfig | None) -> AbstractContextManager[Any]:
+    """The `buckeye_machines.uploads.Uploads` of a run; without a store a context of None."""
+    if ckpt is None or ckpt.store is None:
+        return nullcontext()
+    store, uploads = open_store(ckpt.store), ask("buckeye_machines.uploads:Uploads", "ckpt.store")
+    made: AbstractContextManager[Any] = uploads(
+        output_dir, store, keep=ckpt.keep, patience=ckpt.store_timeout
+    )
+    return made

@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -91,14 +91,23 @@ def finish_part(
     storage.write_file(path.with_suffix(".json"), json.dumps(content))
 
 
-def await_parts(directory: Path, ranks: int, token: int, *, timeout_seconds: float) -> dict[str, str]:
+def await_parts(
+    directory: Path,
+    ranks: int,
+    token: int,
+    *,
+    timeout_seconds: float,
+    look: Callable[[], None] = lambda: None,
+) -> dict[str, str]:
     """Wait until every rank has finished its part, and return the SHA-256 of the large files by their names.
+    `look` is called again and again, to fetch what ranks elsewhere have said.
 
     Raises `CheckpointError` after `timeout_seconds`, in which nobody waited for disk space.
     """
     patience = Patience(timeout_seconds, directory.parent.parent)
     hashes: dict[int, str] = {}
     while len(hashes) < ranks:
+        look()
         for rank in set(range(ranks)) - hashes.keys():
             digest = _finished(part_path(directory, rank).with_suffix(".json"), token)
             if digest is not None:
@@ -107,7 +116,8 @@ def await_parts(directory: Path, ranks: int, token: int, *, timeout_seconds: flo
             late = ", ".join(str(rank) for rank in range(ranks) if rank not in hashes)
             raise CheckpointError(
                 f"Trainer rank {late} did not write its shards to {directory} within {timeout_seconds:g} s "
-                "(trainer.dist_timeout_seconds). All ranks must see the same output_dir."
+                "(trainer.dist_timeout_seconds, or ckpt.store_timeout). All ranks must see the same "
+                "output_dir, or have a store in common (ckpt.store)."
             )
         if len(hashes) < ranks:
             time.sleep(_POLL_SECONDS)
@@ -159,9 +169,9 @@ def _add_part(found: dict[str, StoredTensor], path: Path) -> None:
 def _finished(path: Path, token: int) -> str | None:
     try:
         content = storage.read_json(path)
-    except FileNotFoundError:
+        return str(content["sha256"]) if content["token"] == token else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # not there, or nothing that a rank has said
         return None
-    return str(content["sha256"]) if content["token"] == token else None
 
 
 def _flush(path: Path) -> None:
