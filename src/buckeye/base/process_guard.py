@@ -57,12 +57,11 @@ class Guard:
         self._groups: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._mark, self._marks = secrets.token_hex(8), 0
+        self._mark = secrets.token_hex(8)
 
     def new_mark(self) -> str:
         """A value for `MARK` in the environment of what is to be killed with this process."""
-        self._marks += 1
-        return f"{self._mark}.{self._marks}."
+        return f"{self._mark}.{secrets.token_hex(8)}"
 
     def watch(self, group: int) -> None:
         """Have the group killed when this process ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -19,6 +20,9 @@ from buckeye.errors import UsageError
 from buckeye.inference.render import ChatRenderer
 
 # How many rollouts of one environment may be played at a time, and how many started in a second.
+
+
+log = logging.getLogger(__name__)
 
 
 class Admission:
@@ -132,6 +136,15 @@ def names_of(settings: Sequence[EnvConfig]) -> list[str]:
     for name, s in zip(names, settings, strict=True):
         check_variables(name, s.variables)
     return names
+
+
+async def check_isolation(environments: Sequence[NamedEnvironment]) -> None:
+    """Have every environment that can tell find out whether rollouts see each other, and say it. Raises
+    UsageError if they do, and are not meant to."""
+    for env in environments:
+        check: Callable[[], Awaitable[str]] | None = getattr(env.environment, "check_isolation", None)
+        if check is not None:
+            log.info("%s: %s", env.name, await check())
 
 
 def worker_settings(

@@ -128,7 +128,9 @@ class Orchestrator:
         async with self.client:
             log.info("Waiting for inference pool to be ready")
             heartbeat.report("its servers", on="inference")
-            await self.client.wait_ready(_STARTUP_TIMEOUT)
+            await asyncio.gather(
+                self.client.wait_ready(_STARTUP_TIMEOUT), check_isolation(self.environments)
+            )
             log.log(SUCCESS, "Inference pool ready")
             self.deterministic = deterministic_sampling(config, self.client)
             heartbeat.ready()

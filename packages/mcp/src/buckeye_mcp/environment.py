@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from buckeye.base.distribution import need
 from buckeye.envs.base import START, Outcome, Policy, Task
@@ -17,11 +18,15 @@ from buckeye_mcp.grading.of_task import check_graded
 from buckeye_mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye_mcp.tasks.trust import read_taskset
 
+if TYPE_CHECKING:
+    from buckeye_mcp.isolation.plays import Isolation
+
 NAME = "buckeye-vf-gym"
 TRAIN, EVAL = "train", "eval"
 _POWERS_OF_TEN = {10**power for power in range(10)}
 
 log = logging.getLogger(__name__)
+_ISOLATION_SECONDS = 20.0
 
 
 def load_environment(
@@ -127,6 +132,24 @@ class McpEnvironment:
                 count,
                 lost,
             )
+
+    async def isolation(self, seconds: float) -> Isolation:
+        """Whether rollouts see each other: some tasks are played alone and side by side."""
+        from buckeye_mcp.isolation.plays import compare_plays
+
+        return await compare_plays(next(iter(self._splits.values()), ()), self._config, seconds)
+
+    async def check_isolation(self) -> str:
+        """A line about that, before training begins. Raises UsageError if they do, unless `shared_state`
+        allows it."""
+        if self._config.shared_state:
+            return "shared_state is set: whether rollouts see each other is not looked at"
+        found = await self.isolation(_ISOLATION_SECONDS)
+        if found.shared:
+            from buckeye_mcp.isolation.plays import refusal
+
+            raise refusal(found)
+        return str(found)
 
 
 def _start(task: McpTask) -> str:

@@ -65,7 +65,7 @@ class Workdir:
     def hidden(self, value: Any) -> Any:
         """`value` with `{workdir}` for the folder's path in all its texts: the same in every rollout."""
         if isinstance(value, str):
-            return value.replace(str(self.path), WORKDIR)
+            return value.replace(str(self.path), WORKDIR).replace(str(self.place), f"{WORKDIR}/..")
         if isinstance(value, Mapping):
             return {key: self.hidden(item) for key, item in value.items()}
         return [self.hidden(item) for item in value] if isinstance(value, list) else value
