@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from dataclasses import dataclass
 
 import pytest
 from tests.places import ROOT
 
 from buckeye.errors import UsageError
 from buckeye_audit.check import CheckOptions, check_environment
+from buckeye_audit.checks.play_checks import check_isolated
 
 TOY = str(ROOT / "tests/envs/toy.py")
 SUBPROCESS = "same tasks in another process"
@@ -327,3 +329,29 @@ def test_a_game_of_many_slow_turns_whose_tasks_differ_in_their_start(tmp_path, h
     report = asyncio.run(check_environment(str(path), {}, CheckOptions(budget=1.0, limit=0.03)))
     assert list(found(report)) == wrong
     assert all(score.scored <= 5 for score in report.scores)
+
+
+@pytest.mark.parametrize(
+    ("shared", "allowed", "problem", "status"),
+    [
+        ((), False, "", "pass"),
+        (("a file",), False, "", "error"),
+        (("a file",), True, "", "note"),
+        ((), False, "no time", "not run"),
+    ],
+)
+def test_an_environment_may_compare_rollouts_alone_and_side_by_side(shared, allowed, problem, status):
+    @dataclass
+    class Found:
+        shared: tuple
+        allowed: bool
+        problem: str
+
+    class Environment:
+        async def isolation(self, seconds):
+            assert seconds == 5.0
+            return Found(shared, allowed, problem)
+
+    (line,) = asyncio.run(check_isolated(Environment(), 5.0))
+    assert (line.name, line.status) == ("rollouts do not see each other", status)
+    assert asyncio.run(check_isolated(object(), 5.0)) == []

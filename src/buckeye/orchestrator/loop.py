@@ -38,6 +38,7 @@ from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling, deterministic_sampling
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
+    check_isolation,
     evaluated_split,
     fallback_note,
     load_environments,
@@ -128,9 +129,7 @@ class Orchestrator:
         async with self.client:
             log.info("Waiting for inference pool to be ready")
             heartbeat.report("its servers", on="inference")
-            await asyncio.gather(
-                self.client.wait_ready(_STARTUP_TIMEOUT), check_isolation(self.environments)
-            )
+            await asyncio.gather(self.client.wait_ready(_STARTUP_TIMEOUT), check_isolation(self.environments))
             log.log(SUCCESS, "Inference pool ready")
             self.deterministic = deterministic_sampling(config, self.client)
             heartbeat.ready()

@@ -26,6 +26,7 @@ from buckeye_audit.checks.play_checks import (
     check_all_graded,
     check_content_free,
     check_errors_unscored,
+    check_isolated,
     check_paid,
     check_probes,
     check_range,
@@ -45,6 +46,7 @@ from buckeye_audit.trivial_policies import (
 )
 
 MOST_PLAYED = 300
+_ISOLATION_SHARE = 0.5  # of the budget for playing, and beside it
 _PROCESS_SECONDS = 20.0  # a second process has to be started and to import
 
 
@@ -158,6 +160,8 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     again = [fingerprint(environment, names, seed), fingerprint(second, names, seed)]
     elsewhere = asyncio.create_task(_elsewhere(env_id, args, names, options))
     await asyncio.sleep(0)  # it starts now, and goes on while rollouts are played
+    options.progress("the same rollouts alone and side by side")
+    isolated = await check_isolated(environment, _ISOLATION_SHARE * options.budget)
     played = await _play([environment, second], samples, options)
     options.progress("reading tasks in a second process")
     checks = [
@@ -170,7 +174,7 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     return replace(
         played,
         sizes={sample.name: sample.size for sample in samples},
-        checks=[*checks, *played.checks],
+        checks=[*checks, *isolated, *played.checks],
         seconds=time.monotonic() - started,
     )
 

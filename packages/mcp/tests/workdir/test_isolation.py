@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import random
 import threading
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import pytest
 from packages.mcp.tests.workdir.test_folder import config, task
 
 from buckeye.errors import UsageError
+from buckeye.orchestrator.environments import NamedEnvironment, check_isolation
 from buckeye_mcp.environment import McpEnvironment
 from buckeye_mcp.isolation.compare import Play, leaks, suspicious
 
@@ -99,6 +101,16 @@ def test_a_file_outside_of_the_folder_is_found_and_training_refused(tmp_path):
     assert "shared_state: true" in str(refused.value)
     allowed = asyncio.run(environment(one, shared_state=True).check_isolation())
     assert allowed.startswith("shared_state is set")
+
+
+def test_a_run_looks_before_it_trains(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    shared = NamedEnvironment(name="notes", environment=environment(task(str(tmp_path / "notes.txt"))))
+    apart = NamedEnvironment(name="own", environment=environment(task()))
+    asyncio.run(check_isolation([apart]))
+    assert "own: rollouts are the same alone and side by side" in caplog.text
+    with pytest.raises(UsageError, match="rollouts of this environment see what others do"):
+        asyncio.run(check_isolation([apart, shared]))
 
 
 def test_so_it_is_where_no_word_can_be_said(tmp_path):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from buckeye.envs.base import Probe, Task
+from buckeye.envs.base import Environment, Probe, Task
 from buckeye.envs.scripted import FailingPolicy
 from buckeye_audit.checks.chance import Chance, is_above
 from buckeye_audit.checks.play import TOLERANCE, Played, Player
-from buckeye_audit.checks.result import CheckResult, no_time, shortened
+from buckeye_audit.checks.result import CheckResult, Status, no_time, shortened
 from buckeye_audit.checks.samples import SplitSample, groups_of
 from buckeye_audit.checks.texts import ANSWER, accepted_answers, in_format, question_of, written_answers
 from buckeye_audit.trivial_policies import ContentFreeScore
@@ -185,6 +186,19 @@ async def check_errors_unscored(player: Player, samples: Sequence[SplitSample]) 
     if not played:
         return no_time(name)
     return CheckResult(name, "pass", f"a failing engine on {len(played)} tasks")
+
+
+async def check_isolated(environment: Environment, seconds: float) -> list[CheckResult]:
+    """The same rollouts alone and side by side, of an environment that offers to compare them (a member
+    `isolation`, as MCP environments have); no line for others."""
+    compare: Callable[[float], Awaitable[Any]] | None = getattr(environment, "isolation", None)
+    if compare is None:
+        return []
+    found = await compare(seconds)
+    status: Status = "not run" if found.problem else "pass"
+    if found.shared:
+        status = "note" if found.allowed else "error"
+    return [CheckResult("rollouts do not see each other", status, str(found))]
 
 
 def check_all_graded(player: Player) -> CheckResult:

@@ -37,13 +37,14 @@ Call = tuple[str, dict[str, Any]]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Isolation:
     """What was compared: so many rollouts of so many tasks, and what they share. `problem` says why it was
-    less than it should be."""
+    nothing; `allowed` whether the configuration lets them."""
 
     tasks: int
     rollouts: int
     seconds: float
     shared: Sequence[str]
     problem: str = ""
+    allowed: bool = False
 
     def __str__(self) -> str:
         played = f"{self.rollouts} rollouts of {self.tasks} tasks in {self.seconds:.1f} s"
@@ -87,6 +88,7 @@ async def compare_plays(tasks: Sequence[McpTask], config: GymConfig, seconds: fl
         seconds=time.monotonic() - started,
         shared=comparison.shared,
         problem="" if comparison.tasks else problem,
+        allowed=config.shared_state,
     )
 
 
