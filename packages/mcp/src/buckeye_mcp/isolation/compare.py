@@ -34,14 +34,15 @@ class Play:
 
 
 def leaks(plays: Sequence[Play]) -> list[str]:
-    """Where a play read the word that only another one has said."""
-    return [
-        f"{what}: read what only another rollout has said: {_around(text, text.index(other.mark))!r}"
+    """Where a play read the word that only another one has said: once for each of its calls."""
+    found = {
+        what: _around(text, text.index(other.mark))
         for play in plays
         for other in plays
         for what, text in play.said
         if other.mark != play.mark and other.mark in text
-    ]
+    }
+    return [f"{what}: read what only another rollout has said: {text!r}" for what, text in found.items()]
 
 
 def suspicious(before: Sequence[Play], beside: Sequence[Play], after: Sequence[Play]) -> list[str]:

@@ -29,6 +29,7 @@ from buckeye_mcp.workdir.folder import open_workdir
 _TASKS, _BESIDE, _CONFIRMING = 2, 4, 8
 _CALL_SECONDS = 10.0
 _MOST_CALLS = 24
+_MOST_LISTED = 8
 _FREE = ("enum", "const", "format", "pattern", "examples")
 _NOT_COMPARED = {"workdir_seconds", "workdir_bytes"}
 Call = tuple[str, dict[str, Any]]
@@ -58,7 +59,7 @@ class Isolation:
 
 def refusal(found: Isolation) -> UsageError:
     """What is said instead of training on rollouts that see each other."""
-    listed = "\n".join(f"  {one}" for one in found.shared)
+    listed = "\n".join(f"  {one}" for one in found.shared[:_MOST_LISTED])
     return UsageError(
         f"rollouts of this environment see what others do, so their rewards are not their own:\n{listed}\n"
         "Have its servers keep their files in the folder that they are started in ({workdir}), and nothing "
