@@ -247,11 +247,22 @@ def test_files_that_are_not_there_or_reach_nobody_are_said_at_once(tmp_path):
         McpEnvironment(config(), {"train": [far]})
 
 
-def test_a_folder_that_grows_too_large_ends_the_session():
-    small = config(defaults={"workdir_bytes": 100_000, "max_turns": 20_000})
-    outcome, _ = play(task(), "fill(200000)", *["notes()"] * 20_000, gym=small)
-    assert (outcome.reward, outcome.stop_reason) == (None, "workdir_full")
-    assert "holds more than 100,000 bytes (defaults.workdir_bytes)" in outcome.error
+class Filling(Scripted):
+    """Fills the folder, looks until that is noticed, and is done."""
+
+    async def chat(self, messages, *, tools=()):
+        noticed = "holds more than it may" in messages[-1]["content"]
+        call = "done()" if noticed else "notes()" if len(messages) > 2 else "fill(200000)"
+        self._replies = [f"<tool>{call}</tool>"]
+        return await super().chat(messages, tools=tools)
+
+
+def test_a_folder_that_grows_too_large_ends_its_servers_and_is_graded():
+    small = config(defaults={"workdir_bytes": 100_000, "max_turns": 100_000})
+    gym = McpEnvironment(small, {"train": [task()]})
+    outcome = asyncio.run(gym.rollout(gym.tasks("train")[0], Filling()))
+    assert (outcome.error, outcome.reward) == (None, 0.0)
+    assert outcome.components["server_lost_by_call"] == 1.0
 
 
 def test_folders_are_kept_where_they_are_asked_for(tmp_path, caplog):

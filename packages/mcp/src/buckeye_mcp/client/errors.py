@@ -5,8 +5,8 @@
     ├── SetupError    a call of `setup_tool` failed
     ├── ToolTimeout   a call gave no result within its deadline
     ├── SessionLost   the server ended, or closed the connection
+    │   └── WorkdirFull  because the rollout's folder held more than it may
     ├── OutputFlood   it wrote more than a session may
-    ├── WorkdirFull   the rollout's folder holds more than it may
     ├── BadAnswer     what it answered is not the protocol, or not what it announced
     ├── ToolsChanged  a tool that the rollout needs is gone or takes other arguments
     └── EvaluateError a call of `evaluate_tool` failed, or it gave no usable reward
@@ -63,10 +63,11 @@ class OutputFlood(McpFault):
     to_model = "its output was too large, and its server was ended"
 
 
-class WorkdirFull(McpFault):
-    """The rollout's folder holds more than it may."""
+class WorkdirFull(SessionLost):
+    """The rollout's folder holds more than it may, and its servers were ended."""
 
     stop_reason = "workdir_full"
+    to_model = "the folder holds more than it may, and its server was ended"
 
 
 class BadAnswer(McpFault):
