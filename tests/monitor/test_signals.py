@@ -156,6 +156,13 @@ def test_what_is_trained_on_is_not_what_was_sampled():
     )
     (finding,) = findings(steps(biased("failures", -0.3, -9.0, "completion_len")), RUN)
     assert "Without the attempts that failed, rollouts are 30% shorter (completion_len)" in str(finding)
+    (finding,) = findings(steps(biased("failures", -0.2, -5.0, "reward")), RUN)
+    assert (finding.name, finding.seen) == (
+        "biased_failures",
+        "Groups in which no attempt failed earn 20% less than all groups",
+    )
+    assert named(steps(biased("failures", 0.2, 5.0, "reward"))) == []  # failures that spare nobody
+    assert named(steps(biased("failures", -0.2, -3.0, "reward"))) == []  # noise
     assert named(steps(biased("bias", -0.12, -3.0))) == []  # noise
     assert named(steps(biased("bias", -0.001, -9.0))) == []  # sure, and too little to matter
     assert named(steps(biased("bias", -0.12, -6.0), {"reward/mean": 0.3})) == []  # what was is not what is

@@ -56,6 +56,8 @@ NUMBERS = (
     "collection/failures/seconds/errors",
     "collection/failures/completion_len",
     "collection/failures/completion_len/errors",
+    "collection/failures/reward",
+    "collection/failures/reward/errors",
 )
 """What of the records is looked at."""
 
@@ -246,12 +248,25 @@ def _moved_too_far(played: Sequence[Step], run: Path) -> Finding | None:
 def _biases(played: Sequence[Step], run: Path) -> list[Finding]:
     """By the newest step, which tells of many: the groups that are lost, or the rollouts that fail, are not
     like the others."""
-    return [
+    found = [
         _finding(reason, played[-1:], run, f"{what} {_more_or_less(value)} {than}")
         for step in played[-1:]
         for kind, (reason, what, than) in _BIASES.items()
-        if (value := _sure_difference(step, kind)) is not None
+        if (value := _sure_difference(step, kind, ("seconds", "completion_len"))) is not None
     ]
+    for step in played[-1:]:
+        spared = _sure_difference(step, "failures", ("reward",))
+        if spared is not None and spared[1] < 0.0:
+            seen = f"Groups in which no attempt failed earn {-spared[1]:.0%} less than all groups"
+            found.append(_finding(_SPARED, played[-1:], run, seen))
+    return found
+
+
+_SPARED = Reason(
+    name="biased_failures",
+    cause="attempts fail where they would earn little, so failing is spared the policy",
+    advice="see why they fail (--errored), and let what a policy causes have a reward",
+)
 
 
 _BIASES = {
@@ -278,10 +293,10 @@ _BIASES = {
 }
 
 
-def _sure_difference(step: Step, kind: str) -> tuple[str, float] | None:
+def _sure_difference(step: Step, kind: str, measures: Sequence[str]) -> tuple[str, float] | None:
     """The first measure by which what is kept differs from everything by more than noise: its name and by how
     much. Four standard errors, since many steps are looked at."""
-    for measure in ("seconds", "completion_len"):
+    for measure in measures:
         name = f"orchestrator/collection/{kind}/{measure}"
         relative, errors = step.value(name), step.value(f"{name}/errors")
         if relative is None or errors is None:

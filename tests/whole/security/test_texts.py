@@ -77,13 +77,16 @@ def test_the_name_of_a_control_token_is_words(family, role):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_any_text_of_a_user_leaves_the_turns_as_they_are(family, data):
+def test_any_text_of_others_leaves_the_turns_as_they_are(family, data):
     _, renderer = family
     part = st.one_of(st.sampled_from(names_of(renderer)), st.text(max_size=4), st.just(MARK))
     text = "".join(data.draw(st.lists(part, max_size=8)))
     plain = renderer.render([{"role": "user", "content": "x"}])
     hostile = renderer.render([{"role": "user", "content": text}])
     assert controls(renderer, hostile.ids) == controls(renderer, plain.ids)
+    role = data.draw(st.sampled_from([role for role in ROLES if role != "argument"]))
+    plain, hostile = (renderer.render(*conversation(role, f"x{words}")) for words in ("", text))
+    assert controls(renderer, hostile.ids) == controls(renderer, plain.ids), role
 
 
 def test_what_has_no_control_tokens_is_encoded_as_ever(family):

@@ -129,10 +129,14 @@ def _is_math(expected: str, text: str) -> bool:
     from math_verify import parse, verify
 
     def parsed(words: str) -> Any:
-        bare = "\\" in words and not any(mark in words for mark in ("$", "\\boxed", "\\(", "\\["))
-        return parse(f"${words}$" if bare else words, parsing_timeout=None)  # the worker has a deadline
+        return parse(words, parsing_timeout=None)  # the worker has a deadline
 
-    return bool(verify(parsed(expected), parsed(text), timeout_seconds=None))
+    def is_bare(words: str) -> bool:
+        return not any(mark in words for mark in ("$", "\\boxed", "\\(", "\\["))
+
+    wanted = parsed(f"${expected}$" if is_bare(expected) else expected)
+    found = parsed(f"${text}$" if "\\" in text and is_bare(text) else text)
+    return bool(verify(wanted, found, timeout_seconds=None))
 
 
 def judge_calls(grader: CallsGrader, calls: Sequence[MadeCall]) -> Verdict:

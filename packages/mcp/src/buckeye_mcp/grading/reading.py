@@ -166,9 +166,9 @@ def _problem(values: Mapping[str, Any], error: ErrorDetails) -> tuple[KeyPath, s
     if kind == CONFLICT:
         fields = error["ctx"]["fields"]
         return (*path, *fields[:1]), f"{error['ctx']['message']}"
-    path = _written(values, path)
     if kind == "missing":
         return path[:-1], f"{path[-1]} is required"
+    path = _written(values, path)
     if kind == "extra_forbidden":
         known = fields_of(owner)
         near = did_you_mean(closest(str(path[-1]), known)) or f" There are: {', '.join(known)}."
@@ -193,10 +193,8 @@ _EXPECTED = {
 def _written(values: Any, path: KeyPath) -> KeyPath:
     """The part of a location that is in the values: pydantic adds the kinds of a union."""
     for depth, part in enumerate(path):
-        if not isinstance(values, Mapping | list) or depth == len(path) - 1:
-            return path if isinstance(values, Mapping | list) else path[:depth]
         try:
-            values = values[part]  # type: ignore[index]
+            values = values[part]
         except (LookupError, TypeError):
             return path[:depth]
     return path
