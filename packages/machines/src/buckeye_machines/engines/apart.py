@@ -111,13 +111,14 @@ def _place_of_checkpoints(config: RLConfig, nodes: Nodes, first: str) -> Path | 
     blind = [first] if place == own and not own.exists() else _blind(nodes, place)
     if not blind:
         return place
-    if place == own and getattr(config.trainer.ckpt, "store", None) is not None:
+    if place == own and config.trainer.ckpt is not None and config.trainer.ckpt.store is not None:
         return None
     if place == own:
         raise UsageError(
             f"{blind[0]} does not see {own.parent} of this host. Batches and weights can go over the "
-            "network; checkpoints need a place that survives: set cluster.checkpoint_dir to a directory that "
-            "all nodes share. Or put output_dir on a file system that they share, under the same path."
+            "network; checkpoints need a place that survives: set ckpt.store to an object store, or "
+            "set cluster.checkpoint_dir to a directory that all nodes share. Or put output_dir on a file "
+            "system that they share, under the same path."
         )
     raise UsageError(
         f"{blind[0]} does not see cluster.checkpoint_dir = {place} of this host: it is to be a directory "
