@@ -36,6 +36,10 @@ def curve(runner, output):
 
 def test_a_run_leaves_what_the_guide_says(finished):
     assert "Step 5/5 | reward" in finished.printed
+    shown, _, steps = (finished.root / "out" / "logs" / "run.log").read_text().partition("Step 1")
+    assert "The first rollout that is trained on" in shown
+    assert re.search(r"^reward +\d", shown, re.M)
+    assert not steps or "The first rollout" not in steps
     assert "\x1b" not in finished.printed
     out = finished.root / "out"
     for name in ("orchestrator.stdout", "trainer.stdout", "inference.stdout", "run.log"):

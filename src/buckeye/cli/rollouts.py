@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -18,14 +17,19 @@ from buckeye.base.columns import aligned
 from buckeye.base.json_lines import printable
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.metrics import Step, read_run
-from buckeye.monitor.rollouts import PlayedRollout, RolloutFilter, read_rollouts, rollout_steps
+from buckeye.monitor.rollouts import (
+    PlayedRollout,
+    RolloutFilter,
+    messages_in,
+    read_rollouts,
+    rollout_steps,
+    whole_rollout,
+)
 from buckeye.run_files.known_runs import find_run
 
 _SHOWN = 20
 _LONGEST_TEXT = 6000
 _LONGEST_CELL = 28
-_TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>\n?|\Z)", re.DOTALL)
-"""A message in the commonest of chat templates; texts of others are shown as they are."""
 
 _Text = str | None
 
@@ -121,7 +125,7 @@ def _lines(
         yield "No rollout is as asked for."
     elif rollout is not None:
         for one in found:
-            yield from _whole(one, None if full else _LONGEST_TEXT)
+            yield from whole_rollout(one, None if full else _LONGEST_TEXT)
     else:
         rows = _rollout_rows(found) if group is not None else _group_rows(found)
         yield ""
@@ -184,7 +188,7 @@ def _rollout_rows(found: Sequence[PlayedRollout]) -> list[tuple[str, ...]]:
     for one in found:
         reward = f"{one.reward:.4f}" if one.reward is not None else "errored"
         ended = f"{one.stop_reason}{', cut off' if one.truncated else ''}"
-        said = one.error if one.error is not None else _turns(one.text[-1] if one.text else "")[-1][1]
+        said = one.error if one.error is not None else messages_in(one.text[-1] if one.text else "")[-1][1]
         row = (str(one.number), reward, str(one.completion_tokens), str(one.turns), _cell(ended))
         rows.append((*row, _cell(said, end=one.error is None)))
     return rows
@@ -196,49 +200,3 @@ def _cell(text: str, *, end: bool = False) -> str:
     if len(line) <= _LONGEST_CELL:
         return line
     return f"…{line[1 - _LONGEST_CELL :]}" if end else f"{line[: _LONGEST_CELL - 1]}…"
-
-
-def _whole(one: PlayedRollout, longest: int | None) -> Iterator[str]:
-    """Everything about a rollout."""
-    facts = {
-        "group": f"{one.group}, rollout {one.number}",
-        "task": one.task_id,
-        "environment": one.env,
-        "reward": "none" if one.reward is None else f"{one.reward:g}",
-        "trained with": f"{one.shaped_reward:g}{_pairs(one.shaping)}"
-        if one.shaping and one.shaped_reward
-        else "",
-        "of turns": ", ".join(f"{reward:g}" for reward in one.turn_rewards),
-        "components": _pairs(one.components),
-        **one.explanations,
-        "ended by": f"{one.stop_reason}{' (cut off)' if one.truncated else ''}",
-        "error": one.error or "",
-        "dropped": one.dropped or "",
-        "sampled": f"{one.completion_tokens} tokens in {one.turns} turns",
-        "policy version": "" if one.oldest_version is None else str(one.oldest_version),
-    }
-    yield ""
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        if value:
-            yield f"{name:<{width}}  {printable(value)}"
-    for number, text in enumerate(one.text, 1):
-        yield f"\n--- text {number} of {len(one.text)} ---" if len(one.text) > 1 else ""
-        cut = len(text) - longest if longest is not None else 0
-        if cut > 0:
-            assert longest is not None
-            head, tail = text[: longest // 2], text[-(longest // 2) :]
-            text = f"{head}\n[... {cut} characters are left out here; --full shows them ...]\n{tail}"
-        for role, said in _turns(text):
-            yield f"[{role}]\n{printable(said)}" if role else printable(said)
-
-
-def _turns(text: str) -> list[tuple[str, str]]:
-    """The messages of a text with their roles; all of it under no role where it is not written so."""
-    found = list(_TURN.finditer(text))
-    whole = "".join(match[0] for match in found) == text
-    return [(match[1], match[2]) for match in found] if found and whole else [("", text)]
-
-
-def _pairs(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in values.items())

@@ -153,6 +153,8 @@ class RolloutsConfig(BaseConfig):
 
     keep: PositiveInt | None = None
     """Of how many of the newest steps; None keeps all."""
+    show_first: bool = True
+    """`rl` shows the first one of a run, before it has been trained on."""
 
 
 class OrchestratorConfig(BaseConfig):

@@ -32,6 +32,7 @@ from buckeye.launch.resume_checks import changed_settings, earlier_start, record
 from buckeye.launch.supervisor import Supervisor
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.monitor.metrics import Step, read_run
+from buckeye.monitor.rollouts import read_rollouts, rollout_steps, whole_rollout
 from buckeye.monitor.signals import nothing_learnt, training_level
 from buckeye.monitor.tracker import check_wandb, tracked
 from buckeye.run_files.directory import (
@@ -61,6 +62,7 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _AT_ONCE_SECONDS = 1.0
+_LONGEST_SHOWN = 3000  # characters of a rollout's text
 _PORT_SECONDS = 30.0  # of a server that was ended a moment ago
 
 
@@ -208,9 +210,14 @@ def _run(
     progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
     warnings = ChildWarnings(run_log(config.output_dir), own=LAUNCHER)
     supervisor = Supervisor(launch, plan, processes, recorder, ports)
+    untold = identity.attempt == 1 and config.orchestrator.rollouts.show_first
     try:
         supervisor.start()
         while not stopping.requested():
+            if untold and (first := _first_rollout(config)):
+                progress.clear()
+                log.info("The first rollout that is trained on (buckeye rl rollouts has all):%s", first)
+                untold = False
             progress.tell(warnings.new())
             progress.update("starting: waiting for the first step (logs/ has the details)")
             if supervisor.tick(step=progress.step, trained=progress.trained):
@@ -235,6 +242,13 @@ def _run(
     finally:
         processes.stop_all()
     return 0
+
+
+def _first_rollout(config: RLConfig) -> str:
+    """What was played first, in words; "" until a batch is there."""
+    steps = rollout_steps(config.output_dir)
+    played, _ = read_rollouts(config.output_dir, steps[0]) if steps else ([], 0)
+    return "\n".join(whole_rollout(played[0], _LONGEST_SHOWN)) if played else ""
 
 
 def _success(steps: Sequence[Step]) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from buckeye.base.json_lines import read_json_lines
+from buckeye.base.json_lines import printable, read_json_lines
 
 ROLLOUTS_FOLDER = "rollouts"
 
@@ -126,3 +126,55 @@ def _rollout(line: dict[str, Any], numbers: Counter[int]) -> PlayedRollout:
     numbered = msgspec.structs.replace(rollout, number=numbers[rollout.group])
     numbers[rollout.group] += not rollout.retried
     return numbered
+
+
+# One rollout in words.
+
+_TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>\n?|\Z)", re.DOTALL)
+"""A message in the commonest of chat templates; texts of others are shown as they are."""
+
+
+def whole_rollout(one: PlayedRollout, longest: int | None) -> Iterator[str]:
+    """Everything about a rollout."""
+    facts = {
+        "group": f"{one.group}, rollout {one.number}",
+        "task": one.task_id,
+        "environment": one.env,
+        "reward": "none" if one.reward is None else f"{one.reward:g}",
+        "trained with": f"{one.shaped_reward:g}{_pairs(one.shaping)}"
+        if one.shaping and one.shaped_reward
+        else "",
+        "of turns": ", ".join(f"{reward:g}" for reward in one.turn_rewards),
+        "components": _pairs(one.components),
+        **one.explanations,
+        "ended by": f"{one.stop_reason}{' (cut off)' if one.truncated else ''}",
+        "error": one.error or "",
+        "dropped": one.dropped or "",
+        "sampled": f"{one.completion_tokens} tokens in {one.turns} turns",
+        "policy version": "" if one.oldest_version is None else str(one.oldest_version),
+    }
+    yield ""
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        if value:
+            yield f"{name:<{width}}  {printable(value)}"
+    for number, text in enumerate(one.text, 1):
+        yield f"\n--- text {number} of {len(one.text)} ---" if len(one.text) > 1 else ""
+        cut = len(text) - longest if longest is not None else 0
+        if cut > 0:
+            assert longest is not None
+            head, tail = text[: longest // 2], text[-(longest // 2) :]
+            text = f"{head}\n[... {cut} characters are left out here; --full shows them ...]\n{tail}"
+        for role, said in messages_in(text):
+            yield f"[{role}]\n{printable(said)}" if role else printable(said)
+
+
+def messages_in(text: str) -> list[tuple[str, str]]:
+    """The messages of a text with their roles; all of it under no role where it is not written so."""
+    found = list(_TURN.finditer(text))
+    whole = "".join(match[0] for match in found) == text
+    return [(match[1], match[2]) for match in found] if found and whole else [("", text)]
+
+
+def _pairs(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in values.items())

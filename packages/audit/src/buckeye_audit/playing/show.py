@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,10 +90,6 @@ def _text(content: Any) -> str:
     return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
 
 
-def _explained(outcome: Outcome) -> Mapping[str, str]:
-    return getattr(outcome, "explanations", {})
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """One rollout that was played."""
@@ -116,7 +112,7 @@ class Record:
             "policy": self.policy,
             "reward": outcome.reward,
             "components": dict(outcome.components),
-            "explanations": dict(_explained(outcome)),
+            "explanations": dict(outcome.explanations),
             "stop_reason": outcome.stop_reason,
             "error": outcome.error,
             "turns": self.turns,
@@ -135,7 +131,7 @@ class Record:
             yield printable(f"no reward: {outcome.error}")
             return
         yield f"reward {outcome.reward:.4f}, ended by {outcome.stop_reason} after {turns}"
-        explained = _explained(outcome)
+        explained = outcome.explanations
         names = dict.fromkeys([*outcome.components, *explained])
         width = max(map(len, names), default=0)
         for name in names:
