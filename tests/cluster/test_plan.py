@@ -7,10 +7,16 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, UsageError
 from buckeye.sizing.devices import Machine
-from buckeye.sizing.plan import Site, make_plan, relocated
+from buckeye.sizing.plan import Site, make_plan, relocated, scaled, with_ranks
 from buckeye.sizing.ports import held_ports
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}", "--inference-gpu-ids", "0,1")
+
+
+OVER_NODES = (
+    *("--cluster.nodes", "3", "--cluster.inference-nodes", "0,1"),
+    *("--inference.backend", "vllm", "--inference.parallel.tp", "2", "--inference.parallel.pp", "2"),
+)
 
 
 def load(*words):
@@ -78,6 +84,14 @@ def test_the_nodes_of_trainer_and_inference_can_be_chosen():
     assert table[-1].split()[:3] == ["trainer", "3", "2"]
 
 
+def test_a_model_on_two_nodes_is_served_from_the_first():
+    words = (*OVER_NODES, "--cluster.trainer-nodes", "2", "--cluster.engine", "ray")
+    found = plan(load(*words), site(1, gpus=()), site(2))
+    (server,) = found.of_kind("inference")
+    assert (server.node, server.devices) == (0, (0, 1))
+    assert [role.node for role in found.of_kind("trainer")] == [2, 2]
+
+
 def test_a_single_host_is_as_it_was():
     found = plan(load())
     assert {role.node for role in found.roles} == {0}
@@ -105,6 +119,19 @@ def test_a_node_without_the_gpus_is_named(gpus, said):
             ("--cluster.nodes", "2", "--cluster.trainer-nodes", "0", "--cluster.inference-nodes", "0"),
             "nothing would run on node 1",
         ),
+        (
+            (*OVER_NODES[:4], *OVER_NODES[-2:], "--cluster.trainer-nodes", "2"),
+            "only vLLM spreads a model over several nodes",
+        ),
+        (
+            ("--inference.parallel.pp", "2", "--inference.backend", "vllm"),
+            "needs a Ray cluster.*--launcher ray --nodes 2",
+        ),
+        (
+            (*OVER_NODES, "--cluster.engine", "srun", "--cluster.trainer-nodes", "2"),
+            "needs a Ray cluster.*--launcher ray --nodes 3",
+        ),
+        ((*OVER_NODES, "--cluster.trainer-nodes", "1,2"), "a multiple of 2 nodes without the trainer"),
         (
             ("--cluster.nodes", "3", "--trainer.model.tp", "4"),
             "6 trainer devices cannot be divided",
@@ -137,3 +164,40 @@ def test_the_other_ranks_stay_where_they_meet():
     assert [role for role in after.roles if role.node == 0] == [
         role for role in before.roles if role.node == 0
     ]
+
+
+def test_ranks_that_are_left_are_numbered_anew():
+    whole = plan(load("--cluster.nodes", "2"), site(1))
+    left = [role for role in whole.of_kind("trainer") if role.node == 1]
+    fewer = with_ranks(whole, left, site(1))
+    ranks = fewer.of_kind("trainer")
+    assert [(role.title, role.node, role.devices, role.log_name) for role in ranks] == [
+        ("trainer 0", 1, (2,), "trainer"),
+        ("trainer 1", 1, (3,), "trainer_1"),
+    ]
+    assert [(role.env["RANK"], role.env["WORLD_SIZE"]) for role in ranks] == [("0", "2"), ("1", "2")]
+    assert {(role.env["MASTER_ADDR"], role.env["MASTER_PORT"]) for role in ranks} == {("10.0.0.2", "30100")}
+    again = with_ranks(fewer, whole.of_kind("trainer"), site(0)).of_kind("trainer")
+    assert [(role.title, role.env["WORLD_SIZE"]) for role in again] == [
+        (f"trainer {rank}", "4") for rank in range(4)
+    ]
+    assert fewer.of_kind("inference") == whole.of_kind("inference")
+
+
+def test_new_servers_go_to_the_nodes_that_have_the_fewest():
+    config = load("--cluster.nodes", "2", "--cluster.inference-nodes", "0")
+    before = plan(config, site(1))
+    assert [role.node for role in before.of_kind("inference")] == [0, 0]
+    sites = {0: site(0), 1: site(1, gpus=range(6)), 2: site(2)}
+    added = scaled(before, config, 6, sites).of_kind("inference")[2:]
+    assert [(role.title, role.node, role.devices, role.url) for role in added] == [
+        ("inference 2", 1, (0,), "http://10.0.0.2:30100"),
+        ("inference 3", 2, (0,), "http://10.0.0.3:30200"),
+        ("inference 4", 1, (1,), "http://10.0.0.2:30100"),
+        ("inference 5", 2, (1,), "http://10.0.0.3:30200"),
+    ]
+    full = (
+        r"9 inference servers need 1 free GPUs each, and there is room for 8. Free are: node 0 \(h0\): none"
+    )
+    with pytest.raises(UsageError, match=full):
+        scaled(before, config, 9, {0: site(0), 1: site(1, gpus=range(6)), 2: site(2, gpus=(0, 1))})

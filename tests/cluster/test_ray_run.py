@@ -1,6 +1,8 @@
 """A run on a real Ray cluster of two nodes, and on hosts that were named to ssh."""
 
 import asyncio
+import json
+import sys
 
 import pytest
 from packages.machines.tests.sshd import make_key, needs_sshd, sshd
@@ -97,6 +99,95 @@ def test_a_spare_node_stands_in_for_one_that_is_lost(project, single_host, tmp_p
         assert running.wait(SECONDS) == 0, log.read_text()
         assert f"{hosts[2].address} stands in for node 1" in log.read_text()
     assert attempts(output)[-1]["resumed_step"] is not None
+    assert result(output, STEPS) == single_host
+
+
+def test_the_trainer_goes_on_with_fewer_ranks_and_has_them_again(project, cluster):
+    first, second = cluster.hosts
+    shrinks = CLUSTER.format(inference=[0]) + 'on_lost_node = "shrink"\n'
+    output = project.write("fewer", trainers=[1], cluster=shrinks)
+    running, log = start(project, cluster, "fewer", "--max-steps", "5000")
+    wait_until(lambda: 1 in records(output, "trainer"), SECONDS, "two steps")
+    second.kill()
+    wait_until(lambda: "goes on with 1 of its 2 ranks" in log.read_text(), SECONDS, "it does without")
+    lost = max(records(output, "trainer"))
+    wait_until(lambda: max(records(output, "trainer")) > lost + 2, SECONDS, "it goes on alone")
+    cluster.start_node(second)
+    wait_until(lambda: "goes on with 2 of its 2 ranks" in log.read_text(), SECONDS, "the node is back")
+    back = max(records(output, "trainer"))
+    wait_until(lambda: max(records(output, "trainer")) > back + 2, SECONDS, "both train")
+    assert len([pid for pid in second.processes() if "buckeye trainer" in words_of(pid)]) == 1
+    said = project.run("rl", "stop", "outputs/fewer", core=first.core)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert running.wait(SECONDS) == 130, log.read_text()
+    steps = records(output, "trainer")
+    assert sorted(steps) == list(range(len(steps)))  # each is trained, and counted once
+    assert {step["samples"] for step in steps.values()} == {16}
+    events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
+    assert [event["ranks"] for event in events if event["event"] == "ranks"] == [1, 2]
+
+
+def test_engines_are_added_on_other_nodes(project, tmp_path):
+    output = project.write("engines", trainers=[1], cluster=CLUSTER.format(inference=[0]))
+    words = ("--max-steps", "100000", "--max-async-level", "1", "--cluster.trainer-nodes", "1")
+
+    def scale(first, *words):
+        said = project.run("rl", "scale", "outputs/engines", "--inference", *words, core=first.core)
+        assert said.returncode == 0, said.stdout + said.stderr
+
+    def up():
+        steps = records(output, "orchestrator")
+        return steps[max(steps)].get("inference/up") if steps else None
+
+    with some_hosts(3) as hosts, ray_cluster(tmp_path / "ray", hosts, project.env) as cluster:
+        running, log = start(project, cluster, "engines", *words)
+        wait_until(lambda: up() == 1, SECONDS, "the first steps")
+        scale(hosts[0], 3, "--nodes", 3)
+        wait_until(lambda: up() == 3, SECONDS, "three engines play")
+        for host in hosts[1:]:
+            assert len([pid for pid in host.processes() if "buckeye inference" in words_of(pid)]) == 1
+        scale(hosts[0], 2)
+        wait_until(lambda: up() == 2, SECONDS, "two engines play")
+        assert "Node 2 of the run is at" in log.read_text()
+        said = project.run("rl", "stop", "outputs/engines", core=hosts[0].core)
+        assert said.returncode == 0, said.stdout + said.stderr
+        assert running.wait(SECONDS) == 130, log.read_text()
+        wait_until(lambda: not _left(cluster), 60, "nothing of the run is left")
+    assert all(step["rollouts/unaccounted"] == 0 for step in records(output, "orchestrator").values())
+    assert len(attempts(output)) == 1
+
+
+def test_a_job_of_ray_finds_its_cluster(project, single_host, cluster):
+    """`ray job submit` on the head; its processes are told the cluster by RAY_ADDRESS."""
+    head = cluster.hosts[0]
+    output = project.write("job", trainers=[1], cluster=CLUSTER.format(inference=[0]))
+    command = project.argv("rl", "@", "job.toml", "--launcher", "ray")
+    submit = (
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "job",
+        "submit",
+        "--address",
+        "http://127.0.0.1:8265",
+    )
+    out = project.folder / "submit.log"
+    running = head.start(
+        *submit, "--", *command, out=out, env={**cluster.variables, "PWD": project.folder}, cwd=project.folder
+    )
+    assert running.wait(SECONDS) == 0, out.read_text()
+    assert "succeeded" in out.read_text()
+    assert result(output, STEPS) == single_host
+
+
+def test_a_client_of_ray_leads_a_run(project, single_host, cluster):
+    """`ray://`: the launcher is on the head and part of no cluster itself."""
+    output = project.write("client", trainers=[1], cluster=CLUSTER.format(inference=[0]))
+    head = cluster.hosts[0]
+    words = ("rl", "@", "client.toml", "--launcher", "ray", "--address", f"ray://{head.address}:10001")
+    out = project.folder / "client.log"
+    running = head.start(*project.argv(*words), out=out, env=cluster.variables, cwd=project.folder)
+    assert running.wait(SECONDS) == 0, out.read_text()
     assert result(output, STEPS) == single_host
 
 

@@ -39,6 +39,9 @@ KEY = "a key for tests"
 RULES = Rules(host="127.0.0.1", key=KEY)
 
 
+PYTHON = Path("/opt/vllm/bin/python")
+
+
 @pytest.fixture
 def fake_vllm(tmp_path):
     """What the command needs of an installation: its version, and the source that declares its arguments."""
@@ -54,7 +57,7 @@ def fake_vllm(tmp_path):
         "class BaseFrontendArgs:\n    chat_template: str | None = None\n"
     )
     return Vllm(
-        python=Path("/opt/vllm/bin/python"),
+        python=PYTHON,
         version=Version("0.32.0"),
         distribution="vllm",
         package=package,
@@ -132,7 +135,7 @@ def test_there_is_room_for_the_adapters_that_are_trained(fake_vllm):
         command(fake_vllm, max_lora_rank=600)
     allowed = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
     environments = [
-        server_environment(InferenceConfig(max_lora_rank=rank), RULES, cpu=True, threads=1)
+        server_environment(InferenceConfig(max_lora_rank=rank), RULES, python=PYTHON, cpu=True, threads=1)
         for rank in (4, None)
     ]
     assert [environment.get(allowed) for environment in environments] == ["1", None]
@@ -158,11 +161,26 @@ def test_wrong_arguments_are_explained(fake_vllm, extra, message):
 
 def test_the_key_is_in_the_environment_and_not_in_the_command(fake_vllm):
     config = InferenceConfig()
-    environment = server_environment(config, RULES, cpu=True, threads=2)
+    environment = server_environment(config, RULES, python=PYTHON, cpu=True, threads=2)
     assert environment["VLLM_API_KEY"] == KEY
     assert environment["OMP_NUM_THREADS"] == "2"
     assert str(PLUGIN) in environment["PYTHONPATH"].split(os.pathsep)
     assert not any(KEY in word for word in command(fake_vllm))
+
+
+def test_a_model_on_two_nodes_is_started_by_ray_in_the_python_of_vllm(fake_vllm):
+    words = command(fake_vllm, cpu=False, parallel={"tp": 8, "pp": 2})
+    assert value_of(words, "--tensor-parallel-size") == "8"
+    assert value_of(words, "--pipeline-parallel-size") == "2"
+    assert value_of(words, "--distributed-executor-backend") == "ray"
+    assert "--distributed-executor-backend" not in command(fake_vllm, cpu=False, parallel={"tp": 8})
+    config = InferenceConfig(parallel={"tp": 8, "pp": 2})
+    environment = server_environment(config, RULES, python=PYTHON, cpu=False, threads=1)
+    job = json.loads(environment["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]
+    assert job["py_executable"] == str(PYTHON)
+    assert str(PLUGIN) in job["env_vars"]["PYTHONPATH"]
+    with pytest.raises(UsageError, match=r"is inference.parallel.pp here"):
+        check_extra({"pipeline_parallel_size": 2}, known_arguments(fake_vllm))
 
 
 def test_without_vllm_the_message_says_how_to_get_it(monkeypatch, tmp_path):
@@ -197,7 +215,7 @@ def gate(headers, path="/pause", monkeypatch=None):
 
 
 def test_the_gate_asks_every_route_for_the_key(monkeypatch):
-    environment = server_environment(InferenceConfig(), RULES, cpu=True, threads=1)
+    environment = server_environment(InferenceConfig(), RULES, python=PYTHON, cpu=True, threads=1)
     for name in ("VLLM_API_KEY", "BUCKEYE_VLLM_RULES"):
         monkeypatch.setenv(name, environment[name])
     right = [(b"authorization", f"Bearer {KEY}".encode())]

@@ -54,6 +54,8 @@ class ParallelConfig(BaseConfig):
     """Devices that share one copy of the model."""
     dp: Annotated[int, Field(ge=1, le=1024)] = 1
     """Copies of the model, each a server of its own."""
+    pp: PositiveInt = 1
+    """Nodes that share one copy of the model, each with tp devices of it: vLLM, in a Ray cluster."""
 
 
 class InferenceConfig(BaseConfig):

@@ -44,6 +44,9 @@ class ClusterConfig(BaseConfig):
     one in output_dir."""
     join_timeout: PositiveFloat = 600.0
     """Seconds that are waited for a node, at the start and when it was lost."""
+    on_lost_node: Literal["wait", "shrink"] = "wait"
+    """What becomes of the trainer when a node of it is lost and no other stands in: it waits for one, or goes
+    on with fewer ranks and the same batches until there is one."""
 
     @property
     def of_trainer(self) -> list[int]:
@@ -236,6 +239,29 @@ class RLConfig(BaseConfig):
                 "inference_gpu_ids",
                 "inference.parallel.dp",
                 "inference.parallel.tp",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_share_models(self) -> RLConfig:
+        """A copy of the model over several nodes has them to itself: Ray gives their GPUs to vLLM."""
+        if self.inference is None or self.inference.parallel.pp == 1:
+            return self
+        pp, nodes, cluster = self.inference.parallel.pp, self.cluster.of_inference, self.cluster
+        if cluster.engine == "srun" or cluster.nodes == 1:
+            raise conflict(
+                f"a model on pp = {pp} nodes needs a Ray cluster, which is vLLM's way over several: begin "
+                f"the run with --launcher ray --nodes {max(pp, cluster.nodes)}, or lower pp",
+                "inference.parallel.pp",
+                "cluster.engine",
+            )
+        if len(nodes) % pp or set(nodes) & set(cluster.of_trainer):
+            raise conflict(
+                f"the nodes of inference are {nodes}, and of the trainer {cluster.of_trainer}: copies of the "
+                f"model on pp = {pp} nodes each need a multiple of {pp} nodes without the trainer",
+                "inference.parallel.pp",
+                "cluster.inference_nodes",
+                "cluster.trainer_nodes",
             )
         return self
 

@@ -156,6 +156,11 @@ _EMBEDDED_ENGINE = (
             (1,),
             "the embedded engine uses one device: set tp to 1 and dp to the number of devices (or use vLLM).",
         ),
+        (
+            "parallel.pp",
+            (1,),
+            'only vLLM spreads a model over several nodes: set inference.backend = "vllm".',
+        ),
     ),
     *_told(
         (

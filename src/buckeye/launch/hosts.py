@@ -105,10 +105,18 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The hosts of a run beside this one, by their numbers from 1 on, which reach this one at `address`."""
+    """The hosts of a run beside this one, by their numbers from 1 on, which reach this one at `address`.
+    `another` gives one more as soon as the engine has it; called again until then, it waits for nothing."""
 
     address: str | None = None
-    hosts: Mapping[int, Host] = field(default_factory=dict)
+    hosts: dict[int, Host] = field(default_factory=dict)
+    another: Callable[[], Host | None] | None = None
+
+    def add(self, host: Host, output_dir: Path) -> None:
+        """Have one more. Raises UsageError if it cannot be used."""
+        number = 1 + max(self.hosts, default=0)
+        _check(number, host, output_dir)
+        self.hosts[number] = host
 
 
 @contextmanager

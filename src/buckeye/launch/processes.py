@@ -77,7 +77,7 @@ class Processes:
         shared_env: Mapping[str, str] | None = None,
     ) -> None:
         self._output_dir = output_dir
-        self._here, self._nodes = LocalHost(), dict(nodes or {})
+        self._here, self._nodes = LocalHost(), {} if nodes is None else nodes
         self._shared_env = dict(shared_env or {})
         self._env = {**os.environ, **env, "BUCKEYE_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         self._attempt: int | None = None

@@ -273,13 +273,22 @@ def _what_is_there(config: RLConfig) -> str:
 
 
 def _run_environment(config: RLConfig) -> dict[str, str]:
-    """What all processes are told, on all nodes; of keys only that of the run's own servers."""
+    """What all processes are told, on all nodes; of keys only those of the run's own servers."""
     key = os.environ.get("BUCKEYE_INFERENCE_KEY") or secrets.token_urlsafe(24)
     return {
         "BUCKEYE_INFERENCE_KEY": key,
         "TOKENIZERS_PARALLELISM": "false",
         **disk_environment(config.disk),
+        **(_way_to_ray(config) if config.inference is not None and config.inference.parallel.pp > 1 else {}),
     }
+
+
+def _way_to_ray(config: RLConfig) -> dict[str, str]:
+    """What vLLM needs to find the cluster, in which it starts processes itself."""
+    given = config.cluster.ray_address
+    place = {} if given == "auto" else {"RAY_ADDRESS": given}
+    names = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+    return {name: os.environ[name] for name in names if name in os.environ} | place
 
 
 def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command: Sequence[str]) -> int:

@@ -311,21 +311,22 @@ def request_stop(output_dir: Path) -> None:
     write_file(output_dir / STOP_FILE, "")
 
 
-def request_scale(output_dir: Path, inference: int) -> None:
-    """Leave a request for the launcher of a run."""
-    write_file(output_dir / SCALE_FILE, str(inference))
+def request_scale(output_dir: Path, inference: int, nodes: int) -> None:
+    """Leave a request for the launcher of a run: how many inference servers, and nodes at least."""
+    write_file(output_dir / SCALE_FILE, f"{inference} {nodes}")
 
 
-def take_scale(output_dir: Path) -> int | None:
-    """How many inference servers somebody has asked for; each request is taken once."""
+def take_scale(output_dir: Path) -> tuple[int, int] | None:
+    """How many inference servers somebody has asked for, and nodes; each request is taken once."""
     path = output_dir / SCALE_FILE
     try:
         asked = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
     path.unlink(missing_ok=True)
-    if asked.isdigit() and len(asked) < 6:
-        return int(asked)
+    match asked.split():
+        case [servers, nodes] if asked.replace(" ", "").isdigit() and len(asked) < 12:
+            return int(servers), int(nodes)
     log.warning("%s asks for no number of inference servers, and is not followed", path)
     return None
 

@@ -39,6 +39,8 @@ EventKind = Literal[
     "disk_freed",
     "scale",
     "scale_refused",
+    "scale_waits",
+    "ranks",
     "stopping",
     "stop",
     "failure",

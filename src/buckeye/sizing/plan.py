@@ -147,41 +147,58 @@ def relocated(plan: RolePlan, node: int, site: Site) -> RolePlan:
     return replace(plan, roles=tuple(roles))
 
 
-def scaled(plan: RolePlan, config: RLConfig, count: int, here: Site) -> RolePlan:
-    """The plan with `count` inference servers: the last ones go; more have devices of this host that nobody
-    uses. Raises UsageError if there are not so many."""
+def with_ranks(plan: RolePlan, ranks: Sequence[Role], meeting: Site) -> RolePlan:
+    """The plan with no other ranks of the trainer than these, numbered anew, which meet at `meeting`."""
+    gang = {
+        "WORLD_SIZE": str(len(ranks)),
+        "MASTER_ADDR": meeting.address,
+        "MASTER_PORT": str(meeting.choose_ports(1)[0]),
+    }
+    numbered = [
+        replace(
+            role,
+            index=index,
+            log_name="trainer" if index == 0 else f"trainer_{index}",
+            env={**role.env, **gang, "RANK": str(index)},
+        )
+        for index, role in enumerate(ranks)
+    ]
+    return replace(plan, roles=(*(role for role in plan.roles if role.kind != "trainer"), *numbered))
+
+
+def scaled(plan: RolePlan, config: RLConfig, count: int, sites: Mapping[int, Site]) -> RolePlan:
+    """The plan with `count` inference servers: the last ones go; more have devices that nobody uses, of those
+    nodes among `sites` that have the fewest servers. Raises UsageError if there are not so many."""
     servers = plan.of_kind("inference")
     if count <= len(servers):
         gone = servers[count:]
         return replace(plan, roles=tuple(role for role in plan.roles if role not in gone))
     assert config.inference is not None, "a plan has servers because its run has inference"
-    more, tp = count - len(servers), config.inference.parallel.tp
-    free = _free_devices(plan, here.machine, more * tp)
-    if len(free) < more * tp:
-        raise UsageError(
-            f"{count} inference servers need {more * tp} more GPUs of this host; free are "
-            f"{', '.join(map(str, free)) or 'none'}."
+    roles, tp = list(plan.roles), config.inference.parallel.tp
+    threads = int(servers[0].env["BUCKEYE_THREADS"])
+    for index in range(1 + servers[-1].index, 1 + servers[-1].index + count - len(servers)):
+        free = {node: _free_devices(plan.on_gpu, roles, node, sites[node].machine, tp) for node in sites}
+        have = {node: sum(role.kind == "inference" and role.node == node for role in roles) for node in sites}
+        node = min(
+            (node for node in sites if len(free[node]) >= tp), key=lambda n: (have[n], n), default=None
         )
-    index = 1 + max(role.index for role in servers)
-    added = [
-        _role(
-            "inference",
-            index + number,
-            devices := free[number * tp : (number + 1) * tp],
-            output_dir=config.output_dir,
-            port=here.choose_ports(1)[0],
-            env=_device_env(
-                config, devices, on_gpu=plan.on_gpu, threads=int(servers[0].env["BUCKEYE_THREADS"])
-            ),
-        )
-        for number in range(more)
-    ]
-    return replace(plan, roles=(*plan.roles, *added))
+        if node is None:
+            lines = [f"{sites[n].name}: {', '.join(map(str, free[n])) or 'none'}" for n in sites]
+            raise UsageError(
+                f"{count} inference servers need {tp} free GPUs each, and there is room for {index}. Free "
+                f"are: {'; '.join(lines)}"
+            )
+        devices, site = free[node][:tp], sites[node]
+        env = _device_env(config, devices, on_gpu=plan.on_gpu, threads=threads)
+        port = site.choose_ports(1)[0]
+        role = _role("inference", index, devices, output_dir=config.output_dir, port=port, env=env)
+        roles.append(replace(role, node=node, host=site.address if node else LOOPBACK))
+    return replace(plan, roles=tuple(roles))
 
 
-def _free_devices(plan: RolePlan, machine: Machine, count: int) -> list[int]:
-    used = {device for role in plan.roles if role.node == 0 for device in role.devices}
-    if plan.on_gpu:
+def _free_devices(on_gpu: bool, roles: Sequence[Role], node: int, machine: Machine, count: int) -> list[int]:
+    used = {device for role in roles if role.node == node for device in role.devices}
+    if on_gpu:
         return [gpu for gpu in machine.gpus if gpu not in used]
     first = max(used, default=-1) + 1
     return list(range(first, first + count))
@@ -198,6 +215,8 @@ def this_site(machine: Machine, ports: Ports | AnyPorts, address: str | None) ->
 def _used(config: RLConfig, sites: Sequence[Site]) -> list[Site]:
     """The hosts with devices of the run."""
     inference = config.cluster.of_inference if config.inference is not None else []
+    if _nodes_of_copy(config) > 1:
+        inference = []  # Ray gives their GPUs to vLLM, and not to us
     return [sites[number] for number in sorted({*config.cluster.of_trainer, *inference})]
 
 
@@ -207,6 +226,10 @@ def _replica_devices(config: RLConfig) -> list[tuple[int, ...]]:
     tp = config.inference.parallel.tp
     ids = config.inference_gpu_ids
     return [tuple(ids[i : i + tp]) for i in range(0, len(ids), tp)]
+
+
+def _nodes_of_copy(config: RLConfig) -> int:
+    return config.inference.parallel.pp if config.inference is not None else 1
 
 
 def _threads(config: RLConfig, machine: Machine, node: int) -> int:
@@ -235,7 +258,8 @@ def _inference_roles(
     """Those of the head first. They listen on the loopback there, where the orchestrator is."""
     replicas = _replica_devices(config)
     roles: list[Role] = []
-    for node in config.cluster.of_inference if replicas else ():
+    # a copy of the model that has several nodes is served from the first
+    for node in config.cluster.of_inference[:: _nodes_of_copy(config)] if replicas else ():
         ports = fixed or sites[node].choose_ports(len(replicas))
         for devices, port in zip(replicas, ports, strict=True):
             role = _role(

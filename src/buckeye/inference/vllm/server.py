@@ -39,7 +39,7 @@ def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, rules: R
     Raises InferenceError if vLLM does not start or ends by itself; its own output is on this process's.
     """
     command = server_command(config, vllm, directory, cpu=cpu)
-    environment = server_environment(config, rules, cpu=cpu, threads=cpu_threads())
+    environment = server_environment(config, rules, python=vllm.python, cpu=cpu, threads=cpu_threads())
     stop = StopFlag().install()
     log.info("Starting %s %s from %s", vllm.distribution, vllm.version, vllm.python)
     child = ChildProcess(command, env=environment)
@@ -135,6 +135,7 @@ _OURS = {
     "trust_remote_code": "inference.model.trust_remote_code",
     "tensor_parallel_size": "inference.parallel.tp",
     "data_parallel_size": "inference.parallel.dp",
+    "pipeline_parallel_size": "inference.parallel.pp",
     "gpu_memory_utilization": "inference.gpu_memory_utilization",
     "seed": "inference.seed",
     "kv_cache_memory_bytes": "inference.kv_cache_gb",
@@ -152,6 +153,9 @@ _FIXED = {
     "enable_scale_out": True,
     "disable_uvicorn_access_log": True,
 }
+
+
+_OVER_NODES = {"distributed_executor_backend": "ray"}
 
 
 _REFUSED = {
@@ -189,6 +193,7 @@ def server_command(config: InferenceConfig, vllm: Vllm, directory: Path, *, cpu:
         "enforce_eager": cpu or model.enforce_eager or None,
         "trust_remote_code": model.trust_remote_code or None,
         "tensor_parallel_size": config.parallel.tp,
+        **({"pipeline_parallel_size": config.parallel.pp, **_OVER_NODES} if config.parallel.pp > 1 else {}),
         "gpu_memory_utilization": None if cpu else config.gpu_memory_utilization,
         "kv_cache_memory_bytes": None if cache_gb is None else int(cache_gb * 1e9),
         **_adapters(config.max_lora_rank),
@@ -223,7 +228,9 @@ def _whole_prompts(config: InferenceConfig, directory: Path) -> dict[str, Any]:
     }
 
 
-def server_environment(config: InferenceConfig, rules: Rules, *, cpu: bool, threads: int) -> dict[str, str]:
+def server_environment(
+    config: InferenceConfig, rules: Rules, *, python: Path, cpu: bool, threads: int
+) -> dict[str, str]:
     """The environment variables of vLLM's server, this process's own included."""
     environment = dict(os.environ)
     for name in ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE"):  # of somebody else's server, and over our words
@@ -235,6 +242,9 @@ def server_environment(config: InferenceConfig, rules: Rules, *, cpu: bool, thre
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": environment.get("VLLM_LOGGING_LEVEL", "WARNING"),
     }
+    if config.parallel.pp > 1:  # what Ray starts on the other nodes is vLLM's Python too, with our plugin
+        started = {"py_executable": str(python), "env_vars": {"PYTHONPATH": environment["PYTHONPATH"]}}
+        environment["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps({"runtime_env": started})
     # Spawned processes import the main module, which makes them die with their parents; forked ones do not.
     environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     environment["BUCKEYE_VLLM_PARENT"] = str(os.getpid())

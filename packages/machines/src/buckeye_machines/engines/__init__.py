@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
 from buckeye.launch.hosts import Nodes
 
 
@@ -28,6 +29,12 @@ def nodes(config: RLConfig) -> Iterator[Nodes]:
     from buckeye_machines.engines.apart import reached
 
     if engine_of(config) == "srun":
+        if config.inference is not None and config.inference.parallel.pp > 1:
+            raise UsageError(
+                f"a model on inference.parallel.pp = {config.inference.parallel.pp} nodes needs a Ray "
+                "cluster, and within a job of Slurm srun starts the processes: run it in a container "
+                "(--container-image, --apptainer), which brings Ray, or choose a tp that fits a node"
+            )
         from buckeye_machines.engines.srun import srun_nodes
 
         with reached(config, srun_nodes(config)) as found:

@@ -76,13 +76,18 @@ def ray_nodes(config: RLConfig) -> Iterator[Nodes]:
     ray = _connected(config.cluster.ray_address, config.cluster.join_timeout)
     try:
         address = config.cluster.address or _own_address(ray, config.cluster.ray_address)
-        bundle = _bundle(config, ray)
+        bundles = _bundles(config, ray)
         hosts: dict[int, RayHost] = {}
         taken = {address}
         try:
-            for number, ray_node in enumerate(_wait_for(config, ray, address, bundle), 1):
+            found = _wait_for(config, ray, address, bundles)
+            for number, (ray_node, bundle) in enumerate(zip(found, bundles, strict=True), 1):
                 hosts[number] = RayHost(ray, number, ray_node, bundle, address, taken)
-            yield Nodes(address=address, hosts=hosts)
+            yield Nodes(
+                address=address,
+                hosts=dict(hosts),
+                another=_Another(ray, max(bundles, key=len), address, taken, hosts),
+            )
         finally:
             for host in hosts.values():
                 host.close()
@@ -106,6 +111,13 @@ def _connected(address: str, patience: float) -> Any:
             "part of one (`ray start --head`, `ray start --address HOST:PORT`), or name one: "
             "--cluster.ray-address HOST:PORT. One that asks for a token is told it by RAY_AUTH_MODE=token "
             "and RAY_AUTH_TOKEN."
+        ) from None
+    except ValueError as error:
+        if "ray[client]" not in str(error):
+            raise
+        raise UsageError(
+            f"{place} is the address of a Ray client, which is not installed: pip install 'ray[client]', or "
+            "name the cluster by HOST:PORT on a host that is part of it."
         ) from None
     except RuntimeError as error:
         if "ersion mismatch" not in str(error):
@@ -150,13 +162,20 @@ def _own_address(ray: Any, place: str) -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def _bundle(config: RLConfig, ray: Any) -> dict[str, float]:
-    """What the run holds of each node: as many GPUs as its device ids say. One processor stands for all."""
+def _bundles(config: RLConfig, ray: Any) -> list[dict[str, float]]:
+    """What the run holds of each of its other nodes: as many GPUs as its device ids say, but none of a node
+    whose GPUs vLLM has from Ray itself. One processor stands for all."""
     ids = [*config.trainer_gpu_ids, *(config.inference_gpu_ids if config.inference is not None else [])]
     on_gpu = config.trainer.model.device != "cpu" and any(
         node["Resources"].get("GPU") for node in ray.nodes() if node["Alive"]
     )
-    return {"CPU": 1, "GPU": max(ids) + 1} if on_gpu else {"CPU": 1}
+    of_vllm: list[int] = []
+    if config.inference is not None and config.inference.parallel.pp > 1:
+        of_vllm = config.cluster.of_inference
+    return [
+        {"CPU": 1, "GPU": max(ids) + 1} if on_gpu and number not in of_vllm else {"CPU": 1}
+        for number in range(1, config.cluster.nodes)
+    ]
 
 
 def _candidates(ray: Any, own: str, bundle: Mapping[str, float]) -> tuple[list[str], list[str]]:
@@ -186,8 +205,9 @@ def _free_of(ray: Any) -> dict[str, dict[str, float]]:
     return dict(available_resources_per_node())
 
 
-def _wait_for(config: RLConfig, ray: Any, own: str, bundle: Mapping[str, float]) -> list[str]:
-    """The addresses of as many other nodes as the run has."""
+def _wait_for(config: RLConfig, ray: Any, own: str, bundles: Sequence[Mapping[str, float]]) -> list[str]:
+    """The addresses of as many other nodes as the run has; each has as much as the largest share of it."""
+    bundle = max(bundles, key=len)
     wanted, patience = config.cluster.nodes - 1, config.cluster.join_timeout
     started = time.monotonic()
     told = None
@@ -367,6 +387,47 @@ class RayHost:
             return self._ray.get(getattr(actor, method).remote(*words), timeout=_ANSWER_SECONDS)
         except Exception as error:
             raise RunError(f"Node {self._address} does not answer: {_told(error)}") from None
+
+
+class _Another:
+    """One more node at a time, which is looked for while others go on. What is found is `held`."""
+
+    def __init__(
+        self,
+        ray: Any,
+        bundle: Mapping[str, float],
+        head: str,
+        taken: set[str],
+        held: dict[int, RayHost],
+    ) -> None:
+        self._ray, self._bundle, self._head, self._taken, self._held = ray, bundle, head, taken, held
+        self._given = len(held)
+        self._looking: threading.Thread | None = None
+
+    def __call__(self) -> RayHost | None:
+        """See `Nodes`."""
+        if self._looking is not None and self._looking.is_alive():
+            return None
+        if len(self._held) == self._given:
+            self._looking = threading.Thread(target=self._look, daemon=True)
+            self._looking.start()
+            return None
+        self._given += 1
+        return self._held[self._given]
+
+    def _look(self) -> None:
+        from ray.autoscaler.sdk import request_resources
+
+        fit, _ = _candidates(self._ray, self._head, self._bundle)
+        free = [address for address in fit if address not in self._taken]
+        number = len(self._held) + 1
+        if not free:  # a cluster that grows by itself hears of it
+            request_resources(bundles=[dict(self._bundle)] * (number + 1))
+            return
+        try:
+            self._held[number] = RayHost(self._ray, number, free[0], self._bundle, self._head, self._taken)
+        except RunError as error:
+            log.warning("%s", error)
 
 
 def lead(address: str, port: int, words: Sequence[str]) -> int:

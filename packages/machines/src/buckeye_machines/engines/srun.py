@@ -22,7 +22,7 @@ from typing import Any
 
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.hosts import Facts, Nodes, OtherProcess, Start
+from buckeye.launch.hosts import Facts, Host, Nodes, OtherProcess, Start
 from buckeye.sizing.ports import address_towards
 from buckeye_machines.engines.node import frames, tell
 
@@ -52,7 +52,7 @@ def srun_nodes(config: RLConfig) -> Nodes:
         )
     others = [name for name in names if name != here][: config.cluster.nodes - 1]
     address = config.cluster.address or address_towards(_address_of(others[0]))
-    hosts = {
+    hosts: dict[int, Host] = {
         number: SrunHost(name, address, places[name], config.cluster.join_timeout)
         for number, name in enumerate(others, 1)
     }
