@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from buckeye.config.rewards import Share
 from buckeye.config.shared import (
@@ -93,6 +93,8 @@ class TrainEnvConfig(EnvConfig):
     """Its share of the groups, relative to the other environments'."""
     rollouts_per_example: PositiveInt | None = None
     """Rollouts of one of its tasks; None is the orchestrator's rollouts_per_example."""
+    placement: Annotated[list[NonNegativeInt], Field(min_length=1)] | None = None
+    """Nodes that each have a gateway for its MCP servers, which share its rollouts; None is node 0."""
 
     @model_validator(mode="after")
     def _keeps_a_distribution(self) -> TrainEnvConfig:

@@ -243,6 +243,18 @@ class RLConfig(BaseConfig):
         return self
 
     @model_validator(mode="after")
+    def _environments_have_nodes(self) -> RLConfig:
+        for index, env in enumerate(self.orchestrator.env):
+            if env.placement is not None and max(env.placement) >= self.cluster.nodes:
+                raise conflict(
+                    f"placement = {env.placement} names a node beyond the last: cluster.nodes = "
+                    f"{self.cluster.nodes} are numbered 0 to {self.cluster.nodes - 1}",
+                    f"orchestrator.env.{index}.placement",
+                    "cluster.nodes",
+                )
+        return self
+
+    @model_validator(mode="after")
     def _nodes_share_models(self) -> RLConfig:
         """A copy of the model over several nodes has them to itself: Ray gives their GPUs to vLLM."""
         if self.inference is None or self.inference.parallel.pp == 1:

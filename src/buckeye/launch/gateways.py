@@ -6,7 +6,7 @@ Who knows such environments starts their servers; the core asks, and without any
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +15,9 @@ from typing import Any
 from buckeye.base.distribution import ask, is_there
 from buckeye.base.keys import KEYS, variables
 from buckeye.base.process import is_secret
-from buckeye.config.environments import EnvConfig
+from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.config.rl import RLConfig
-from buckeye.sizing.plan import Role
+from buckeye.sizing.plan import Role, Site
 
 _MCP = "buckeye_mcp"
 _FOR_RUNS = "buckeye_mcp.gateway.for_runs"
@@ -35,12 +35,13 @@ class Hosts:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def run_hosts(environments: Iterable[EnvConfig], *, rollouts: int) -> Hosts:
-    """What has to be started for a run that plays so many `rollouts` at a time. Raises UsageError for tasks
-    that cannot be read."""
-    if not is_there(_MCP):
+def run_hosts(environments: Sequence[EnvConfig], *, rollouts: int, sites: Mapping[int, Site]) -> Hosts:
+    """What has to be started for a run that plays so many `rollouts` at a time, and has other nodes at
+    `sites`. Raises UsageError for tasks that cannot be read."""
+    placed = any(isinstance(env, TrainEnvConfig) and env.placement for env in environments)
+    if not is_there(_MCP) and not placed:
         return Hosts()
-    hosts: Hosts = ask(f"{_FOR_RUNS}:run_gateways", _WHAT)(environments, rollouts=rollouts)
+    hosts: Hosts = ask(f"{_FOR_RUNS}:run_gateways", _WHAT)(environments, rollouts=rollouts, sites=sites)
     return hosts
 
 

@@ -17,7 +17,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError
 from buckeye.launch.attempts import Launch
 from buckeye.launch.gateways import forget_other_keys, played_environments, run_hosts
-from buckeye.launch.hosts import Nodes, other_nodes, sites_of
+from buckeye.launch.hosts import Nodes, other_nodes, site_of, sites_of
 from buckeye.launch.processes import TERM_GRACE_SECONDS, Child, Origin, Processes, write_role_configs
 from buckeye.launch.progress import ChildWarnings, Progress, human_duration
 from buckeye.launch.recorder import Recorder
@@ -134,7 +134,9 @@ def _run_planned(
     write_role_configs(config, plan, model_path=model_path, origin=Origin(begin.step))
     register(output_dir, identity.run_id)
     launch = Launch(config=config, model_path=model_path, first=identity, step=begin.step, nodes=nodes)
-    hosts = run_hosts(played_environments(config), rollouts=config.orchestrator.rollouts_at_once)
+    sites = {number: site_of(number, host) for number, host in nodes.hosts.items()}
+    played, at_once = played_environments(config), config.orchestrator.rollouts_at_once
+    hosts = run_hosts(played, rollouts=at_once, sites=sites)
     plan = replace(plan, roles=(*hosts.roles, *plan.roles))
     uploads = uploads_of(output_dir, config.trainer.ckpt)  # has the keys, which nothing that is started gets
     forbid_looking()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,11 +21,12 @@ import httpx
 from buckeye.base.keys import child_environment, local_key, variables
 from buckeye.base.process import ChildProcess
 from buckeye.base.request_gate import is_loopback
-from buckeye.config.environments import EnvConfig
+from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.envs.registry import EnvironmentId, names_a_file
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.gateways import Hosts
-from buckeye.sizing.plan import Role
+from buckeye.sizing.plan import LOOPBACK, Role, Site
+from buckeye_mcp.client.placed import PLACES_VARIABLE
 from buckeye_mcp.environment import NAME
 from buckeye_mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS
 from buckeye_mcp.tasks.task_schema import HttpServer, McpTask
@@ -71,26 +74,58 @@ def gateway_here(environments: Iterable[EnvConfig], log_file: Path, *, rollouts:
                 del os.environ[name]
 
 
-def run_gateways(environments: Iterable[EnvConfig], *, rollouts: int) -> Hosts:
+def run_gateways(environments: Sequence[EnvConfig], *, rollouts: int, sites: Mapping[int, Site]) -> Hosts:
     """What has to be started for a run that plays so many `rollouts` at a time: a gateway for every port of
-    this machine where its tasks expect one and nothing listens. Raises UsageError as `task_gateway` does."""
+    this machine where its tasks expect one and nothing listens, or one on each node where they are placed.
+    Raises UsageError as `task_gateway` does, and for what cannot be placed."""
     known = variables()
     servers, words = _needs(environments, known, rollouts)
-    ports = _silent_ports(servers)
+    nodes = _placements(environments, known)
+    ports = [port for port in _silent_ports(servers) if 0 in nodes.get(port, (0,))]
     key = _missing_key(servers, known)
     _check_keys(servers, ports, {**known, **key})
-    roles = tuple(
-        Role(
-            kind="gateway",
-            index=index,
-            argv=(*_COMMAND, "--port", str(port), *words),
-            port=port,
-            config_name=None,
-            log_name="gateway" if index == 0 else f"gateway_{index}",
-        )
-        for index, port in enumerate(ports)
+    roles = [_gateway(index, port, words) for index, port in enumerate(ports)]
+    places: dict[int, list[str]] = {}
+    for port, chosen in nodes.items():
+        for node in chosen:
+            if node == 0:
+                places.setdefault(port, []).append(f"http://{LOOPBACK}:{port}")
+                continue
+            site = sites[node]
+            role = _gateway(len(roles), site.choose_ports(1)[0], ("--host", site.address, *words))
+            opens = {API_KEY_VARIABLE: {**known, **key}[API_KEY_VARIABLE]}
+            roles.append(replace(role, node=node, host=site.address, env=opens))
+            places.setdefault(port, []).append(roles[-1].url)
+    return Hosts(roles=tuple(roles), env={**key, **({PLACES_VARIABLE: json.dumps(places)} if places else {})})
+
+
+def _gateway(index: int, port: int, words: Sequence[str]) -> Role:
+    return Role(
+        kind="gateway",
+        index=index,
+        argv=(*_COMMAND, "--port", str(port), *words),
+        port=port,
+        config_name=None,
+        log_name="gateway" if index == 0 else f"gateway_{index}",
     )
-    return Hosts(roles=roles, env=key)
+
+
+def _placements(environments: Iterable[EnvConfig], known: Mapping[str, str]) -> dict[int, list[int]]:
+    """The nodes where the servers of a port are placed. Raises UsageError for environments without such."""
+    nodes: dict[int, list[int]] = {}
+    for env in environments:
+        if not isinstance(env, TrainEnvConfig) or env.placement is None:
+            continue
+        urls = {url for task in mcp_tasks([env]) for url in _near_servers(task, known)}
+        if not urls:
+            raise UsageError(
+                f"{env.id} has placement = {env.placement}, and no task of it names an MCP server on this "
+                "machine (http://localhost:PORT/...): what else there is runs where the orchestrator does. "
+                "Leave placement out."
+            )
+        for port in filter(None, map(_local_port, urls)):
+            nodes[port] = sorted({*nodes.get(port, []), *env.placement})
+    return nodes
 
 
 def _missing_key(servers: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
