@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 import sys
 
 import pytest
@@ -132,8 +133,17 @@ def test_engines_are_added_on_other_nodes(project, tmp_path):
     words = ("--max-steps", "100000", "--max-async-level", "1", "--cluster.trainer-nodes", "1")
 
     def scale(first, *words):
-        said = project.run("rl", "scale", "outputs/engines", "--inference", *words, core=first.core)
-        assert said.returncode == 0, said.stdout + said.stderr
+        typed = first.argv(*project.argv("rl", "scale", "outputs/engines", "--inference", *words))
+        done = subprocess.run(
+            typed,
+            cwd=project.folder,
+            env=project.env,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def up():
         steps = records(output, "orchestrator")

@@ -117,6 +117,19 @@ def test_a_step_that_is_lost_is_a_lost_process_and_leaves_none(node, job):
     wait_for(lambda: not psutil.pid_exists(process.pid), "the process has ended")
 
 
+def test_a_node_that_lost_a_step_is_absent_until_it_answers(node, job, monkeypatch):
+    monkeypatch.setattr(srun, "_LOOK_SECONDS", 0.1)
+    process = start(node, job, WAITS)
+    wait_for(lambda: "here" in (job / "stdout").read_text(), "it prints")
+    assert node.absent is None
+    (job / "srun").rename(job / "away")
+    psutil.Process(process.pid).parent().kill()
+    wait_for(lambda: process.lost, "the step is lost")
+    assert node.absent == "node n2"
+    (job / "away").rename(job / "srun")
+    wait_for(lambda: node.absent is None, "it answers")
+
+
 def test_a_process_ends_with_the_launcher(node, job):
     process = start(node, job, WAITS)
     wait_for(lambda: "here" in (job / "stdout").read_text(), "it prints")

@@ -221,6 +221,13 @@ def test_what_makes_no_job(project, words, said):
         start(["@", "run.toml", "--launcher", "slurm", "--dry-run", *words], load)
 
 
+def test_a_job_whose_trainer_may_shrink_keeps_its_nodes(project, capsys):
+    _, asked = directives(capsys, "--cluster.on-lost-node", "shrink")
+    assert "--no-kill" in asked
+    _, asked = directives(capsys)
+    assert "--no-kill" not in asked
+
+
 def test_a_run_in_a_container_of_pyxis(project, capsys):
     words = ("--container-image", "org/buckeye:1", "--container-mounts", "/data,/hf:/mnt")
     script, _ = directives(capsys, *words)

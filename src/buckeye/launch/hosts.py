@@ -112,10 +112,10 @@ class Nodes:
     hosts: dict[int, Host] = field(default_factory=dict)
     another: Callable[[], Host | None] | None = None
 
-    def add(self, host: Host, output_dir: Path) -> None:
+    def add(self, host: Host) -> None:
         """Have one more. Raises UsageError if it cannot be used."""
         number = 1 + max(self.hosts, default=0)
-        _check(number, host, output_dir)
+        _check(number, host)
         self.hosts[number] = host
 
 

@@ -326,7 +326,7 @@ class Supervisor:
                     f"the Ray cluster had no {count} nodes with room within {cluster.join_timeout:.0f} s "
                     "(cluster.join_timeout)"
                 )
-            nodes.add(host, self._launch.config.output_dir.absolute())
+            nodes.add(host)
             log.info("Node %d of the run is at %s", there, host.facts().address)
         return True
 

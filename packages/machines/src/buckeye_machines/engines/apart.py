@@ -18,8 +18,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def reached(config: RLConfig, nodes: Nodes) -> Iterator[Nodes]:
         )
     if not blind:
         log.info("All nodes share %s: batches, weights and checkpoints go by way of it", output_dir)
-        yield nodes
+        yield replace(nodes, another=_another(nodes, lambda host: _seeing(host, output_dir)))
         return
     if len(blind) < len(nodes.hosts):
         raise UsageError(
@@ -104,6 +105,24 @@ def _blind(nodes: Nodes, folder: Path) -> list[str]:
         probe.unlink(missing_ok=True)
 
 
+def _another(nodes: Nodes, use: Callable[[Host], Host]) -> Callable[[], Host | None] | None:
+    """How one more node is had, if there may be more; each is put to `use`."""
+    if (another := nodes.another) is None:
+        return None
+
+    def one() -> Host | None:
+        host = another()
+        return None if host is None else use(host)
+
+    return one
+
+
+def _seeing(host: Host, folder: Path) -> Host:
+    if _blind(Nodes(hosts={0: host}), folder):
+        raise UsageError(f"{host.facts().name} does not see {folder} of this host, and the other nodes do.")
+    return host
+
+
 def _place_of_checkpoints(config: RLConfig, nodes: Nodes, first: str) -> Path | None:
     """The directory of the checkpoints, which all nodes see; None if this one has them, and a store."""
     own = config.output_dir.absolute() / _CHECKPOINTS
@@ -129,6 +148,11 @@ def _place_of_checkpoints(config: RLConfig, nodes: Nodes, first: str) -> Path | 
 @contextmanager
 def _serving(config: RLConfig, nodes: Nodes, checkpoints: Path | None) -> Iterator[Nodes]:
     assert nodes.address is not None
+    if config.cluster.on_lost_node == "shrink" and config.cluster.of_trainer[0] != 0:
+        raise UsageError(
+            "cluster.on_lost_node = shrink needs an output_dir that all nodes share, or the trainer's first "
+            "rank on node 0 (cluster.trainer_nodes): batches go to that of the first rank, which may be lost."
+        )
     root, key = config.output_dir.absolute(), secrets.token_urlsafe(24)
     model = fetch_model(config.trainer.model.name)
     followers: list[Follower] = []
@@ -148,24 +172,22 @@ def _serving(config: RLConfig, nodes: Nodes, checkpoints: Path | None) -> Iterat
         found=follow,
     )
     first = config.cluster.of_trainer[0]
+    place = Place(
+        host=nodes.address,
+        port=server.port,
+        root=str(root),
+        model=str(model),
+        checkpoints=None if checkpoints is None else str(checkpoints),
+        trains=False,
+    )
     try:
         yield Nodes(
             address=nodes.address,
             hosts={
-                number: ApartHost(
-                    host,
-                    Place(
-                        host=nodes.address,
-                        port=server.port,
-                        root=str(root),
-                        model=str(model),
-                        checkpoints=None if checkpoints is None else str(checkpoints),
-                        trains=number == first,
-                    ),
-                    key,
-                )
+                number: ApartHost(host, msgspec.structs.replace(place, trains=number == first), key)
                 for number, host in nodes.hosts.items()
             },
+            another=_another(nodes, lambda host: ApartHost(host, place, key)),
         )
     finally:
         for follower in followers:

@@ -233,6 +233,37 @@ def tell(process: OtherProcess, event: Event) -> None:
     known[event[1]](*event[2:])
 
 
+class NodeActor:
+    """What Ray runs on a node; it calls its methods one after the other, in the main thread."""
+
+    def __init__(self) -> None:
+        self._children, self._ports = Children(), Ports()
+
+    def facts(self, towards: str) -> Facts:
+        """What the node has."""
+        return facts(towards)
+
+    def choose_ports(self, count: int) -> list[int]:
+        """Hold so many free ports of it."""
+        return self._ports.choose(count)
+
+    def sees(self, path: str, content: str) -> bool:
+        """See `sees`."""
+        return sees(Path(path), content)
+
+    def start(self, number: int, words: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+        """Start a process that is called `number`."""
+        self._children.start(number, words, env, cwd)
+
+    def signal(self, number: int, which: int, session: bool) -> None:
+        """Send a signal to it."""
+        self._children.signal(number, which, session)
+
+    def events(self, seconds: float) -> list[Event]:
+        """See `Children.events`."""
+        return self._children.events(seconds)
+
+
 # The program that srun runs.
 
 

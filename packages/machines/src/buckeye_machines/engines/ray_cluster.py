@@ -25,8 +25,8 @@ from buckeye.base.process import ChildProcess, StopFlag
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.hosts import Facts, Nodes, OtherProcess, Start
-from buckeye.sizing.ports import Ports, address_towards
-from buckeye_machines.engines.node import Children, Event, facts, sees, tell
+from buckeye.sizing.ports import address_towards
+from buckeye_machines.engines.node import NodeActor, tell
 
 log = logging.getLogger(__name__)
 
@@ -35,37 +35,6 @@ _POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 60.0
 _TELL_SECONDS = 30.0
 _RETURN_SECONDS = 20.0
-
-
-class NodeActor:
-    """What runs on a node; Ray calls its methods one after the other, in the main thread."""
-
-    def __init__(self) -> None:
-        self._children, self._ports = Children(), Ports()
-
-    def facts(self, towards: str) -> Facts:
-        """What the node has."""
-        return facts(towards)
-
-    def choose_ports(self, count: int) -> list[int]:
-        """Hold so many free ports of it."""
-        return self._ports.choose(count)
-
-    def sees(self, path: str, content: str) -> bool:
-        """See `node.sees`."""
-        return sees(Path(path), content)
-
-    def start(self, number: int, words: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
-        """Start a process that is called `number`."""
-        self._children.start(number, words, env, cwd)
-
-    def signal(self, number: int, which: int, session: bool) -> None:
-        """Send a signal to it."""
-        self._children.signal(number, which, session)
-
-    def events(self, seconds: float) -> list[Event]:
-        """See `Children.events`."""
-        return self._children.events(seconds)
 
 
 @contextmanager

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import zip_longest
@@ -29,6 +30,7 @@ from buckeye_machines.engines.node import frames, tell
 _PROGRAM = ("-m", "buckeye_machines.engines.node")
 _SCONTROL_SECONDS = 60.0
 _END_SECONDS = 20.0
+_LOOK_SECONDS = 5.0
 _SHOWN = 2000
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
@@ -99,9 +101,8 @@ def _address_of(name: str) -> str:
 
 
 class SrunHost:
-    """A node of the job. It is there as long as the job is: Slurm ends that with a node that fails."""
-
-    absent: str | None = None
+    """A node of the job. After a step of it was lost it counts as absent until it answers again; a job that
+    does not keep its nodes (--no-kill) Slurm ends with one that fails."""
 
     def __init__(self, name: str, head: str, place: Sequence[str], timeout: float) -> None:
         self._name, self._head, self._timeout = name, head, timeout
@@ -112,6 +113,12 @@ class SrunHost:
             sys.executable,
             *_PROGRAM,
         ]
+        self._looking: threading.Thread | None = None
+
+    @property
+    def absent(self) -> str | None:
+        """See `Host`."""
+        return f"node {self._name}" if self._looking is not None and self._looking.is_alive() else None
 
     def facts(self) -> Facts:
         """See `Host`."""
@@ -132,7 +139,20 @@ class SrunHost:
 
     def start(self, start: Start) -> OtherProcess:
         """See `Host`."""
-        return _Step(self._name, self._srun, start).process
+        return _Step(self._name, self._srun, start, self._miss).process
+
+    def _miss(self) -> None:
+        """A step was lost."""
+        if self.absent is None:
+            self._looking = threading.Thread(target=self._look, name=self._name, daemon=True)
+            self._looking.start()
+
+    def _look(self) -> None:
+        while True:
+            with suppress(RunError):
+                self._ask({"ports": 0})
+                return
+            time.sleep(_LOOK_SECONDS)
 
     def _ask(self, question: Mapping[str, Any]) -> Any:
         try:
@@ -159,8 +179,8 @@ class _Step:
     """One srun. What is to be done goes in by stdin, so that no key is in the words of a command; events come
     out by stdout; without us it ends by itself, as its stdin does."""
 
-    def __init__(self, name: str, srun: list[str], start: Start) -> None:
-        self._name = name
+    def __init__(self, name: str, srun: list[str], start: Start, lost: Callable[[], None]) -> None:
+        self._name, self._lost = name, lost
         self._last = b""
         self.process = OtherProcess(start.stdout, self._send)
         self._step = subprocess.Popen(  # noqa: S603  a list of words, without a shell
@@ -200,6 +220,8 @@ class _Step:
         code = self._step.wait()
         self._complaints.join(_END_SECONDS)
         words = self._last.decode(errors="replace").strip() or f"srun ended with code {code}"
+        if self.process.returncode is None:
+            self._lost()
         self.process.lose(f"lost its node {self._name}: {words}{problem}")
 
     def _hear_complaints(self) -> None:
