@@ -35,7 +35,7 @@ from typing import Any
 from buckeye.config.environments import EnvPauseConfig
 from buckeye.config.shared import most_token_age
 from buckeye.envs.base import Outcome, Task
-from buckeye.orchestrator.collected import Collected
+from buckeye.orchestrator.batch_account import Collected
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import Flight, Group, Rollout

@@ -50,7 +50,9 @@ ROOMS = {
     "losses": Room(("trainer/losses/*.py", "trainer/batch_loss.py"), ("tests/trainer",)),
     "packing": Room(("trainer/data/packing.py", "trainer/batch_receiver.py"), ("tests/trainer",)),
     "samples": Room(("orchestrator/training_samples.py", "orchestrator/rollout.py"), ("tests/orchestrator",)),
-    "advantages": Room(("orchestrator/advantages.py", "orchestrator/collected.py"), ("tests/orchestrator",)),
+    "advantages": Room(
+        ("orchestrator/advantages.py", "orchestrator/batch_account.py"), ("tests/orchestrator",)
+    ),
     "collector": Room(
         ("orchestrator/collector.py", "orchestrator/deterministic_sampling.py"), ("tests/orchestrator",)
     ),

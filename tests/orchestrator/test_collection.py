@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buckeye.orchestrator.collected import Collected
-from buckeye.orchestrator.collection import CollectionWatch
+from buckeye.orchestrator.batch_account import Collected
+from buckeye.orchestrator.sampling_bias import CollectionWatch
 
 from .played import group, rollout
 

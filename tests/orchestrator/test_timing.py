@@ -10,7 +10,7 @@ from buckeye.envs.base import Outcome, Task
 from buckeye.monitor import metrics
 from buckeye.monitor.metrics import BusyClock
 from buckeye.orchestrator import loop_watch
-from buckeye.orchestrator.collected import Collected
+from buckeye.orchestrator.batch_account import Collected
 from buckeye.orchestrator.loop_watch import LoopTimes, Throughput
 from buckeye.orchestrator.rollout import Group, Rollout
 

@@ -16,7 +16,7 @@ from typing import Any
 from buckeye.base import heartbeat
 from buckeye.base.disk import Patience
 from buckeye.errors import FinalRunError, RunError
-from buckeye.orchestrator.collected import Collected
+from buckeye.orchestrator.batch_account import Collected
 from buckeye.orchestrator.filters import GroupFilter, smallest_group
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.player import RolloutPlayer

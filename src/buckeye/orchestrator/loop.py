@@ -32,8 +32,7 @@ from buckeye.orchestrator.batch import (
     prune_rollouts,
     write_rollouts,
 )
-from buckeye.orchestrator.collected import Collected
-from buckeye.orchestrator.collection import CollectionWatch
+from buckeye.orchestrator.batch_account import Collected
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling, deterministic_sampling
 from buckeye.orchestrator.environments import (
@@ -61,6 +60,7 @@ from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.player import RolloutPlayer, TaskPlayer
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group, Rollout
+from buckeye.orchestrator.sampling_bias import CollectionWatch
 from buckeye.orchestrator.task_sampler import task_sampler
 from buckeye.orchestrator.weights_watcher import ServersOfRun, WeightsWatcher, WrongServers
 from buckeye.transport.batches import end_batches

@@ -23,7 +23,7 @@ from buckeye.envs.stdlib_only.outcomes import described, own_frames, place_of
 from buckeye.inference.client import InferenceClient
 from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics, Stopwatch
 from buckeye.monitor.signals import NUMBERS, findings
-from buckeye.orchestrator.collected import Collected
+from buckeye.orchestrator.batch_account import Collected
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from buckeye.orchestrator.collected import Collected
+from buckeye.orchestrator.batch_account import Collected
 from buckeye.orchestrator.rollout import Group, Rollout
 
 _STEPS = 100  # are compared together: enough to see small differences, few enough to forget what has ended
