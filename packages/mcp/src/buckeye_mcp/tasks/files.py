@@ -113,7 +113,7 @@ def _task(value: Any, number: int, folder: Path | None) -> tuple[McpTask | None,
     try:
         task = McpTask.model_validate(values)
     except ValidationError as error:
-        found = [_problem(values, one) for one in error.errors(include_url=False)]
+        found = [_problem(values, one) for one in error.errors(include_url=False) if one["loc"]]
         told = {problem.path[:1] for problem in problems}
         return None, problems + [problem for problem in found if problem.path[:1] not in told]
     return (None if problems else task), problems
