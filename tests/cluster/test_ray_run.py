@@ -167,40 +167,6 @@ def test_engines_are_added_on_other_nodes(project, tmp_path):
     assert len(attempts(output)) == 1
 
 
-def test_a_job_of_ray_finds_its_cluster(project, single_host, cluster):
-    """`ray job submit` on the head; its processes are told the cluster by RAY_ADDRESS."""
-    head = cluster.hosts[0]
-    output = project.write("job", trainers=[1], cluster=CLUSTER.format(inference=[0]))
-    command = project.argv("rl", "@", "job.toml", "--launcher", "ray")
-    submit = (
-        sys.executable,
-        "-m",
-        "ray.scripts.scripts",
-        "job",
-        "submit",
-        "--address",
-        "http://127.0.0.1:8265",
-    )
-    out = project.folder / "submit.log"
-    running = head.start(
-        *submit, "--", *command, out=out, env={**cluster.variables, "PWD": project.folder}, cwd=project.folder
-    )
-    assert running.wait(SECONDS) == 0, out.read_text()
-    assert "succeeded" in out.read_text()
-    assert result(output, STEPS) == single_host
-
-
-def test_a_client_of_ray_leads_a_run(project, single_host, cluster):
-    """`ray://`: the launcher is on the head and part of no cluster itself."""
-    output = project.write("client", trainers=[1], cluster=CLUSTER.format(inference=[0]))
-    head = cluster.hosts[0]
-    words = ("rl", "@", "client.toml", "--launcher", "ray", "--address", f"ray://{head.address}:10001")
-    out = project.folder / "client.log"
-    running = head.start(*project.argv(*words), out=out, env=cluster.variables, cwd=project.folder)
-    assert running.wait(SECONDS) == 0, out.read_text()
-    assert result(output, STEPS) == single_host
-
-
 @pytest.fixture(scope="session")
 def software(tmp_path_factory):
     """What the hosts install is there: they reach no index of packages, and we do."""

@@ -10,6 +10,7 @@ import uuid
 
 import httpx
 import pytest
+from packages.machines.tests.venvs import venv_with
 
 from buckeye.base.faults import DONE, FAULTS
 from buckeye_machines.object_store import Store
@@ -22,12 +23,17 @@ pytestmark = pytest.mark.slow
 BUCKET = "buckeye-tests"
 
 
+def _moto():
+    """The server's program. In an environment of its own: it wants another boto than s3fs."""
+    return venv_with("moto", "moto[server]>=5.1") / "moto_server"
+
+
 @pytest.fixture(scope="module")
 def server():
     """A server of moto, with a bucket; its variables."""
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-p", str(port)],
+        [_moto(), "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -172,7 +178,7 @@ def test_a_server_that_goes_away_ends_no_run(tmp_path, tiny_model, monkeypatch):
     runner.env |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
     runner.env |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-p", str(port)],
+        [_moto(), "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
