@@ -3,7 +3,6 @@
 import asyncio
 import json
 import subprocess
-import sys
 
 import pytest
 from packages.machines.tests.sshd import make_key, needs_sshd, sshd

@@ -162,6 +162,8 @@ def test_a_large_folder_is_copied_up_to_a_limit_and_that_is_said(place, tmp_path
         ("docker run -v {p}/repo:/data image", "docker run -v @/repo:/data image", ["repo"]),
         ("serve x.db", "serve @/x.db", ["x.db"]),
         ("serve repo", "serve repo", []),
+        ("serve --repository repo", "serve --repository @/repo", ["repo"]),
+        ("serve --repository other", "serve --repository other", []),
         ("serve ./repo http://x/y -", "serve @/repo http://x/y -", ["repo"]),
     ],
 )

@@ -76,15 +76,17 @@ def named_paths(words: Sequence[str]) -> Named:
     for at, word in enumerate(words):
         if at <= program and not re.match(r"[A-Z_]+=", word):
             continue
-        found = _path_in(word, mount=Path(words[0]).name in ("docker", "podman"))
+        of_a_flag = at > 0 and words[at - 1].startswith("--")
+        found = _path_in(word, of_a_flag=of_a_flag, mount=Path(words[0]).name in ("docker", "podman"))
         if found is not None:
             before, path, after = found
             made[at] = before + _placed(path, paths) + after
     return Named(tuple(made), paths)
 
 
-def _path_in(word: str, *, mount: bool) -> tuple[str, Path, str] | None:
-    """What a word says before a path, the path, and what it says after it; None without one."""
+def _path_in(word: str, *, of_a_flag: bool, mount: bool) -> tuple[str, Path, str] | None:
+    """What a word says before a path, the path, and what it says after it; None without one. A name that
+    is there is one after a flag: elsewhere it is more likely a command of the server's."""
     match = _BEFORE.match(word)
     before = match[0] if match is not None else ""
     rest, after = word[len(before) :], ""
@@ -95,7 +97,7 @@ def _path_in(word: str, *, mount: bool) -> tuple[str, Path, str] | None:
         return None
     path = Path(os.path.abspath(path))
     whole = rest.startswith(("/", "~"))
-    written = "/" in rest or rest in (".", "..") or bool(path.suffix) or bool(before)
+    written = of_a_flag or "/" in rest or rest in (".", "..") or bool(path.suffix) or bool(before)
     is_there = written and os.path.exists(path)
     may_be_made = whole and path.parent != Path("/") and path.parent.is_dir()
     return (before, path, after) if is_there or may_be_made else None
