@@ -507,6 +507,7 @@ def test_uploads_that_are_behind_say_so_and_begin_with_the_newest(tmp_path, url,
     assert "The uploads are behind: the checkpoints of steps 6, 8 are not in" in texts[0]
     begun = [text.partition(":")[0] for text in texts if text.startswith("Uploading")]
     assert begun == ["Uploading the checkpoint of step 8", "Uploading the checkpoint of step 6"]
+    assert told(run)["committed"] == 8
 
 
 def test_what_is_uploaded_is_not_deleted_meanwhile(tmp_path):

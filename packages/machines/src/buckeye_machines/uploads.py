@@ -194,10 +194,11 @@ class Uploads:
         metrics.write("upload", step, {"seconds": seconds, "bytes": sent, "failures": failures})
         metrics.close()
         waiting = [other for other in self._state.waiting if other != step]
-        self._tell(committed=step, waiting=waiting, failures=0, error=None)
+        self._tell(waiting=waiting, failures=0, error=None)
 
     def _tidy(self, stored: Sequence[CheckpointInfo]) -> None:
         self._there = {*(self._there or ()), *((info.attempt, info.step) for info in stored)}
+        self._tell(committed=stored[-1].step if stored else None)
         kept = self._kept(stored)
         self._store.tidy(self._keep if kept is not None else None, protected=kept or ())
 
