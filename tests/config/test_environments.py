@@ -23,7 +23,7 @@ def test_what_an_environment_has_of_its_own_is_unset_by_default(load):
     assert own.pop("sampling") == {"temperature": None, "max_tokens": None}
     assert set(own.values()) == {None}
     limits = {"max_memory_gb", "max_turns", "max_tokens", "rollout_timeout", "max_concurrent", "rate_limit"}
-    assert set(own) == {*limits, "python", "rollouts_per_example"}
+    assert set(own) == {*limits, "placement", "python", "rollouts_per_example"}
 
 
 def test_a_batch_of_groups_that_differ_in_size_needs_no_multiple(load, refused):

@@ -94,7 +94,8 @@ def test_every_point_in_the_code_is_listed_and_every_listed_one_is_in_the_code()
     source = Path(faults.__file__).parents[1]
     called = {
         name
-        for path in source.rglob("*.py")
+        for folder in (source, *source.parents[1].glob("packages/*/src"))
+        for path in folder.rglob("*.py")
         for name in re.findall(r'fault_point\(\s*"([^"]+)"', path.read_text(encoding="utf-8"))
     }
     assert called == set(faults.POINTS)

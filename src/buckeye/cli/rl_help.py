@@ -70,7 +70,7 @@ _COMMANDS = {
     "init": "Write the configuration of an MCP environment.",
     "doctor": "Would it work here? Memory, versions, disk, model.",
     "list, status, logs, events": "See runs.",
-    "rollouts, curve": "See what one played, and how its reward went.",
+    "rollouts, curve, replay": "See what one played; its reward; a step again.",
     "attach, stop, resume, fork": "Steer one, or go on from a checkpoint.",
     "clean, scale, pods": "Free disk; more engines; rented machines.",
     "export, schema": "Files for SkyPilot, Kubernetes, editors.",

@@ -218,7 +218,7 @@ def _run(
         while not stopping.requested():
             if untold and (first := _first_rollout(config)):
                 progress.clear()
-                log.info("The first rollout that is trained on (buckeye rl rollouts has all):%s", first)
+                log.info("The first rollout that is trained on; see all: buckeye rl rollouts\n%s", first)
                 untold = False
             progress.tell(warnings.new())
             progress.update("starting: waiting for the first step (logs/ has the details)")

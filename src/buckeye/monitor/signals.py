@@ -297,7 +297,7 @@ def _sure_difference(step: Step, kind: str, measures: Sequence[str]) -> tuple[st
     """The first measure by which what is kept differs from everything by more than noise: its name and by how
     much. Four standard errors, since many steps are looked at."""
     for measure in measures:
-        name = f"orchestrator/sampling_bias/{kind}/{measure}"
+        name = f"orchestrator/collection/{kind}/{measure}"
         relative, errors = step.value(name), step.value(f"{name}/errors")
         if relative is None or errors is None:
             continue

@@ -37,8 +37,10 @@ def test_every_flag_of_the_command_is_there_and_no_other():
         "--help",
         "--help-all",
         "--launcher",
+        "--seq-len",
     }
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE)) <= ours | settings
+    of_init = {"--include"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE)) <= ours | settings | of_init
 
 
 def test_keys_models_and_gpus_are_those_of_the_program():

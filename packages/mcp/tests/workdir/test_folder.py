@@ -67,8 +67,8 @@ def play(one, *calls, gym=None):
 
 def left():
     """Folders of rollouts of this process that are still there, but for prepared files."""
-    (own,) = (cache_folder().resolve() / "rollouts").glob(f"{os.getpid()}-*")
-    return [path for path in own.iterdir() if (path / "work").exists()]
+    own = (cache_folder().resolve() / "rollouts").glob(f"{os.getpid()}-*")
+    return [path for folder in own for path in folder.iterdir() if (path / "work").exists()]
 
 
 def test_a_server_starts_in_a_folder_that_is_gone_afterwards():

@@ -149,7 +149,7 @@ def _files(job: Job, system: str, scripts: Mapping[str, str], access: str) -> st
     """The manifests of the run's files and of its volume."""
     data = {**scripts, **{f"file-{number}": text for number, text in enumerate(_contents(job).values())}}
     return f"""\
-# Written by `buckeye rl export {system}`. Start it:  kubectl apply -f FILE
+# Written by `buckeye rl export`, {system}. Start it:  kubectl apply -f FILE
 # What it writes stays on the volume {job.name}, and a pod that is lost goes on there.
 # Keys that the run needs, from a file with lines NAME=value; of these, for example:
 #   {", ".join(job.keys)}

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Self
 
-import regex
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from buckeye.config.shared import BaseConfig, conflict
@@ -55,6 +54,8 @@ class Match(BaseConfig):
         if len(tests) > 1:
             raise conflict(f"it has {' and '.join(tests)}; keep one, or write a grader for each", *tests)
         if self.regex is not None and not OF_TASK.search(self.regex):
+            import regex  # of an extra; settings are read without it
+
             try:
                 regex.compile(self.regex)
             except regex.error as error:
