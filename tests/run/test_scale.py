@@ -32,6 +32,7 @@ def titles(runner):
     return [each["title"] for each in status["processes"] if each["title"].startswith("inference")]
 
 
+@pytest.mark.slow
 def test_servers_come_and_go_and_no_rollout_is_lost(runner):
     running = runner.start(runner.rl("out", steps=5000))
     printed = []
