@@ -229,6 +229,25 @@ def test_chance_gives_values_that_fit(schema, seed):
     jsonschema.validate(value, schema)
 
 
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@given(
+    bounds=st.dictionaries(
+        st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
+        st.one_of(st.integers(-3, 3), st.floats(-3, 3), st.booleans(), st.just("3"), st.just([1])),
+    ),
+    seed=st.integers(),
+)
+def test_chance_gives_a_number_whatever_stands_as_a_bound(kind, bounds, seed):
+    schema = {"type": kind, **bounds}
+    value = random_value(schema, schema, random.Random(seed), ["plum", "7"])
+    assert isinstance(value, int | float)
+
+
+def test_chance_finds_the_number_between_two_that_are_left_out():
+    schema = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+    assert random_value(schema, schema, random.Random(0), ["7"]) == 0.5
+
+
 def test_words_are_those_that_were_asked_and_answered():
     messages = [
         {"role": "system", "content": "Tools"},

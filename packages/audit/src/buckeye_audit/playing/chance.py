@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -106,17 +107,33 @@ def random_value(schema: Any, root: Schema, rng: random.Random, words: Sequence[
 
 def _simple(kind: Any, schema: Schema, rng: random.Random, words: Sequence[str]) -> Any:
     if kind in ("integer", "number"):
-        low = schema.get("minimum", schema.get("exclusiveMinimum", -1e9) + 1)
-        high = schema.get("maximum", schema.get("exclusiveMaximum", 1e9) - 1)
         read = [int(word) for word in words if re.fullmatch(r"-?\d{1,9}", word)]
-        fitting = [number for number in read if low <= number <= high]
-        start = int(max(low, min(0, high)))
-        return rng.choice(fitting) if fitting else rng.randint(start, int(min(high, start + 9)))
+        return _number(kind, schema, rng, read)
     if kind in ("boolean", "null"):
         return rng.random() < 0.5 if kind == "boolean" else None
     least, most = int(schema.get("minLength") or 0), int(schema.get("maxLength") or 10**6)
     word = rng.choice([word for word in words if least <= len(word) <= most] or list(words))
     return word.ljust(least, ".")[:most]
+
+
+def _number(kind: Any, schema: Schema, rng: random.Random, read: Sequence[int]) -> float:
+    """A number within the bounds, one of those that were read if any is; whole where one fits."""
+    low = max(_bound(schema, "minimum", -1e9), _bound(schema, "exclusiveMinimum", -1e9))
+    high = min(_bound(schema, "maximum", 1e9), _bound(schema, "exclusiveMaximum", 1e9))
+    open_at = {_bound(schema, name, math.nan) for name in ("exclusiveMinimum", "exclusiveMaximum")}
+    near = math.floor(max(low, min(0, high)))
+    whole = [number for number in (*read, *range(near, near + 10)) if low <= number <= high]
+    fitting = [number for number in whole if number not in open_at]
+    if fitting:
+        known = [number for number in fitting if number in read]
+        return rng.choice(known or fitting)
+    return near if kind == "integer" else (low + high) / 2
+
+
+def _bound(schema: Schema, name: str, otherwise: float) -> float:
+    """A bound of a number; `otherwise` where there is none, or what stands there is no number."""
+    value = schema.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else otherwise
 
 
 def _resolved(schema: Any, root: Schema) -> Schema:
