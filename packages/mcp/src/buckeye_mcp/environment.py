@@ -17,6 +17,7 @@ from buckeye_mcp.config import GymConfig, load_gym_config
 from buckeye_mcp.grading.of_task import check_graded
 from buckeye_mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye_mcp.tasks.trust import read_taskset
+from buckeye_mcp.workdir.surroundings import left_behind
 
 if TYPE_CHECKING:
     from buckeye_mcp.isolation.plays import Isolation
@@ -79,6 +80,7 @@ class McpEnvironment:
                 self._tasks[task.id] = task
         _check_reach(config, self._tasks.values())
         _check_files(config, self._tasks.values())
+        _tell_left_behind(config, self._tasks.values())
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -185,6 +187,26 @@ def _check_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
                 f"task {task.id!r} has files, and no server that is started as a command: the others never "
                 "see them"
             )
+
+
+def _tell_left_behind(config: GymConfig, tasks: Iterable[McpTask]) -> None:
+    """Say once of each path that servers do not find where they are started, though it is here."""
+    left = {
+        path: task.id
+        for task in tasks
+        if (task.files or config.files) is None
+        for server in task.mcp_config.values()
+        if isinstance(server, StdioServer)
+        for path in left_behind(server)
+    }
+    for path, task_id in left.items():
+        log.warning(
+            "A server of task %s is given %s, which is here and not in the folder that each rollout has for "
+            "itself: it will not find it. Put it there with `files` in the configuration and name it by "
+            "{workdir}, or give a whole path if rollouts may share it (docs/mcp-rollouts.md).",
+            task_id,
+            path,
+        )
 
 
 def _first(tasks: list[McpTask], count: int, taskset: str) -> list[McpTask]:

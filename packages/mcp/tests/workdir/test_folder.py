@@ -65,6 +65,24 @@ def play(one, *calls, gym=None):
     return asyncio.run(played(one, *calls, gym=gym))
 
 
+def test_a_path_that_servers_do_not_find_is_told_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("data/app.db", "serve.py"):
+        (tmp_path / name).touch()
+    words = ("serve.py", "--db=data/app.db", "data/none.db", "data", str(tmp_path / "data/app.db"))
+
+    def told(**fields):
+        caplog.clear()
+        tasks = [task(*words), task(*words).model_copy(update={"id": "two"})]
+        McpEnvironment(config(**fields), {"train": tasks})
+        return [record.getMessage() for record in caplog.records]
+
+    (said,) = told()
+    assert "is given data/app.db, which is here and not in the folder" in said
+    assert told(files=str(tmp_path / "data")) == []
+
+
 def left():
     """Folders of rollouts of this process that are still there, but for prepared files."""
     own = (cache_folder().resolve() / "rollouts").glob(f"{os.getpid()}-*")

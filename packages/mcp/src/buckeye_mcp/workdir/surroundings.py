@@ -64,6 +64,20 @@ def from_here(server: StdioServer, workdir: Path | None = None) -> StdioServer:
     return StdioServer(command=command, args=args, env=env, cwd=cwd)
 
 
+def left_behind(server: StdioServer) -> list[str]:
+    """Words of its command line that name files or folders from where we are, and that it does not find in a
+    folder of its own. Its program is none of them."""
+    if server.cwd is not None:
+        return []
+    named = [word.partition("=")[2] if word.startswith("-") else word for word in server.args]
+    paths = [Path(word) for word in named if "/" in word or Path(word).suffix]
+    return [
+        str(path)
+        for path in paths
+        if not path.is_absolute() and path.suffix not in _CODE and len(str(path)) < 4096 and path.exists()
+    ]
+
+
 def _environment(workdir: Workdir) -> dict[str, str]:
     """Folders of the rollout's own, made as they are named, and where the user's programs are."""
     own = {name: str(workdir.place / below) for name, below in _FOLDERS.items()}
