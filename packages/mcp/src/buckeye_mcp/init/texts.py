@@ -102,7 +102,7 @@ def _why(proof: Proof) -> str:
     if failed:
         return f"{', '.join(failed)} did not work. The file stays; look at those actions."
     if not proof.trials:
-        return "no tool is mapped. Look at what is marked CHECK in the file."
+        return "no tool is mapped. Look at what is marked CHECK in the file, or map it with --include TOOL."
     waiting = [trial for trial in proof.trials if trial.ending == "not tried"]
     if len(waiting) == len(proof.trials):
         return "no action could be tried. Look at what is marked CHECK in the file."
