@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import sys
 import time
@@ -272,6 +273,8 @@ def test_what_the_first_rank_leaves_is_on_node_0_before_it_ends(node, tmp_path, 
     assert (tmp_path / "there" / "weights" / "step_1" / "model.safetensors").exists()
     assert (tmp_path / "there" / "metrics.jsonl").read_text() == '{"step": 0}\n'
     late.close()
+    courier._follower.close()
+    atexit.unregister(courier.settle)
     server.close()
 
 

@@ -1,7 +1,7 @@
 """What `buckeye env install` may be asked for."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from buckeye.errors import UsageError
@@ -79,6 +79,7 @@ def test_a_password_in_an_index_is_refused(who):
 
 
 @given(st.text(max_size=30))
+@example("~\0")
 def test_any_text_is_a_source_or_a_usage_error(text):
     try:
         source = parse_source(text)

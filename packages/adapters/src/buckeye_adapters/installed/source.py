@@ -71,6 +71,8 @@ def parse_source(text: str, index: str | None = None) -> Source:
     Raises UsageError for anything else, and for an index that carries a password.
     """
     _check_index(index)
+    if "\0" in text:  # which no path may have
+        raise _names_none(text)
     match = _EXTRAS.fullmatch(text)
     what = f"{match['what']}{match['rest']}" if match else text
     extras = tuple(e.strip() for e in match["extras"].split(",") if e.strip()) if match else ()
@@ -114,10 +116,7 @@ def _package(what: str, text: str, extras: tuple[str, ...], index: str | None) -
     try:
         requirement = Requirement(f"{name}=={version}" if at and version != "latest" else name)
     except InvalidRequirement:
-        raise UsageError(
-            f"{text!r} names no environment. Write OWNER/NAME[@VERSION], PACKAGE[==VERSION], or the path "
-            "of a project folder or a wheel."
-        ) from None
+        raise _names_none(text) from None
     if instead := what_instead(requirement.name):
         raise UsageError(instead)
     return Source(
@@ -127,6 +126,13 @@ def _package(what: str, text: str, extras: tuple[str, ...], index: str | None) -
         specifier=str(requirement.specifier),
         extras=extras,
         index=index,
+    )
+
+
+def _names_none(text: str) -> UsageError:
+    return UsageError(
+        f"{text!r} names no environment. Write OWNER/NAME[@VERSION], PACKAGE[==VERSION], or the path "
+        "of a project folder or a wheel."
     )
 
 

@@ -384,6 +384,8 @@ class Follower:
             except GoneError:
                 self.index = None
             except (BuckeyeError, OSError) as error:
+                if self._stop.is_set():  # which is why it failed
+                    return
                 now = time.monotonic()
                 lost = now if lost is None else lost
                 if now - max(told, lost) > _TELL_SECONDS or not isinstance(error, LostError):
