@@ -44,6 +44,7 @@ class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
     cut: bool = False
     retried: bool = False
     seconds: float = 0.0
+    sampling_seconds: float = 0.0
     turns: int = 0
     turns_extended: int = 0
     turns_branched: int = 0

@@ -179,6 +179,7 @@ async def write_rollouts(
                 "cut": rollout.cut,
                 "retried": retried,
                 "seconds": round(rollout.seconds, 3),
+                "sampling_seconds": round(rollout.sampling_seconds, 3),
                 "turns": rollout.turns,
                 "turns_extended": rollout.extended,
                 "turns_branched": rollout.branched,

@@ -1,0 +1,232 @@
+"""The index of what a run has played: a row a rollout without its texts, in `rollouts/index.sqlite`.
+
+The JSON Lines in `rollouts/` and `evals/` are the truth. The index is made of them and can be deleted at any
+time; where it cannot be written, it is made anew in a temporary file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from buckeye.base.storage import step_directories
+from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_files
+
+log = logging.getLogger(__name__)
+
+INDEX_FILE = "index.sqlite"
+_VERSION = 1
+_WAIT_SECONDS = 5.0  # for another reader that writes the index
+_FILES = "CREATE TABLE files (path TEXT PRIMARY KEY, step INT, size INT, changed INT, unreadable INT)"
+_ROLLOUTS = (
+    "CREATE TABLE rollouts (path TEXT, at INT, bytes INT, split TEXT, step INT, grp INT, number INT, "
+    "env TEXT, task TEXT, dropped TEXT, reward REAL, shaped_reward REAL, advantage REAL, components TEXT, "
+    "stop_reason TEXT, error TEXT, truncated INT, cut INT, retried INT, seconds REAL, sampling_seconds REAL, "
+    "turns INT, segments INT, completion_tokens INT, oldest_version INT, prompt INT, text INT, echoes INT)"
+)
+_BY_STEP = "CREATE INDEX by_step ON rollouts (split, step, grp, number)"
+_BY_PATH = "CREATE INDEX by_path ON rollouts (path)"
+_MADE = (_FILES, _ROLLOUTS, _BY_STEP, _BY_PATH)
+_INSERT = f"INSERT INTO rollouts VALUES ({', '.join('?' * 28)})"  # noqa: S608  nothing from outside
+_SHORTEST_ECHO = 2
+
+
+class _Message(msgspec.Struct):
+    role: str = ""
+    content: msgspec.Raw = msgspec.Raw(b'""')
+
+
+class _Line(msgspec.Struct):
+    """What of a line is looked at; of evaluations some is not there."""
+
+    task_id: str
+    group: int = 0
+    rollout: int | None = None
+    env: str = ""
+    dropped: str | None = None
+    reward: float | None = None
+    shaped_reward: float | None = None
+    advantages: list[float] | None = None
+    components: dict[str, float] = {}
+    stop_reason: str | None = None
+    error: str | None = None
+    truncated: bool = False
+    cut: bool = False
+    retried: bool = False
+    seconds: float | None = None
+    sampling_seconds: float | None = None
+    turns: int = 0
+    completion_tokens: int = 0
+    oldest_version: int | None = None
+    text: list[str] = []
+    messages: list[_Message] = []
+
+
+_decode = msgspec.json.Decoder(_Line, strict=False).decode
+
+
+def open_index(run: Path) -> sqlite3.Connection:
+    """The index of the run in a directory, brought up to date: what is new is read, and no text is kept."""
+    path = run / ROLLOUTS_FOLDER / INDEX_FILE
+    try:
+        if path.parent.is_dir():
+            return _updated(sqlite3.connect(path, timeout=_WAIT_SECONDS), run)
+    except sqlite3.DatabaseError as error:  # locked, damaged, or on a disk that is full or read only
+        log.debug("%s is not used: %s", path, error)
+    return _updated(_temporary(path), run)
+
+
+def _temporary(path: Path) -> sqlite3.Connection:
+    """A database in a file without a name, with what can be had of the one that cannot be written."""
+    made = sqlite3.connect("")
+    with suppress(sqlite3.DatabaseError):
+        known = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=0)
+        try:
+            known.execute("SELECT 1 FROM files LIMIT 1")  # raises where it is locked: `backup` would wait
+            known.backup(made)
+        finally:
+            known.close()
+    return made
+
+
+def _updated(index: sqlite3.Connection, run: Path) -> sqlite3.Connection:
+    try:
+        index.execute("PRAGMA trusted_schema = OFF")
+        index.execute("PRAGMA synchronous = NORMAL")
+        if not _is_ours(index):
+            _make(index)
+        there = {str(path.relative_to(run)): (step, path) for step, path in _files_of(run)}
+        known = {path: (size, changed) for path, size, changed in index.execute(_KNOWN)}
+        new = {name: found for name, found in there.items() if _stamp(found[1]) != known.get(name)}
+        gone = _gone(index, there)
+        if new or gone:
+            with index:
+                for name in (*gone, *new):
+                    index.execute("DELETE FROM rollouts WHERE path = ?", (name,))
+                    index.execute("DELETE FROM files WHERE path = ?", (name,))
+                for name, (step, path) in new.items():
+                    _read(index, name, step, path)
+    except BaseException:
+        index.close()
+        raise
+    return index
+
+
+_KNOWN = "SELECT path, size, changed FROM files"
+
+
+def _is_ours(index: sqlite3.Connection) -> bool:
+    """Whether it has our tables and nothing else, as this version makes them."""
+    made = {sql for (sql,) in index.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
+    return made == set(_MADE) and index.execute("PRAGMA user_version").fetchone() == (_VERSION,)
+
+
+def _make(index: sqlite3.Connection) -> None:
+    with index:
+        for kind, name in list(index.execute("SELECT type, name FROM sqlite_master WHERE sql IS NOT NULL")):
+            quoted = name.replace('"', '""')
+            index.execute(f'DROP {kind} IF EXISTS "{quoted}"')
+        for sql in _MADE:
+            index.execute(sql)
+        index.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+def _files_of(run: Path) -> Iterator[tuple[int, Path]]:
+    """Every file of rollouts, of training and of evaluations, with its step."""
+    yield from rollouts_files(run / ROLLOUTS_FOLDER)
+    for step, folder in step_directories(run / "evals").items():
+        for path in folder.glob("*.jsonl"):
+            yield step, path
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        seen = path.stat()
+    except FileNotFoundError:  # removed in the meantime
+        return None
+    return seen.st_size, seen.st_mtime_ns
+
+
+def _gone(index: sqlite3.Connection, there: dict[str, tuple[int, Path]]) -> list[str]:
+    """The files that are no more. Figures of texts that were deleted for their age stay."""
+    oldest = min((step for step, _ in there.values()), default=None)
+    known = index.execute("SELECT path, step FROM files")
+    return [path for path, step in known if path not in there and oldest is not None and step >= oldest]
+
+
+def _read(index: sqlite3.Connection, name: str, step: int, path: Path) -> None:
+    stamp, unreadable = _stamp(path), [0]
+    if stamp is None:
+        return
+    index.executemany(_INSERT, _rows(name, step, path, unreadable))
+    index.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", (name, step, *stamp, *unreadable))
+
+
+def _rows(name: str, step: int, path: Path, unreadable: list[int]) -> Iterator[tuple[Any, ...]]:
+    """A row a line; lines that are no rollouts are counted."""
+    numbers: Counter[int] = Counter()
+    groups: dict[str, int] = {}
+    is_eval, at = path.parent.name != ROLLOUTS_FOLDER, 0
+    with path.open("rb") as file:
+        for line in file:
+            begins, at = at, at + len(line)
+            try:
+                one = _decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                unreadable[0] += bool(line.strip())
+                continue
+            group = groups.setdefault(one.task_id, len(groups)) if is_eval else one.group
+            number = one.rollout if one.rollout is not None else numbers[group]
+            numbers[group] += not one.retried
+            prompt, reply = _said(one)
+            yield (
+                *(name, begins, len(line), "eval" if is_eval else "train", step, group, number),
+                *(path.stem if is_eval else one.env, one.task_id, one.dropped, one.reward),
+                *(one.shaped_reward, _mean(one.advantages), json.dumps(one.components), one.stop_reason),
+                *(one.error, one.truncated, one.cut, one.retried, one.seconds, one.sampling_seconds),
+                *(one.turns, len(one.text), one.completion_tokens, one.oldest_version, _hash(prompt)),
+                *(_hash("\0".join(one.text)) if one.text else None, _echoes(prompt, reply)),
+            )
+
+
+def _said(one: _Line) -> tuple[str, str]:
+    """What stood before the first reply, and the last reply."""
+    before, reply, begun = list[str](), b"", False
+    for message in one.messages:
+        content = bytes(message.content)
+        if message.role == "assistant":
+            begun, reply = True, content
+        elif not begun:
+            before.append(content.decode(errors="replace"))
+    return "\n".join(before), _text(reply) if reply else ""
+
+
+def _text(content: bytes) -> str:
+    with suppress(ValueError, RecursionError):
+        found = json.loads(content)
+        return found.strip() if isinstance(found, str) else ""
+    return ""
+
+
+def _echoes(prompt: str, reply: str) -> bool | None:
+    """Whether the whole reply stands in the prompt; None of one that is too short to say."""
+    return reply in prompt if len(reply) >= _SHORTEST_ECHO and prompt else None
+
+
+def _mean(values: list[float] | None) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _hash(text: str) -> int:
+    """A number of 64 bits by which equal texts are found."""
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

@@ -1,0 +1,179 @@
+"""A run, read: its figures, what happened, what was played and what was trained on.
+
+It may go on, be finished, have crashed, or be a copy. What is not asked for is not read.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from buckeye.base.json_lines import parse_json_lines
+from buckeye.base.storage import read_json, step_directories
+from buckeye.errors import TransportError
+from buckeye.monitor.metrics import Step, read_run
+from buckeye.monitor.rollouts import PlayedRollout
+from buckeye.run_files.known_runs import find_run
+from buckeye.run_files.record import read_events
+from buckeye.runs.frames import Frame, frame, index_frame
+from buckeye.runs.index import open_index
+from buckeye.runs.trained import TrainedStep, read_step
+
+_OF_A_RUN = ("metrics.jsonl", "events.jsonl", "run.json", "status.json", "rollouts", "trained")
+
+
+def open_run(run: str | Path) -> Run:
+    """The run in a directory, or that a name or the beginning of an id means. Raises UsageError where there
+    is none."""
+    path = Path(run)
+    if not any((path / name).exists() for name in _OF_A_RUN):
+        path = find_run(str(run))
+    return Run(path)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is in a run's directory. The frames (`metrics`, `events`, `groups`, `rollouts`, `samples`,
+    `tokens`) are Arrow data that is read when it is asked for; docs/reading-runs.md has their columns.
+    `unreadable` fills, as that goes on, with what is damaged and was left out."""
+
+    path: Path
+    unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> Frame:
+        """A row for each number that a process recorded of a step, as far as it counts."""
+        return frame("metrics", self._metric_rows)
+
+    @property
+    def events(self) -> Frame:
+        """A row for each event."""
+        return frame("events", self._event_rows)
+
+    @property
+    def groups(self) -> Frame:
+        """A row for each group of rollouts of one task, those of evaluations and dropped ones too."""
+        return index_frame("groups", lambda: self.index)
+
+    @property
+    def rollouts(self) -> Frame:
+        """A row for each rollout, without its texts: see `text_of`."""
+        return index_frame("rollouts", lambda: self.index)
+
+    @property
+    def samples(self) -> Frame:
+        """A row for each training sample of the batches that were kept."""
+        return frame("samples", lambda steps: (step.sample_columns() for step in self._kept(steps)))
+
+    @property
+    def tokens(self) -> Frame:
+        """A row for each token of those samples."""
+        return frame("tokens", lambda steps: (step.token_columns() for step in self._kept(steps)))
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """What the processes recorded, joined by step, in order."""
+        return read_run(self.path / "metrics.jsonl").steps()
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the whole run, as `configs/rl.json` has them; empty where that cannot be read."""
+        try:
+            found = read_json(self.path / "configs" / "rl.json")
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def setting(self, name: str) -> Any:
+        """One of them, as `trainer.optim.lr`; None where it is not recorded."""
+        value: Any = self.settings
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+    @cached_property
+    def index(self) -> sqlite3.Connection:
+        """The index of what was played, with the table `rollouts`; as it is now."""
+        return open_index(self.path)
+
+    def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a question to the index."""
+        return self.index.execute(sql, values).fetchall()
+
+    @property
+    def kept_steps(self) -> list[int]:
+        """The steps of which the batch was kept, in order."""
+        return list(step_directories(self.path / "trained"))
+
+    def trained(self, step: int) -> TrainedStep | None:
+        """The batch of a step and what was made of it; None if it was not kept, or is damaged."""
+        try:
+            return read_step(self.path, step, self.query(_SEGMENTS, step))
+        except TransportError as error:
+            self._leave_out(str(error))
+            return None
+
+    def text_of(self, step: int, group: int, number: int) -> PlayedRollout | None:
+        """A rollout of training with all its texts; None if these were deleted."""
+        found = self.query(_PLACE, step, group, number)
+        for name, at, size in found:
+            try:
+                with (self.path / name).open("rb") as file:
+                    file.seek(at)
+                    lines = list(parse_json_lines([file.read(size)]))
+                return msgspec.convert({**lines[0], "number": number}, PlayedRollout)
+            except (OSError, IndexError, msgspec.ValidationError) as error:
+                self._leave_out(f"{name}: {error}")
+        return None
+
+    def _kept(self, steps: range | None) -> Iterator[TrainedStep]:
+        for number in self.kept_steps:
+            if (steps is None or number in steps) and (found := self.trained(number)) is not None:
+                yield found
+
+    def _metric_rows(self, steps: range | None) -> Iterator[Mapping[str, Any]]:
+        for step in self.steps:
+            if steps is not None and step.number not in steps:
+                continue
+            for process, record in step.records.items():
+                head = (step.number, process, record.get("attempt", 1), record.get("time"))
+                names = [name for name, value in record.items() if _is_number(name, value)]
+                yield {
+                    **{name: [value] * len(names) for name, value in zip(_HEAD, head, strict=True)},
+                    "name": names,
+                    "value": [float(record[name]) for name in names],
+                }
+
+    def _event_rows(self, _: range | None) -> Iterator[Mapping[str, Any]]:
+        for event in read_events(self.path):
+            details = {name: value for name, value in event.items() if name not in _EVENT}
+            yield {
+                **{name: [event.get(name)] for name in _EVENT},
+                "details": [msgspec.json.encode(details).decode()],
+            }
+
+    def _leave_out(self, what: str) -> None:
+        if what not in self.unreadable:
+            self.unreadable.append(what)
+
+
+_HEAD = ("step", "process", "attempt", "time")
+_EVENT = ("time", "attempt", "event")
+_SEGMENTS = (
+    "SELECT grp, number, segments, truncated FROM rollouts WHERE split = 'train' AND step = ? "
+    "AND dropped IS NULL AND retried = 0 AND reward IS NOT NULL ORDER BY path, at"
+)
+_PLACE = (
+    "SELECT path, at, bytes FROM rollouts WHERE split = 'train' AND step = ? AND grp = ? AND number = ? "
+    "AND retried = 0"
+)
+
+
+def _is_number(name: str, value: Any) -> bool:
+    return name not in _HEAD and isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,222 @@
+"""A run read from Python: running, crashed, copied, cut off anywhere."""
+
+import json
+import re
+import shutil
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from buckeye import runs
+from buckeye.base.process import RunIdentity
+from buckeye.errors import UsageError
+from buckeye.runs.frames import COLUMNS
+from buckeye.transport.batches import Batch, Sample, TrainedBatch, keep_trained
+
+ME = RunIdentity(run_id="read", attempt=1)
+DOCS = Path(__file__).parents[2] / "docs" / "reading-runs.md"
+
+
+def sample(ids, mask, advantage):
+    mask = np.array(mask, bool)
+    return Sample(
+        token_ids=np.array(ids, np.int32),
+        loss_mask=mask,
+        logprobs=np.where(mask, np.float32(-1.5), np.float32(0)),
+        versions=np.where(mask, np.int32(1), np.int32(-1)),
+        advantages=np.where(mask, np.float32(advantage), np.float32(0)),
+        temperature=1.0,
+    )
+
+
+def line(group, reward, said, **changes):
+    messages = [{"role": "user", "content": f"task {group}"}, {"role": "assistant", "content": said}]
+    return {
+        "group": group,
+        "env": "toy",
+        "task_id": f"train-{group}",
+        "reward": reward,
+        "shaped_reward": reward,
+        "components": {"exact": 1.0},
+        "stop_reason": "done",
+        "seconds": 2.0,
+        "completion_tokens": 3,
+        "oldest_version": 1,
+        "turns": 1,
+        "text": [f"task {group} {said}"],
+        "messages": messages,
+        **changes,
+    }
+
+
+def write_lines(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Two steps: the second has a rollout of two segments, a dropped group and one that failed at first."""
+    run = tmp_path / "run"
+    write_lines(
+        run / "rollouts" / "step_0.jsonl",
+        [line(0, 1.0, "yes", advantages=[0.5]), line(0, 0.0, "no", advantages=[-0.5])],
+    )
+    write_lines(
+        run / "rollouts" / "step_1.jsonl",
+        [
+            line(1, None, "", error="late", retried=True),
+            line(1, 1.0, "a", advantages=[0.5], text=["task 1 a", "task 1 b"]),
+            line(1, 0.0, "b", advantages=[-0.5], truncated=True),
+        ],
+    )
+    write_lines(run / "rollouts" / "step_1.dropped.jsonl", [line(2, 1.0, "x", dropped="solve_all")] * 2)
+    write_lines(
+        run / "evals" / "step_0" / "toy.jsonl",
+        [{"task_id": "eval-0", "rollout": n, "reward": n / 2, "messages": []} for n in range(2)],
+    )
+    for step, samples in ((0, 2), (1, 3)):
+        batch = Batch(
+            step=step,
+            samples=tuple(
+                sample([7, 8, 9, 8, 9], [0, 1, 1, 0, 1], 0.5 if n < samples - 1 else 0.0)
+                for n in range(samples)
+            ),
+            orchestrator_state={},
+        )
+        computed = np.arange(samples - 1, dtype=np.int32)
+        trained = TrainedBatch(
+            samples=computed, logprobs=np.arange(3 * len(computed), dtype=np.float32), record={"values": {}}
+        )
+        keep_trained(run / "batches", run / "trained", batch, trained, identity=ME)
+    write_lines(
+        run / "metrics.jsonl",
+        [{"time": 1.0, "process": "trainer", "step": step, "loss": 0.25, "name": "x"} for step in range(2)],
+    )
+    write_lines(run / "events.jsonl", [{"time": 2.0, "event": "start", "attempt": 1, "directory": "d"}])
+    return run
+
+
+def test_what_is_in_a_run(made):
+    run = runs.open(made)
+    groups = run.groups.select("split", "step", "group", "dropped", "rollouts", "scored", "reward_mean")
+    assert [tuple(one.values()) for one in groups.table().to_pylist()] == [
+        ("train", 0, 0, None, 2, 2, 0.5),
+        ("train", 1, 1, None, 2, 2, 0.5),
+        ("train", 1, 2, "solve_all", 2, 2, 1.0),
+        ("eval", 0, 0, None, 2, 2, 0.25),
+    ]
+    rollouts = run.rollouts.of_steps(1).table().to_pylist()
+    assert [(one["group"], one["number"], one["retried"], one["error"]) for one in rollouts] == [
+        *((1, 0, True, "late"), (1, 0, False, None), (1, 1, False, None)),
+        *((2, 0, False, None), (2, 1, False, None)),
+    ]
+    samples = run.samples.of_steps(1).table().to_pylist()
+    assert [(one["group"], one["number"], one["segment"], one["truncated"]) for one in samples] == [
+        *((1, 0, 0, False), (1, 0, 1, False), (1, 1, 0, True)),
+    ]
+    assert [one["trained_tokens"] for one in samples] == [3, 3, 0]
+    assert run.metrics.table().to_pylist()[0] == {
+        "step": 0,
+        "process": "trainer",
+        "attempt": 1,
+        "time": 1.0,
+        "name": "loss",
+        "value": 0.25,
+    }
+    assert run.events.table().to_pylist() == [
+        {"time": 2.0, "attempt": 1, "event": "start", "details": '{"directory":"d"}'}
+    ]
+    assert run.text_of(1, 1, 1).reward == 0.0
+    assert run.text_of(9, 1, 1) is None
+    assert run.unreadable == []
+
+
+def test_tokens_have_their_turns_and_the_trainers_log_probs(made):
+    tokens = runs.open(made).tokens.of_steps(1).table().to_pylist()
+    first = tokens[:5]
+    assert [one["trainer_logprob"] for one in first] == [None, 0.0, 1.0, None, 2.0]
+    assert [one["sampler_logprob"] for one in first] == [None, -1.5, -1.5, None, -1.5]
+    assert [one["reason"] for one in first] == ["context", "", "", "context", ""]
+    assert [one["turn"] for one in tokens] == [-1, 0, 0, -1, 1, -1, 2, 2, -1, 3, -1, 0, 0, -1, 1]
+    assert [one["reason"] for one in tokens[10:]] == [
+        "context",
+        *["no_advantage"] * 2,
+        "context",
+        "no_advantage",
+    ]
+
+
+def test_the_columns_are_those_of_the_page(made):
+    page = DOCS.read_text()
+    run = runs.open(made)
+    for name, columns in COLUMNS.items():
+        section = re.search(rf"^## {name}$(.*?)^## ", page, re.MULTILINE | re.DOTALL)[1]
+        assert dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE)) == columns
+        frame = getattr(run, name)
+        assert frame.schema.metadata == {b"buckeye.frame": name.encode(), b"buckeye.schema": b"1"}
+        assert pa.RecordBatchReader.from_stream(frame).read_all().schema.equals(frame.schema)
+    with pytest.raises(UsageError, match="tokens has no column tokn, but step"):
+        run.tokens.select("tokn")
+
+
+def everything(run):
+    return {name: getattr(run, name).table().num_rows for name in COLUMNS}
+
+
+def test_a_file_that_changes_is_read_again_and_figures_of_old_texts_stay(made):
+    assert everything(runs.open(made))["rollouts"] == 9
+    write_lines(made / "rollouts" / "step_1.dropped.jsonl", [line(2, 1.0, "x", dropped="solve_all")])
+    (made / "rollouts" / "step_2.jsonl").write_text('no line\n{"half": ')
+    shutil.rmtree(made / "evals")
+    (made / "rollouts" / "step_0.jsonl").unlink()  # pruned
+    assert everything(runs.open(made))["rollouts"] == 8
+    assert runs.open(made).text_of(0, 0, 0) is None
+    (made / "rollouts" / "step_1.dropped.jsonl").unlink()  # of an attempt that came again
+    assert everything(runs.open(made))["rollouts"] == 7
+
+
+@pytest.mark.parametrize("damage", ["text", "other tables", "held"])
+def test_an_index_that_cannot_be_used_is_made_anew(made, damage, monkeypatch):
+    monkeypatch.setattr("buckeye.runs.index._WAIT_SECONDS", 0.0)
+    before = everything(runs.open(made))
+    path = made / "rollouts" / "index.sqlite"
+    with sqlite3.connect(path) as other:
+        if damage == "text":
+            path.write_text("no database")
+        elif damage == "other tables":
+            other.execute("DROP TABLE files")
+            other.execute("CREATE VIEW files AS SELECT 1 AS path")
+        else:
+            other.execute("BEGIN EXCLUSIVE")
+            write_lines(made / "rollouts" / "step_3.jsonl", [line(0, 1.0, "yes")])
+            before |= {"rollouts": before["rollouts"] + 1, "groups": before["groups"] + 1}
+        assert everything(runs.open(made)) == before
+
+
+def test_what_is_no_run_is_said(tmp_path):
+    with pytest.raises(UsageError, match="is a directory without a run"):
+        runs.open(tmp_path)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_run_that_is_cut_off_anywhere_opens(made, tmp_path_factory, data):
+    copy = tmp_path_factory.mktemp("cut") / "run"
+    shutil.copytree(made, copy)
+    files = sorted(path for path in copy.rglob("*") if path.is_file())
+    for path in data.draw(st.lists(st.sampled_from(files), min_size=1, max_size=4, unique=True)):
+        whole = path.read_bytes()
+        if data.draw(st.booleans()):
+            path.unlink()
+        else:
+            path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    (copy / "metrics.jsonl").touch()
+    rows = everything(runs.open(copy))
+    assert rows["rollouts"] <= 9
+    assert rows["samples"] <= 5
