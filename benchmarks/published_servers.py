@@ -251,7 +251,7 @@ SERVERS = {
     "excel-http": Server(
         registry="PyPI",
         packages=["excel-mcp-server"],
-        start="env FASTMCP_PORT={port} EXCEL_FILES_PATH={data} {bin}/excel-mcp-server streamable-http",
+        start="env EXCEL_FILES_PATH={data} {bin}/excel-mcp-server streamable-http --port {port}",
         state="one folder for all; streamable HTTP",
         tasks=[("Make the workbook a.xlsx.", {"calls": {"tool": "create_workbook"}})],
         include=["create_workbook", "describe_workbook"],

@@ -136,9 +136,10 @@ def test_chance_plays_tasks_in_turn_and_what_earns_enough_is_kept(greetings):
     won = sum(record["reward"] == 1.0 for record in records)
     assert 0 < won < 8
     assert len((greetings / "chats.jsonl").read_text().splitlines()) == won
-    again = play(greetings, "greetings.py", *words)
-    order = [json.loads(line)["messages"] for line in again.stdout.splitlines()]
-    assert sorted(map(str, order)) == sorted(str(record["messages"]) for record in records)
+    again = play(greetings, "greetings.py", *words, "--at-once", "1")
+    alone = [json.loads(line) for line in again.stdout.splitlines()]
+    assert [record["task_id"] for record in alone] == ["t1", "t2", "t0", "t1", "t2", "t0", "t1", "t2"]
+    assert sorted(str(one["messages"]) for one in alone) == sorted(str(one["messages"]) for one in records)
 
 
 def test_what_is_played_can_be_learnt_by_sft(greetings):

@@ -173,6 +173,32 @@ def test_the_last_words_of_a_dead_server_are_in_the_message(marker):
         play(raw(marker, "die-in-call"), ACT)
 
 
+GROUP = """\
+import asyncio
+async def fails(): raise ValueError("no shop.db here")
+async def serve():
+    async with asyncio.TaskGroup() as group: group.create_task(fails())
+asyncio.run(serve())"""
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("def f(n): return f(n - 1) if n else 1 / 0\nf(50)", ["ZeroDivisionError: division by zero"]),
+        (GROUP, ["ValueError: no shop.db here"]),
+        ("class Server: pass\nServer().list_tools()", ["no attribute 'list_tools'", "pip install 'mcp<2'"]),
+        ("import sys\nsys.exit('usage:\\n    --db FILE')", ["usage:\n    --db FILE"]),
+    ],
+)
+def test_a_traceback_of_a_server_is_what_went_wrong(marker, program, says):
+    server = StdioServer(command=sys.executable, args=["-c", program], env={"MARKER": marker})
+    with pytest.raises(StartError) as caught:
+        play(server, deadlines=PATIENT)
+    assert all(words in str(caught.value) for words in says)
+    assert "Traceback" not in str(caught.value)
+    assert "line 1" not in str(caught.value)
+
+
 def test_a_server_that_does_not_end_is_killed(marker):
     (result,) = play(raw(marker, "stays"), ACT, deadlines=Deadlines(start=60.0, call=60.0, close=0.2))
     assert result.text == "You said hello."

@@ -45,6 +45,9 @@ def play(
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, help="Rollouts; the next tasks follow, and begin again.")
     ] = 1,
+    at_once: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Rollouts side by side, unless a person plays.")
+    ] = 4,
     base_url: Annotated[
         str | None, typer.Option(metavar="URL", help="An OpenAI-compatible server, as http://host:port/v1.")
     ] = None,
@@ -70,7 +73,7 @@ def play(
     reward and why. Exit code 1 if no rollout gets a reward."""
     from buckeye.launch.gateways import hosts_here
     from buckeye_audit.evaluation.chat_policy import ChatSampling
-    from buckeye_audit.playing.table import AT_ONCE, RANDOM, Chats, Table
+    from buckeye_audit.playing.table import RANDOM, Chats, Table
 
     if base_url is not None and policy in (None, RANDOM):
         raise UsageError("--base-url serves a model: name it with --policy")
@@ -85,6 +88,7 @@ def play(
             temperature=temperature, max_tokens=max_tokens, seed=seed if base_url is None else None
         ),
         seed=seed,
+        at_once=at_once,
         timeout=math.inf if policy is None else timeout,
         tokens=tokens,
         as_json=as_json,
@@ -92,7 +96,7 @@ def play(
     )
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-play-") as folder,
-        hosts_here([played], Path(folder, "gateway.log"), rollouts=AT_ONCE),
+        hosts_here([played], Path(folder, "gateway.log"), rollouts=at_once),
     ):
         with status_line(f"loading {env}"):
             named, tasks, first = _tasks(played, split, task, timeout)

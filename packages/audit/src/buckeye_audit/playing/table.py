@@ -24,8 +24,6 @@ from buckeye_audit.playing.person import Person
 from buckeye_audit.playing.show import Record, ShownPolicy, play_shown
 
 RANDOM = "random"
-AT_ONCE = 4
-"""Rollouts that are played side by side, where nobody watches."""
 
 
 class Chats:
@@ -47,14 +45,15 @@ class Chats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Where rollouts are played. `policy` is None for a person, RANDOM, or a model; what a person sees goes
-    to stderr where JSON is wanted."""
+    """Where rollouts are played, `at_once` side by side. `policy` is None for a person, RANDOM, or a model;
+    what a person sees goes to stderr where JSON is wanted."""
 
     policy: str | None
     base_url: str | None
     api_key_var: str
     sampling: ChatSampling
     seed: int
+    at_once: int
     timeout: float
     tokens: str | None
     as_json: bool
@@ -65,7 +64,7 @@ class Table:
     ) -> list[Outcome]:
         """Play the tasks of these numbers, counted on from the last at the first again; a person plays one
         after the other."""
-        slots = asyncio.Semaphore(1 if self.policy is None else AT_ONCE)
+        slots = asyncio.Semaphore(1 if self.policy is None else self.at_once)
         shown = len(numbers) == 1 or self.policy is None
         renderer = None if self.tokens is None else ChatRenderer(str(fetch_served(self.tokens)))
 
@@ -99,7 +98,7 @@ class Table:
                 self.base_url,
                 self.api_key_var,
                 timeout=self.timeout,
-                max_concurrent=AT_ONCE,
+                max_concurrent=self.at_once,
             ) as server:
                 yield lambda number: ChatPolicy(server, self.sampling.with_seed(self.seed + number))
 

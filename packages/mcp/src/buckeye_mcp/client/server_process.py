@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,13 @@ MAX_GARBAGE = 10_000
 
 _CHUNK = 64 * 1024
 _TAIL = 2_000
+_WHERE = re.compile(
+    r"^[\s|+]*(?:Exception Group )?Traceback \(most recent call last\):\n"
+    r"|^(?:[\s|]*\| )?  File \".*\", line \d+.*\n(?:(?:[\s|]*\| )? {4}(?!\s*\|).*\n)*",
+    re.MULTILINE,
+)
+"""Lines of a Python traceback that say where, not what."""
+_OLDER = re.compile(r"'Server' object has no attribute")
 
 
 class Child(Protocol):
@@ -170,7 +178,7 @@ class ServerProcess:
             shown = self._garbage.decode("utf-8", "replace").strip()
             parts.append(f"{self.garbage_lines} lines of its output are no messages, the last: {shown!r}")
         if tail := self._stderr_tail.decode("utf-8", "replace").strip():
-            parts.append(f"its error output ends with:\n{tail}")
+            parts.append(f"its error output ends with:\n{_what(tail)}")
         return "; ".join(parts)
 
     async def settle(self, seconds: float = 1.0) -> None:
@@ -216,3 +224,15 @@ class ServerProcess:
     def _break(self, what: str) -> None:
         self.fault = OutputFlood(f"server {self._name!r} {what}")
         self.kill()
+
+
+def _what(tail: str) -> str:
+    """The end of an error output without tracebacks, and what to do where that is known."""
+    whole = tail.partition("\n")[2] if len(tail) >= _TAIL - 4 else tail
+    said = _WHERE.sub("", f"{whole}\n").strip() or tail
+    if _OLDER.search(said):
+        said += (
+            "\nIt was written for version 1 of the library mcp: `pip install 'mcp<2'` beside it, "
+            "or `uvx --with 'mcp<2' ...`"
+        )
+    return said
