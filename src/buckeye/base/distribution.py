@@ -197,6 +197,11 @@ def ask(target: str, what: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+def ask_if_there(target: str, otherwise: Any) -> Any:
+    """The same, but `otherwise` where its distribution is not there."""
+    return ask(target, "") if is_there(target.partition(".")[0]) else otherwise
+
+
 def absent(satellite: str, what: str) -> UsageError:
     """What to say to somebody who lacks a satellite."""
     from buckeye.base.distribution import install_command

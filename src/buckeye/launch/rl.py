@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.distribution import absent, ask, ask_if_there
 from buckeye.base.process import INTERRUPTED, StopFlag, forbid_looking
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError
@@ -33,7 +34,7 @@ from buckeye.launch.supervisor import Supervisor
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.monitor.metrics import Step, read_run
 from buckeye.monitor.rollouts import read_rollouts, rollout_steps, whole_rollout
-from buckeye.monitor.signals import nothing_learnt, training_level
+from buckeye.monitor.signals import training_level
 from buckeye.monitor.tracker import check_wandb, tracked
 from buckeye.run_files.directory import (
     REMOTE_FILE,
@@ -61,6 +62,7 @@ log = logging.getLogger(__name__)
 # `rl`: start inference, orchestrator and trainer, watch them, show progress, end them all in good order.
 
 _POLL_SECONDS = 0.1
+_NOTHING_LEARNT = "buckeye_audit.diagnosis.learning:nothing_learnt"
 _AT_ONCE_SECONDS = 1.0
 _LONGEST_SHOWN = 3000  # characters of a rollout's text
 _PORT_SECONDS = 30.0  # of a server that was ended a moment ago
@@ -73,6 +75,8 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     """
     output_dir = config.output_dir
     check_wandb(config.trainer.wandb)
+    if config.strict:
+        ask(_NOTHING_LEARNT, "--strict")
     with locked(output_dir), held_ports() as ports:
         place_checkpoints(output_dir, config.cluster.checkpoint_dir)
         ckpt = config.trainer.ckpt
@@ -185,13 +189,17 @@ def _run_recorded(
 def _last_words(config: RLConfig, seconds: float) -> str | None:
     """Say how a run has ended that has done all its steps; why nothing was learnt in it, if so."""
     steps = read_run(config.output_dir / "metrics.jsonl").steps()
-    why = nothing_learnt(steps, config.output_dir)
+    why = ask_if_there(_NOTHING_LEARNT, _not_told)(steps, config.output_dir)
     if why is None:
         log.log(_success(steps), "RL training finished!")
     else:
         log.warning("RL training finished! But %s", why)
     log.info("%s | %s", human_duration(seconds), _what_is_there(config))
     return why
+
+
+def _not_told(steps: Sequence[Step], run: Path) -> None:
+    log.info("Whether anything is wrong with it was not looked at: %s", absent("buckeye_audit", "That"))
 
 
 def _run(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from buckeye.base import heartbeat
+from buckeye.base.distribution import ask_if_there
 from buckeye.base.keys import key_for
 from buckeye.base.process import die_with_parent, forbid_looking, run_identity
 from buckeye.config.environments import EnvConfig, EvalEnvConfig
@@ -50,7 +51,6 @@ from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.loop_watch import (
     LoopTimes,
     LoopWatch,
-    RunWatch,
     Throughput,
     first_to_end,
     tell_of_a_held_up_loop,
@@ -106,7 +106,8 @@ class Orchestrator:
         self.throughput = Throughput()
         self.times = LoopTimes(self.client)
         self.loop_watch = LoopWatch(TaskPlayer._play_once.__code__, tell_of_a_held_up_loop)
-        self.run_watch = RunWatch(config.output_dir)
+        watch = ask_if_there("buckeye_audit.diagnosis.watch:RunWatch", None)
+        self.run_watch = watch(config.output_dir) if watch is not None else None
         self.collection = CollectionWatch()
         self.shaping = reward_shaping(config)
         check_advantage(config.advantage)
@@ -386,7 +387,8 @@ class Orchestrator:
             came_to_nothing,
         )
         self._tell_dropped(step, collected, unaccounted)
-        self.run_watch.look()
+        if self.run_watch is not None:
+            self.run_watch.look()
 
     def _tell_dropped(self, step: int, collected: Collected, unaccounted: int) -> None:
         errors = collected.errors

@@ -1,5 +1,5 @@
-"""The event loop of the orchestrator: how its coroutines run, who holds it up, what is warned of, and where
-the time of a step went."""
+"""The event loop of the orchestrator: how its coroutines run, who holds it up, and where the time of a step
+went."""
 
 from __future__ import annotations
 
@@ -21,37 +21,10 @@ from buckeye.base import heartbeat
 from buckeye.base.distribution import folders
 from buckeye.envs.stdlib_only.outcomes import described, own_frames, place_of
 from buckeye.inference.client import InferenceClient
-from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics, Stopwatch
-from buckeye.monitor.signals import NUMBERS, findings
+from buckeye.monitor.metrics import Stopwatch
 from buckeye.orchestrator.batch_account import Collected
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
-
-# Looks at what a run records, and warns while it goes on.
-
-_AGAIN_AFTER = (50, 500)
-_KEPT = frozenset((*HEAD, *NUMBERS))
-
-
-class RunWatch:
-    """Follows the metrics of all processes of the run in `output_dir`, from its first step on."""
-
-    def __init__(self, output_dir: Path) -> None:
-        self._run = output_dir
-        self._tail = MetricsTail(output_dir / "metrics.jsonl", 0)
-        self._metrics = RunMetrics()
-        self._told: set[str] = set()
-
-    def look(self) -> None:
-        """Warn of what is found now and was not at the last look, and seldom again."""
-        for record in self._tail.new():
-            self._metrics.add({name: record[name] for name in record.keys() & _KEPT})
-        found = findings(self._metrics.steps(), self._run)
-        for one in found:
-            if one.name not in self._told or one.until - one.since + 1 in _AGAIN_AFTER:
-                log.warning("%s", one)
-        self._told = {one.name for one in found}
-
 
 # How the orchestrator's coroutines run: side by side, until one ends or somebody says stop.
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.base.disk import free_bytes, size_of, waits_for_disk
+from buckeye.base.distribution import ask_if_there
 from buckeye.base.storage import read_json
 from buckeye.launch.processes import last_lines
 from buckeye.launch.resume import where_it_left_off
 from buckeye.launch.waits import Wait, waits
 from buckeye.monitor.log import run_log
 from buckeye.monitor.metrics import Record, Step, read_run
-from buckeye.monitor.signals import Finding, findings
 from buckeye.run_files.known_runs import read_elsewhere, record_now
 from buckeye.run_files.record import GOING_ON, STATUS_FILE, ProcessRecord, RunRecord, State
 from buckeye.runs.checkpoint_facts import choose_checkpoint
@@ -31,6 +31,7 @@ STALE_SECONDS = 60.0
 """How long a run that goes on may say nothing, before that is called stale."""
 
 _PACE_STEPS = 20
+_FINDINGS = "buckeye_audit.diagnosis.learning:findings"
 _ERROR_LINE = re.compile(r"\] +ERROR (.*)")
 _LAST_WORDS = re.compile(r"^ *\| (?:error: |.*\] +ERROR |(?=[\w.]+(?:Error|Exception): ))(.*)")
 """In the reason of a failure, a line of the failed process: its message, or the end of a traceback."""
@@ -80,7 +81,7 @@ class RunStatus:
     checkpoint_step: int | None
     uploads: Mapping[str, Any] | None
     last_error: str | None
-    findings: list[Finding]
+    findings: list[Any]
     disk_used: int | None
     disk_free: int
     waits_for_disk: bool
@@ -122,7 +123,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
         checkpoint_step=checkpoint.step if checkpoint is not None else None,
         uploads=_uploads(output_dir),
         last_error=_last_error(output_dir, record),
-        findings=findings(trained, output_dir),
+        findings=ask_if_there(_FINDINGS, lambda steps, run: [])(trained, output_dir),
         disk_used=size_of(output_dir) if measure_disk else None,
         disk_free=free_bytes(output_dir),
         waits_for_disk=waits_for_disk(output_dir),

@@ -11,12 +11,13 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.shared import EvalSamplingConfig, PolicyModelConfig
 from buckeye.envs.base import TRAIN
 from buckeye.errors import BuckeyeError
-from buckeye.monitor.signals import EASIER_TASKS, HARDER_TASKS, MORE_TOKENS, reason_without_spread, verdict
+from buckeye.monitor.signals import verdict
 from buckeye.orchestrator.evaluation import EvalResult
 from buckeye.sizing.check import Check, failed, ok, skipped, warning
 from buckeye.sizing.model import find_model
 from buckeye_audit.check import CheckOptions, check_environment
 from buckeye_audit.checks.result import shortened
+from buckeye_audit.diagnosis.learning import EASIER_TASKS, HARDER_TASKS, MORE_TOKENS, reason_without_spread
 from buckeye_audit.evals import evaluate_model
 from buckeye_audit.group_spread import spread_of
 

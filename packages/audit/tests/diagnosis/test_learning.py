@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.monitor.metrics import RunMetrics
-from buckeye.monitor.signals import findings, nothing_learnt
+from buckeye_audit.diagnosis.learning import findings, nothing_learnt
 
 RUN = Path("outputs/a run")
 

@@ -7,8 +7,7 @@ import statistics
 import sys
 
 import pytest
-
-from .conftest import Runner
+from tests.run.conftest import Runner
 
 pytestmark = pytest.mark.slow
 

@@ -4,12 +4,11 @@ import json
 import logging
 
 import pytest
+from tests.orchestrator.played import group, rollout
 
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.orchestrator.batch import batch_metrics
-from buckeye.orchestrator.loop_watch import RunWatch
-
-from .played import group, rollout
+from buckeye_audit.diagnosis.watch import RunWatch
 
 EQUAL = group(rollout(0.5), rollout(0.5, turns=(4,)))
 CUT_BACK = rollout(0.4, shaping={"length": -0.4})

@@ -1,0 +1,34 @@
+"""Looks at what a run records, and warns while it goes on."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics
+from buckeye_audit.diagnosis.learning import NUMBERS, findings
+
+log = logging.getLogger(__name__)
+
+_AGAIN_AFTER = (50, 500)
+_KEPT = frozenset((*HEAD, *NUMBERS))
+
+
+class RunWatch:
+    """Follows the metrics of all processes of the run in `output_dir`, from its first step on."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self._run = output_dir
+        self._tail = MetricsTail(output_dir / "metrics.jsonl", 0)
+        self._metrics = RunMetrics()
+        self._told: set[str] = set()
+
+    def look(self) -> None:
+        """Warn of what is found now and was not at the last look, and seldom again."""
+        for record in self._tail.new():
+            self._metrics.add({name: record[name] for name in record.keys() & _KEPT})
+        found = findings(self._metrics.steps(), self._run)
+        for one in found:
+            if one.name not in self._told or one.until - one.since + 1 in _AGAIN_AFTER:
+                log.warning("%s", one)
+        self._told = {one.name for one in found}
