@@ -30,17 +30,20 @@ needs_hosts = pytest.mark.skipif(
 @dataclass(frozen=True)
 class Host:
     """`space` is its network namespace. It has `own`, a folder, for itself: empty whenever it is switched
-    on."""
+    on. It has another folder in the place of this environment's Python, if there is a `python`."""
 
     name: str
     address: str
     space: str
     core: int
     own: Path | None = None
+    python: Path | None = None
 
     def argv(self, *words: object) -> list[str]:
         """A command as it is run there."""
         mount = f"mount -t tmpfs own '{self.own}' && " if self.own else ""
+        if self.python:
+            mount += f"mount --bind '{self.python}' '{sys.prefix}' && "
         return [
             *("nsenter", f"--net=/run/netns/{self.space}", "taskset", "-c", str(self.core)),
             *("unshare", "--uts", "--mount", "sh", "-c", f'{mount}hostname "$0" && exec "$@"'),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,8 @@ class Ray:
     folder: Path
     env: Mapping[str, str]
     token: str = field(default_factory=lambda: secrets.token_hex(32))
+    python: Path = Path(sys.executable)
+    dashboard: tuple[str, ...] = ("--include-dashboard=false",)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -37,12 +38,12 @@ class Ray:
         leads = host is self.hosts[0]
         temporary = Path("/tmp", f"bk{host.space}")  # names of sockets are short
         role = (
-            ("--head", "--port", PORT, "--include-dashboard=false", "--temp-dir", temporary)
+            ("--head", "--port", PORT, *self.dashboard, "--temp-dir", temporary)
             if leads
             else ("--address", self.address)
         )
         return host.start(
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
+            *(self.python, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
             *("--node-ip-address", host.address, "--num-cpus", cpus, *role),
             out=self.folder / f"ray-{host.name}.log",
             env=self.variables,
@@ -55,17 +56,27 @@ class Ray:
 
 
 @contextmanager
-def ray_cluster(folder: Path, hosts: tuple[Host, ...], env: Mapping[str, str]) -> Iterator[Ray]:
+def ray_cluster(
+    folder: Path, hosts: tuple[Host, ...], env: Mapping[str, str], **more: object
+) -> Iterator[Ray]:
     """Until the hosts are killed."""
     folder.mkdir(parents=True)
-    running = Ray(hosts, folder, env)
+    running = Ray(hosts, folder, env, **more)  # type: ignore[arg-type]
     for host in hosts:
-        running.start_node(host)
-        wait_until(lambda host=host: running.runs(host), 120, f"Ray runs on {host.name}")
+        _bring_up(running, host)
     yield running
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _bring_up(running: Ray, host: Host) -> None:
+    """Ray gives its own processes half a minute, which is little on a machine that has other work."""
+    for _ in range(3):
+        starting = running.start_node(host)
+        wait_until(
+            lambda starting=starting: running.runs(host) or starting.poll() is not None,
+            300,
+            f"Ray runs on {host.name}",
+        )
+        if running.runs(host):
+            return
+        host.kill()
+    raise AssertionError((running.folder / f"ray-{host.name}.log").read_text())

@@ -2,10 +2,15 @@
 
 import json
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
+from packages.machines.tests.test_s3 import moto
 
-from buckeye.transport.weights import verify_weights
+from buckeye.base.faults import DONE, FAULTS
+from buckeye.transport.weights import read_weights_manifest, verify_weights
 from tests.cluster.conftest import STEPS
 from tests.cluster.hosts import needs_hosts, some_hosts, wait_until, words_of
 from tests.cluster.project import attempts, records, result
@@ -147,3 +152,40 @@ def test_a_job_that_loses_a_node_with_its_disk_goes_on_from_the_checkpoint(
     assert attempts(output)[-1]["resumed_step"] is not None
     assert result(output, STEPS) == single_host
     trained_once(output)
+
+
+def test_a_store_is_all_that_outlives_a_run_which_is_killed_in_an_upload(
+    project, single_host, outputs, tmp_path
+):
+    """Node 0 loses its directory with it. The store's server is on node 0, which goes on."""
+    output = project.write(
+        "apart_store",
+        trainers=[1, 2],
+        cluster="[cluster]\nnodes = 2\ntrainer_nodes = [1]\ninference_nodes = [0]\n",
+    )
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    with some_hosts(2, own=outputs) as hosts:
+        url = f"http://{hosts[0].address}:5000"
+        env = {**project.env, "AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1"}
+        env |= {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-tests"}
+        words = (moto(), "-H", hosts[0].address, "-p", 5000)
+        hosts[0].start(*words, out=tmp_path / "moto.log", env=env, cwd=tmp_path)
+        put = hosts[0].argv(sys.executable, "-c", f"import httpx; httpx.put('{url}/b').raise_for_status()")
+        wait_until(lambda: subprocess.run(put, capture_output=True).returncode == 0, 120, "a bucket")
+        with ray_cluster(tmp_path / "ray", hosts, env) as cluster:
+            store = ("--ckpt.store", "s3://b/x", "--ckpt.keep", "1")
+            faulty = replace(cluster, env={**env, FAULTS: "store.upload=kill@20", DONE: str(marks)})
+            running, log = start(project, faulty, "apart_store", *store)
+            assert running.wait(SECONDS) == -9, log.read_text()
+            assert "checkpoints to this node, and to the store" in log.read_text()
+            shutil.rmtree(output)
+            running, log = start(project, cluster, "apart_store", *store, "--resume")
+            assert running.wait(SECONDS) == 0, log.read_text()
+    assert "Going on from the checkpoint of step" in log.read_text()
+    assert attempts(output)[-1]["resumed_step"]
+    assert "a-secret-of-the-tests" not in log.read_text()
+    trained = records(output, "trainer")
+    assert sorted(trained) == list(range(attempts(output)[-1]["resumed_step"], STEPS))
+    last = read_weights_manifest(output / "weights" / f"step_{STEPS}")
+    assert last.checksum == single_host.checksum

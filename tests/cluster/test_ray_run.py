@@ -46,7 +46,7 @@ def test_two_nodes_of_ray_give_the_result_of_one_host(project, single_host, clus
     assert running.wait(SECONDS) == 0, log.read_text()
     assert result(output, STEPS) == single_host
     assert cluster.token not in log.read_text()
-    wait_until(lambda: not _left(cluster), 60, "nothing of the run is left")
+    wait_until(lambda: not left(cluster), 60, "nothing of the run is left")
 
 
 def test_a_node_that_is_switched_off_costs_no_result(project, single_host, cluster):
@@ -87,7 +87,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(project, cluster)
     wait_until(lambda: 1 in records(output, "trainer"), SECONDS, "two steps")
     running.kill()
     running.wait(SECONDS)
-    wait_until(lambda: not _left(cluster), 120, f"nothing of the run is left: {log.read_text()}")
+    wait_until(lambda: not left(cluster), 120, f"nothing of the run is left: {log.read_text()}")
 
 
 def test_a_spare_node_stands_in_for_one_that_is_lost(project, single_host, tmp_path):
@@ -161,7 +161,7 @@ def test_engines_are_added_on_other_nodes(project, tmp_path):
         said = project.run("rl", "stop", "outputs/engines", core=hosts[0].core)
         assert said.returncode == 0, said.stdout + said.stderr
         assert running.wait(SECONDS) == 130, log.read_text()
-        wait_until(lambda: not _left(cluster), 60, "nothing of the run is left")
+        wait_until(lambda: not left(cluster), 60, "nothing of the run is left")
     assert all(step["rollouts/unaccounted"] == 0 for step in records(output, "orchestrator").values())
     assert len(attempts(output)) == 1
 
@@ -208,5 +208,5 @@ def test_several_hosts_for_ssh_give_the_result_of_one(project, single_host, host
     )
 
 
-def _left(cluster):
+def left(cluster):
     return [pid for host in cluster.hosts for pid in host.processes() if "-m buckeye" in words_of(pid)]

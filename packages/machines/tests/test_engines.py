@@ -162,11 +162,15 @@ def test_what_cannot_be_started_is_said(node, job, monkeypatch):
     assert process.wait() == 0
 
 
-def test_a_node_of_another_version_is_refused(job, monkeypatch):
-    told = Facts(name="n2", version="0.0.1", python="3", cores=1, gpus=(), address="127.0.0.1", variables={})
+@pytest.mark.parametrize(("version", "python"), [("0.0.1", sys.version.split()[0]), (__version__, "3.10.2")])
+def test_a_node_of_another_version_is_refused(job, monkeypatch, version, python):
+    told = Facts(
+        name="n2", version=version, python=python, cores=1, gpus=(), address="127.0.0.1", variables={}
+    )
     monkeypatch.setattr(srun.SrunHost, "facts", lambda self: told)
+    said = rf"node 1 \(n2\) has version {version} of Buckeye and {python} of Python, and this host"
     with (
-        pytest.raises(UsageError, match=r"node 1 \(n2\) has version 0.0.1 of Buckeye"),
+        pytest.raises(UsageError, match=said),
         other_nodes(config(job)),
     ):
         pass

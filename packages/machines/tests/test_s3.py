@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 BUCKET = "buckeye-tests"
 
 
-def _moto():
+def moto():
     """The server's program. In an environment of its own: it wants another boto than s3fs."""
     return venv_with("moto", "moto[server]>=5.1") / "moto_server"
 
@@ -33,7 +33,7 @@ def server():
     """A server of moto, with a bucket; its variables."""
     port = free_port()
     process = subprocess.Popen(
-        [_moto(), "-p", str(port)],
+        [moto(), "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -178,7 +178,7 @@ def test_a_server_that_goes_away_ends_no_run(tmp_path, tiny_model, monkeypatch):
     runner.env |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
     runner.env |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     server = subprocess.Popen(
-        [_moto(), "-p", str(port)],
+        [moto(), "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -191,9 +191,11 @@ _OFFERED = {
     "gateway": "buckeye_mcp",
     "hf": "buckeye_mcp",
     "play": "buckeye_audit",
+    "workers": "buckeye_adapters",
     "demo": "buckeye_audit",
 }
 """Which satellite has which command, in its `commands.COMMANDS`."""
+_OF_RUNS = {"workers"}  # which people do not type
 
 
 def _offer(words: str, satellite: str) -> None:
@@ -201,14 +203,15 @@ def _offer(words: str, satellite: str) -> None:
     group, _, name = words.rpartition(" ")
     add = (env_app if group else app).command
     if is_there(satellite):
-        add(name)(ask(f"{satellite}.commands:COMMANDS", words)[words])
+        add(name, hidden=words in _OF_RUNS)(ask(f"{satellite}.commands:COMMANDS", words)[words])
         return
 
     def command() -> None:
         raise absent(satellite, f"the command {words}")
 
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-    add(name, help=f"Needs {SATELLITES[satellite]}.", context_settings=settings)(command)
+    told = f"Needs {SATELLITES[satellite]}."
+    add(name, help=told, hidden=words in _OF_RUNS, context_settings=settings)(command)
 
 
 for _words, _satellite in _OFFERED.items():

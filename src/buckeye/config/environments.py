@@ -94,7 +94,8 @@ class TrainEnvConfig(EnvConfig):
     rollouts_per_example: PositiveInt | None = None
     """Rollouts of one of its tasks; None is the orchestrator's rollouts_per_example."""
     placement: Annotated[list[NonNegativeInt], Field(min_length=1)] | None = None
-    """Nodes that each have a gateway for its MCP servers, which share its rollouts; None is node 0."""
+    """Nodes that share its rollouts; None is node 0. Each has a gateway for its MCP servers on `localhost`,
+    or, where it has no such, `workers` of its own."""
 
     @model_validator(mode="after")
     def _keeps_a_distribution(self) -> TrainEnvConfig:

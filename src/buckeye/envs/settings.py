@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+PLACED_VARIABLE = "BUCKEYE_PLACED"
+"""What a run says of environments whose workers are on its nodes, as JSON: the `address` of this host, and
+their `places` by name."""
 Isolation = Literal["auto", "none", "process"]
 
 
@@ -26,6 +31,10 @@ class WorkerSettings:
     isolation: Isolation = "auto"
     python: Path | None = None
     processes: int = 1
+    nodes: tuple[tuple[str, int] | None, ...] = ()
+    """Where on other nodes a host of workers listens; None is this host. Workers are spread over them."""
+    address: str = "127.0.0.1"
+    """Where workers reach the policy, which is in this process."""
     max_memory_bytes: int | None = None
     max_output_bytes: int = 64 * 1024 * 1024
     variables: tuple[str, ...] = ()
@@ -59,6 +68,18 @@ class WorkerSettings:
     """The module of an installed environment, where that does not follow from its id."""
     adapter: Path | None = None
     """A Python file that says how the environment is played, instead of the adapters that come along."""
+
+
+def placed(name: str) -> dict[str, Any]:
+    """The settings `nodes` and `address` of an environment whose workers a run has placed on its nodes."""
+    said = json.loads(os.environ.get(PLACED_VARIABLE, "{}"))
+    places = said.get("places", {}).get(name)
+    if places is None:
+        return {}
+    return {
+        "nodes": tuple(None if place is None else (place[0], place[1]) for place in places),
+        "address": said["address"],
+    }
 
 
 def with_variables(names: Sequence[str]) -> WorkerSettings:

@@ -22,6 +22,7 @@ from buckeye.sizing.plan import Role, Site
 _MCP = "buckeye_mcp"
 _FOR_RUNS = "buckeye_mcp.gateway.for_runs"
 _WHAT = "an environment of MCP servers"
+_WORKER_HOSTS = "buckeye_adapters.workers.elsewhere:worker_hosts"
 DEFAULT_ROLLOUTS = 64
 """At a time, where nobody has said how many are played."""
 
@@ -33,15 +34,23 @@ class Hosts:
 
     roles: tuple[Role, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    placed: tuple[EnvConfig, ...] = ()
+    """Environments that are where their `placement` says by this."""
 
 
-def run_hosts(environments: Sequence[EnvConfig], *, rollouts: int, sites: Mapping[int, Site]) -> Hosts:
+def run_hosts(
+    environments: Sequence[EnvConfig], *, rollouts: int, sites: Mapping[int, Site], address: str | None
+) -> Hosts:
     """What has to be started for a run that plays so many `rollouts` at a time, and has other nodes at
-    `sites`. Raises UsageError for tasks that cannot be read."""
-    placed = any(isinstance(env, TrainEnvConfig) and env.placement for env in environments)
-    if not is_there(_MCP) and not placed:
-        return Hosts()
-    hosts: Hosts = ask(f"{_FOR_RUNS}:run_gateways", _WHAT)(environments, rollouts=rollouts, sites=sites)
+    `sites`, which reach this one at `address`. Raises UsageError for tasks that cannot be read, and for what
+    cannot be placed."""
+    hosts = Hosts()
+    if is_there(_MCP):
+        hosts = ask(f"{_FOR_RUNS}:run_gateways", _WHAT)(environments, rollouts=rollouts, sites=sites)
+    left = [env for env in environments if isinstance(env, TrainEnvConfig) and any(env.placement or ())]
+    if left := [env for env in left if env not in hosts.placed]:
+        more = ask(_WORKER_HOSTS, "an environment in workers")(left, sites=sites, address=address)
+        hosts = Hosts(roles=(*hosts.roles, *more.roles), env={**hosts.env, **more.env})
     return hosts
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,12 +137,16 @@ def other_nodes(config: RLConfig) -> Iterator[Nodes]:
 
 
 def _check(number: int, host: Host) -> None:
-    facts = host.facts()
-    if facts.version != __version__:
+    facts, python = host.facts(), sys.version.split()[0]
+    if facts.version != __version__ or _minor(facts.python) != _minor(python):
         raise UsageError(
-            f"node {number} ({facts.name}) has version {facts.version} of Buckeye, and this host "
-            f"{__version__}: install the same on all nodes."
+            f"node {number} ({facts.name}) has version {facts.version} of Buckeye and {facts.python} of "
+            f"Python, and this host {__version__} and {python}: install the same on all nodes."
         )
+
+
+def _minor(python: str) -> list[str]:
+    return python.split(".")[:2]
 
 
 def sites_of(nodes: Nodes) -> list[Site]:

@@ -142,7 +142,7 @@ class Restarts:
                     log.warning("%s is ended to be started anew: %s", child.role.title, request.reason)
                     self._processes.kill(child, f"was not right ({request.reason})")
         homeless = []
-        for child in self._processes.of_kind("gateway", "inference"):
+        for child in self._processes.of_kind("gateway", "workers", "inference"):
             code = child.returncode
             if code is None:
                 continue

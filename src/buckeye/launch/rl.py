@@ -140,7 +140,7 @@ def _run_planned(
     launch = Launch(config=config, model_path=model_path, first=identity, step=begin.step, nodes=nodes)
     sites = {number: site_of(number, host) for number, host in nodes.hosts.items()}
     played, at_once = played_environments(config), config.orchestrator.rollouts_at_once
-    hosts = run_hosts(played, rollouts=at_once, sites=sites)
+    hosts = run_hosts(played, rollouts=at_once, sites=sites, address=nodes.address)
     plan = replace(plan, roles=(*hosts.roles, *plan.roles))
     uploads = uploads_of(output_dir, config.trainer.ckpt)  # has the keys, which nothing that is started gets
     forbid_looking()

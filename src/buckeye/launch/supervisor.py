@@ -114,7 +114,7 @@ class Supervisor:
         take_scale(self._launch.config.output_dir)  # what was asked of an earlier start
         write_servers(self._launch.config.output_dir, plan.base_urls)
         where = "GPU(s)" if plan.on_gpu else "CPU slot(s)"
-        for kind in ("gateway", "inference", "orchestrator", "trainer"):
+        for kind in ("gateway", "workers", "inference", "orchestrator", "trainer"):
             roles = plan.of_kind(kind)
             devices = " ".join(str(device) for role in roles for device in role.devices)
             if roles:

@@ -15,7 +15,7 @@ from buckeye.base.keys import check_variables
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.envs.base import TRAIN, Environment, Task, split_names
 from buckeye.envs.registry import open_environment
-from buckeye.envs.settings import WorkerSettings
+from buckeye.envs.settings import WorkerSettings, placed
 from buckeye.errors import UsageError
 from buckeye.inference.render import ChatRenderer
 
@@ -154,11 +154,12 @@ def worker_settings(
     workers only."""
     limited = settings.max_turns is not None or settings.max_tokens is not None or settings.variables
     told = settings.sampling.model_dump(exclude_none=True)
-    memory = settings.max_memory_gb
+    memory, place = settings.max_memory_gb, placed(name)
     return WorkerSettings(
-        isolation="process" if limited or memory is not None else settings.isolation,
+        isolation="process" if limited or place or memory is not None else settings.isolation,
         python=settings.python,
-        processes=settings.workers,
+        processes=settings.workers * max(1, len(place.get("nodes", ()))),
+        **place,
         variables=tuple(settings.variables),
         max_memory_bytes=None if memory is None else int(memory * _GIGABYTE),
         sampling=told,

@@ -25,7 +25,7 @@ _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _GROWING = "expandable_segments:True"
 
-RoleKind = Literal["gateway", "inference", "orchestrator", "trainer"]
+RoleKind = Literal["gateway", "workers", "inference", "orchestrator", "trainer"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -152,20 +152,6 @@ def socket_variables(address: str, environ: Mapping[str, str]) -> dict[str, str]
     return {name: interface for name in _CHOSEN_BY if name not in environ}
 
 
-def own_addresses() -> list[str]:
-    """The addresses of this host that others may reach it under."""
-    found = []
-    for addresses in psutil.net_if_addrs().values():
-        for one in addresses:
-            try:
-                address = ipaddress.ip_address(one.address)
-            except ValueError:
-                continue
-            if not address.is_loopback and not address.is_link_local:
-                found.append(str(address))
-    return found
-
-
 def address_towards(host: str) -> str:
     """The address of this host under which another one is reached, and should reach it. Raises OSError for a
     name that nobody knows."""

@@ -1,6 +1,7 @@
 """The commands of `buckeye` that are offered here, by their words."""
 
 from buckeye_adapters.installed.commands import env_info, env_install, env_list, env_remove, env_shell
+from buckeye_adapters.workers.command import workers
 
 COMMANDS = {
     "env info": env_info,
@@ -8,4 +9,5 @@ COMMANDS = {
     "env list": env_list,
     "env remove": env_remove,
     "env shell": env_shell,
+    "workers": workers,
 }

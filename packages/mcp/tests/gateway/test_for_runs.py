@@ -14,7 +14,9 @@ from tests.ports import free_port
 from tests.waiting import wait_for
 
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
+from buckeye.envs.settings import PLACED_VARIABLE
 from buckeye.errors import RunError, UsageError
+from buckeye.launch.gateways import run_hosts
 from buckeye.sizing.devices import Machine
 from buckeye.sizing.plan import Site
 from buckeye_mcp.client.placed import PLACES_VARIABLE, at_a_gateway, is_lost
@@ -175,10 +177,15 @@ def test_gateways_are_placed_on_nodes_with_a_key(tmp_path, monkeypatch):
     assert alone.node == 1
 
 
-def test_what_has_no_server_here_is_not_placed(tmp_path):
+def test_what_has_no_server_here_is_placed_as_workers(tmp_path):
     env = placed(tmp_path, url="https://mcp.example/mcp", placement=[1])
-    with pytest.raises(UsageError, match="no task of it names an MCP server on this machine"):
-        run_gateways([env], rollouts=8, sites={1: site(1)})
+    hosts = run_hosts([env], rollouts=8, sites={1: site(1)}, address="10.0.0.9")
+    assert [(role.kind, role.node) for role in hosts.roles] == [("workers", 1)]
+    assert PLACES_VARIABLE not in hosts.env
+    near = placed(tmp_path, url=f"http://localhost:{free_port()}/mcp", placement=[1])
+    hosts = run_hosts([near], rollouts=8, sites={1: site(1)}, address="10.0.0.9")
+    assert [(role.kind, role.node) for role in hosts.roles] == [("gateway", 1)]
+    assert PLACED_VARIABLE not in hosts.env
 
 
 def test_sessions_go_to_the_gateways_in_turn_and_round_one_that_is_lost(monkeypatch):

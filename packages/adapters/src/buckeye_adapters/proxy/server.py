@@ -1,4 +1,4 @@
-"""The loopback server of an event loop, and the endpoints on it."""
+"""The servers of an event loop, and the endpoints on them: on the loopback, or where other nodes reach it."""
 
 from __future__ import annotations
 
@@ -23,37 +23,42 @@ LOOPBACK = "127.0.0.1"
 
 @contextlib.asynccontextmanager
 async def serve(
-    policy: Policy, *, model: str = "policy", limits: Limits = _NO_LIMITS, environment: str = ""
+    policy: Policy,
+    *,
+    model: str = "policy",
+    limits: Limits = _NO_LIMITS,
+    environment: str = "",
+    host: str = LOOPBACK,
 ) -> AsyncIterator[Endpoint]:
     """Serve `policy` to one rollout, under a private address and key, until the block ends.
 
     `environment` is whose settings are dropped, in the log. Calls that are open at the end are cancelled:
     when the block has ended, nothing more is recorded. Raises UsageError where no HTTP server is installed.
     """
-    loopback = await _loopback()
+    server = await _server(host)
     usage = Usage()
     rollout = Rollout(
         policy,
         model=model,
         limits=limits,
         usage=usage,
-        tell=lambda setting: loopback.tell_once(environment, setting),
+        tell=lambda setting: server.tell_once(environment, setting),
     )
-    loopback.app.open(rollout)
+    server.app.open(rollout)
     try:
         yield Endpoint(
-            root_url=f"{loopback.url}/rollouts/{rollout.id}", api_key=rollout.key, model=model, usage=usage
+            root_url=f"{server.url}/rollouts/{rollout.id}", api_key=rollout.key, model=model, usage=usage
         )
     finally:
-        await loopback.app.close(rollout)
+        await server.app.close(rollout)
 
 
-class _Loopback:
-    """One server on a port of its own. It serves until its event loop ends."""
+class _Server:
+    """One server on a port of its own of `host`. It serves until its event loop ends."""
 
-    def __init__(self) -> None:
-        self.app = WireApp()
-        self._server = _loopback_server(self.app)
+    def __init__(self, host: str) -> None:
+        self.app, self._host = WireApp(), host
+        self._server = _http_server(self.app, host)
         self._told: set[tuple[str, str]] = set()
         self._serving = asyncio.create_task(self._serve())
         self._started = asyncio.Event()
@@ -82,18 +87,18 @@ class _Loopback:
         server = self._server
         from buckeye.base.http_server import listen
 
-        listener = listen(LOOPBACK, 0, change="Close some programs.")
+        listener = listen(self._host, 0, change="Close some programs.")
         try:
             # The parts of uvicorn's `serve` without its signal handlers, which are ours, and without its
             # clock, which ticks ten times a second for a header that nobody reads.
             server.config.load()
             server.lifespan = server.config.lifespan_class(server.config)
             await server.startup(sockets=[listener])
-            self.url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
+            self.url = f"http://{self._host}:{listener.getsockname()[1]}"
             self._started.set()
             await asyncio.Event().wait()
         finally:
-            _LOOPBACKS.pop(asyncio.get_running_loop(), None)
+            _SERVERS.pop((asyncio.get_running_loop(), self._host), None)
             for one in getattr(server, "servers", ()):
                 one.close()
             listener.close()
@@ -102,22 +107,22 @@ class _Loopback:
             await asyncio.sleep(0)
 
 
-_LOOPBACKS: dict[asyncio.AbstractEventLoop, _Loopback] = {}
-"""The servers of the event loops that run; each takes itself out when its loop ends."""
+_SERVERS: dict[tuple[asyncio.AbstractEventLoop, str], _Server] = {}
+"""The servers of the event loops that run, by their hosts; each takes itself out when its loop ends."""
 
 
-async def _loopback() -> _Loopback:
-    loop = asyncio.get_running_loop()
-    if loop not in _LOOPBACKS:
-        _LOOPBACKS[loop] = _Loopback()
-    loopback = _LOOPBACKS[loop]
-    await loopback.started()
-    return loopback
+async def _server(host: str) -> _Server:
+    place = asyncio.get_running_loop(), host
+    if place not in _SERVERS:
+        _SERVERS[place] = _Server(host)
+    server = _SERVERS[place]
+    await server.started()
+    return server
 
 
-def _loopback_server(app: WireApp) -> Any:
+def _http_server(app: WireApp, host: str) -> Any:
     need("uvicorn", "An environment in a process of its own")
     from buckeye.base.http_server import http_server
 
-    gate = Gate(app, Rules(host=LOOPBACK, key=None))  # type: ignore[arg-type]  # every rollout has a key of its own
+    gate = Gate(app, Rules(host=host, key=None))  # type: ignore[arg-type]  # every rollout has a key of its own
     return http_server(gate, server_header=False, date_header=False)

@@ -106,7 +106,7 @@ class WorkerEnvironment:
         limits = Limits(
             max_turns=settings.max_turns, max_tokens=settings.max_tokens, seconds=settings.rollout_timeout
         )
-        async with serve(policy, limits=limits, environment=self.name) as endpoint:
+        async with serve(policy, limits=limits, environment=self.name, host=settings.address) as endpoint:
             question = {
                 "task": _task_values(task),
                 "endpoint": _endpoint_values(endpoint, settings),

@@ -180,9 +180,11 @@ class WorkerPool:
                 f"{pause:.0f} s; the last: {self._last_fault.message}",
             )
         await asyncio.sleep(max(0.0, pause))
+        nodes = self.settings.nodes or (None,)
+        where = nodes[(place.number + place.lives) % len(nodes)]  # another than that of one that was lost
         place.lives += 1
         try:
-            worker = await WorkerProcess.start(self.python, self.settings, self._log_of(place))
+            worker = await WorkerProcess.start(self.python, self.settings, self._log_of(place), where)
             worker.on_end = lambda: self._has_ended(place, worker)
             try:
                 await self._load(worker)

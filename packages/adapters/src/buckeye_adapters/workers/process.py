@@ -8,8 +8,9 @@ import itertools
 import os
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,27 +46,54 @@ _SEEN = (
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
 )
 """Where data is kept and how the network is reached. Keys are not among them."""
+_WORKER = (str(MAIN),)
+_RELAY = ("-m", "buckeye_adapters.workers.relay")
+LOOPBACK = "127.0.0.1"
+WORKERS_KEY = "BUCKEYE_WORKERS_KEY"
+"""The variable with the key of a run's hosts of workers."""
 
 
-def worker_variables(named: Iterable[str]) -> dict[str, str]:
+def worker_variables(named: Iterable[str], policy: str = LOOPBACK) -> dict[str, str]:
     """The environment variables of a worker: `named` ones as far as they are there, also in the key files,
-    and what it needs to find its files and the network. The way to this machine itself never leads over a
-    proxy."""
+    and what it needs to find its files and the network. The way to this machine itself, and to the host where
+    the `policy` is, never leads over a proxy."""
     found = {name: os.environ[name] for name in _SEEN if name in os.environ}
     found |= {name: value for name in named if (value := key(name))}
-    direct = ",".join(filter(None, ("127.0.0.1,localhost", os.environ.get("NO_PROXY"))))
+    direct = ",".join(filter(None, ("127.0.0.1,localhost", policy, os.environ.get("NO_PROXY"))))
     return clean_environment(found | {"NO_PROXY": direct, "no_proxy": direct})
 
 
+async def start_elsewhere(
+    python: Path, settings: WorkerSettings, place: tuple[str, int]
+) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """The same for a worker on the node where a host of workers listens at `place`; the process is the one
+    that stands in for it here."""
+    process, ours = await start_process(Path(sys.executable), clean_environment({}), _RELAY)
+    variables = {name: value for name in settings.variables if (value := key(name))}
+    begin = {
+        "type": "start",
+        "host": place[0],
+        "port": place[1],
+        "seconds": settings.start_timeout / 2,
+        "key": os.environ.get(WORKERS_KEY, ""),
+        "python": str(python),
+        "variables": variables,
+        "policy": settings.address,
+        "max_memory_bytes": settings.max_memory_bytes,
+    }
+    ours.sendall(encode(begin))
+    return process, ours
+
+
 async def start_process(
-    python: Path, variables: dict[str, str]
+    python: Path, variables: dict[str, str], words: Sequence[str] = _WORKER
 ) -> tuple[asyncio.subprocess.Process, socket.socket]:
     """A new worker process and our end of its connection. Raises WorkerFault if it cannot be started."""
     ours, theirs = socket.socketpair()
     number = theirs.fileno()
     try:
         process = await asyncio.create_subprocess_exec(
-            *(str(python), "-I", "-u", str(MAIN), "--fd", str(number), "--parent", str(os.getpid())),
+            *(str(python), "-I", "-u", *words, "--fd", str(number), "--parent", str(os.getpid())),
             *("--shared", str(_SHARED)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -135,9 +163,16 @@ class WorkerProcess:
         self._tasks = [asyncio.create_task(task) for task in tasks]
 
     @classmethod
-    async def start(cls, python: Path, settings: WorkerSettings, log: Path | None) -> WorkerProcess:
-        """Start a worker and shake hands with it. Raises WorkerFault if it does not answer in time."""
-        process, connection = await start_process(python, worker_variables(settings.variables))
+    async def start(
+        cls, python: Path, settings: WorkerSettings, log: Path | None, place: tuple[str, int] | None = None
+    ) -> WorkerProcess:
+        """Start a worker, here or at a host of workers, and shake hands with it. Raises WorkerFault if
+        it does not answer in time."""
+        if place is not None:
+            process, connection = await start_elsewhere(python, settings, place)
+        else:
+            variables = worker_variables(settings.variables, settings.address)
+            process, connection = await start_process(python, variables)
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         streams = await asyncio.open_connection(sock=connection, limit=1 << 20)
@@ -297,7 +332,7 @@ class WorkerProcess:
         most = self._settings.max_memory_bytes
         if most is None:
             return None
-        used = _memory(self.pid)
+        used = memory_of(self.pid)
         if used <= most:
             return None
         return f"the worker has grown to {used / 2**20:.0f} MiB; max_memory_gb allows {most / 2**20:.0f} MiB"
@@ -362,7 +397,7 @@ def _fail(answer: asyncio.Future[Any], fault: Fault) -> None:
     answer.exception()  # it may be that nobody waits for it any more
 
 
-def _memory(pid: int) -> int:
+def memory_of(pid: int) -> int:
     """Bytes that a process and its descendants have in memory (RSS); 0 if it has just ended."""
     try:
         leader = psutil.Process(pid)

@@ -149,7 +149,8 @@ def _bundles(config: RLConfig, ray: Any) -> list[dict[str, float]]:
 
 def _candidates(ray: Any, own: str, bundle: Mapping[str, float]) -> tuple[list[str], list[str]]:
     """The addresses of nodes beside this one that have enough; and a line about each of all."""
-    free = _free_of(ray)
+    client = ray.util.client.ray.is_connected()  # which is told that by a node alone
+    free = ray.get(ray.remote(num_cpus=0)(_free).remote()) if client else _free()
     fit, lines = [], []
     for node in ray.nodes():
         address, has = node["NodeManagerAddress"], free.get(node["NodeID"], {})
@@ -168,7 +169,7 @@ def _candidates(ray: Any, own: str, bundle: Mapping[str, float]) -> tuple[list[s
     return sorted(fit), lines
 
 
-def _free_of(ray: Any) -> dict[str, dict[str, float]]:
+def _free() -> dict[str, dict[str, float]]:
     from ray._private.state import available_resources_per_node
 
     return dict(available_resources_per_node())

@@ -77,10 +77,10 @@ def gateway_here(environments: Iterable[EnvConfig], log_file: Path, *, rollouts:
 def run_gateways(environments: Sequence[EnvConfig], *, rollouts: int, sites: Mapping[int, Site]) -> Hosts:
     """What has to be started for a run that plays so many `rollouts` at a time: a gateway for every port of
     this machine where its tasks expect one and nothing listens, or one on each node where they are placed.
-    Raises UsageError as `task_gateway` does, and for what cannot be placed."""
+    Raises UsageError as `task_gateway` does."""
     known = variables()
     servers, words = _needs(environments, known, rollouts)
-    nodes = _placements(environments, known)
+    nodes, placed = _placements(environments, known)
     ports = [port for port in _silent_ports(servers) if 0 in nodes.get(port, (0,))]
     key = _missing_key(servers, known)
     _check_keys(servers, ports, {**known, **key})
@@ -96,7 +96,8 @@ def run_gateways(environments: Sequence[EnvConfig], *, rollouts: int, sites: Map
             opens = {API_KEY_VARIABLE: {**known, **key}[API_KEY_VARIABLE]}
             roles.append(replace(role, node=node, host=site.address, env=opens))
             places.setdefault(port, []).append(roles[-1].url)
-    return Hosts(roles=tuple(roles), env={**key, **({PLACES_VARIABLE: json.dumps(places)} if places else {})})
+    env = {**key, **({PLACES_VARIABLE: json.dumps(places)} if places else {})}
+    return Hosts(roles=tuple(roles), env=env, placed=placed)
 
 
 def _gateway(index: int, port: int, words: Sequence[str]) -> Role:
@@ -110,22 +111,21 @@ def _gateway(index: int, port: int, words: Sequence[str]) -> Role:
     )
 
 
-def _placements(environments: Iterable[EnvConfig], known: Mapping[str, str]) -> dict[int, list[int]]:
-    """The nodes where the servers of a port are placed. Raises UsageError for environments without such."""
+def _placements(
+    environments: Iterable[EnvConfig], known: Mapping[str, str]
+) -> tuple[dict[int, list[int]], tuple[EnvConfig, ...]]:
+    """The nodes where the servers of a port are placed, and the environments that have such."""
     nodes: dict[int, list[int]] = {}
+    placed: list[EnvConfig] = []
     for env in environments:
         if not isinstance(env, TrainEnvConfig) or env.placement is None:
             continue
         urls = {url for task in mcp_tasks([env]) for url in _near_servers(task, known)}
-        if not urls:
-            raise UsageError(
-                f"{env.id} has placement = {env.placement}, and no task of it names an MCP server on this "
-                "machine (http://localhost:PORT/...): what else there is runs where the orchestrator does. "
-                "Leave placement out."
-            )
+        if urls:
+            placed.append(env)
         for port in filter(None, map(_local_port, urls)):
             nodes[port] = sorted({*nodes.get(port, []), *env.placement})
-    return nodes
+    return nodes, tuple(placed)
 
 
 def _missing_key(servers: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:

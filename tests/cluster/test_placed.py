@@ -1,0 +1,115 @@
+"""Environments that are played on other nodes of a real Ray cluster: by workers, and by gateways."""
+
+import json
+import os
+import sys
+
+import pytest
+from packages.mcp.tests.gateway.test_run_gateway import CONFIG, SERVER
+from packages.mcp.tests.gateway.test_runtimes import FAKE
+
+from tests.cluster.conftest import STEPS
+from tests.cluster.hosts import needs_hosts, some_hosts, wait_until, words_of
+from tests.cluster.project import attempts, records, result
+from tests.cluster.ray import ray_cluster
+from tests.cluster.test_ray_run import SECONDS, left, start
+from tests.ports import free_port
+
+pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+NODES = "[cluster]\nnodes = 3\ninference_nodes = [0]\ntrainer_nodes = [0]\n"
+LONG = ("--max-steps", "100000", "--max-async-level", "1", "--orchestrator.zero-spread", "keep")
+
+
+def write(project, name, env):
+    """A run of three nodes whose environment has these settings, too."""
+    output = project.write(name, trainers=[1, 2], cluster=NODES)
+    path = project.folder / f"{name}.toml"
+    path.write_text(path.read_text().replace('id = "letters.py"', env))
+    return output
+
+
+def steps(output):
+    return sorted(records(output, "orchestrator"))
+
+
+def retried(output):
+    return sum(step.get("rollouts/retried", 0) for step in records(output, "orchestrator").values())
+
+
+def with_words(host, words):
+    return [pid for pid in host.processes() if words in words_of(pid)]
+
+
+def ends_well(project, cluster, running, log, output):
+    name = output.name
+    said = project.run("rl", "stop", f"outputs/{name}", core=cluster.hosts[0].core)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert running.wait(SECONDS) == 130, log.read_text()
+    wait_until(lambda: not left(cluster), 60, "nothing of the run is left")
+    assert all(step["rollouts/unaccounted"] == 0 for step in records(output, "orchestrator").values())
+    assert len(attempts(output)) == 1
+    assert not [step for step in records(output, "orchestrator").values() if step["rollouts/failed"]]
+
+
+def goes_on(output, more=3):
+    newest = steps(output)[-1]
+    wait_until(lambda: steps(output)[-1] > newest + more, SECONDS, "it goes on")
+
+
+def test_workers_on_other_nodes_give_the_result_of_one_host(project, single_host, tmp_path):
+    output = write(project, "workers", 'id = "letters.py"\nplacement = [1, 2]')
+    with some_hosts(3) as hosts, ray_cluster(tmp_path / "ray", hosts, project.env) as cluster:
+        running, log = start(project, cluster, "workers")
+        wait_until(lambda: 1 in records(output, "trainer"), SECONDS, "two steps")
+        for host in hosts[1:]:
+            assert len(with_words(host, "worker_side/main.py")) == 1
+        assert running.wait(SECONDS) == 0, log.read_text()
+        wait_until(lambda: not left(cluster), 60, "nothing of the run is left")
+    assert result(output, STEPS) == single_host
+
+
+def test_what_workers_of_a_lost_node_played_is_played_by_others(project, tmp_path):
+    output = write(project, "workers_lost", 'id = "letters.py"\nplacement = [1, 2]')
+    with some_hosts(3) as hosts, ray_cluster(tmp_path / "ray", hosts, project.env) as cluster:
+        running, log = start(project, cluster, "workers_lost", *LONG)
+        wait_until(lambda: len(steps(output)) > 1, SECONDS, "two steps")
+        hosts[2].kill()
+        wait_until(lambda: "is lost" in log.read_text(), SECONDS, "the node is missed")
+        wait_until(lambda: len(with_words(hosts[1], "worker_side/main.py")) == 2, SECONDS, "one stands in")
+        goes_on(output)
+        cluster.start_node(hosts[2])
+        wait_until(lambda: with_words(hosts[2], "buckeye workers"), SECONDS, "it is there again")
+        ends_well(project, cluster, running, log, output)
+
+
+def test_gateways_on_other_nodes_share_the_rollouts_and_one_is_lost(project, tmp_path):
+    """They run the tasks' image with a docker that is a stand-in."""
+    server = {"url": f"http://localhost:{free_port()}/mcp", "headers": {"Mcp-Image": "org/env:1"}}
+    tools = {"setup_tool": {"name": "setup"}, "evaluate_tool": {"name": "evaluate"}}
+    tasks = [{"id": f"t{n}", "prompt": "Win.", "mcp_config": {"board": server}, **tools} for n in range(20)]
+    (project.folder / "tasks.json").write_text(json.dumps(tasks))
+    (project.folder / "gym.yaml").write_text(CONFIG)
+    (tmp_path / "docker").mkdir()
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    home = str(tmp_path / "docker")
+    docker.write_text(FAKE.format(python=sys.executable, home=home, server=str(SERVER)))
+    docker.chmod(0o755)
+    env = {**project.env, "PATH": f"{docker.parent}:{os.environ['PATH']}"}
+    args = '{ taskset = "tasks.json", config_path = "gym.yaml" }'
+    output = write(project, "gateways", f'id = "buckeye-vf-gym"\nargs = {args}\nplacement = [1, 2]')
+    with some_hosts(3) as hosts, ray_cluster(tmp_path / "ray", hosts, env) as cluster:
+        running, log = start(project, cluster, "gateways", *LONG, "--orchestrator.seq-len", "1024")
+        wait_until(lambda: len(steps(output)) > 1, SECONDS, "two steps")
+        assert not with_words(hosts[0], "buckeye gateway")
+        for host in hosts[1:]:
+            assert len(with_words(host, "buckeye gateway")) == 1
+            wait_until(lambda host=host: with_words(host, str(SERVER)), SECONDS, "sessions are played there")
+        hosts[2].kill()
+        wait_until(lambda: "is lost" in log.read_text(), SECONDS, "the node is missed")
+        goes_on(output)
+        cluster.start_node(hosts[2])
+        wait_until(lambda: with_words(hosts[2], "buckeye gateway"), SECONDS, "it is there again")
+        wait_until(lambda: with_words(hosts[2], str(SERVER)), SECONDS, "it has sessions again")
+        ends_well(project, cluster, running, log, output)
