@@ -2,7 +2,8 @@
 
     python raw_server.py [WAY]
 
-Without a way it is well behaved, and knows the older handshake only. With `modern-only` it knows the newer.
+Without a way it is well behaved, and knows the older handshake only. With `modern-only` it knows the newer;
+with `modern-strict` too, and refuses the older for what it lacks.
 """
 
 import json
@@ -13,6 +14,7 @@ import sys
 import time
 
 WAY = sys.argv[1] if len(sys.argv) > 1 else ""
+MODERN = ("modern-only", "modern-strict")
 state = {"calls": 0, "secret": ""}
 
 
@@ -47,7 +49,7 @@ def refuse(request, code, message):
 
 
 def text(value, **more):
-    newer = {"resultType": "complete"} if WAY == "modern-only" else {}
+    newer = {"resultType": "complete"} if WAY in MODERN else {}
     return {"content": [{"type": "text", "text": value}], **newer, **more}
 
 
@@ -170,15 +172,15 @@ def main():
     for line in sys.stdin:
         request = json.loads(line)
         method = request.get("method")
-        if method == "initialize" and WAY not in ("garbage-in-start", "modern-only"):
+        if method == "initialize" and WAY not in ("garbage-in-start", *MODERN):
             info = {"name": "raw", "version": "1"}
             version = request["params"]["protocolVersion"]
             capabilities = {"tools": {"listChanged": True}}
             answer(request, {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info})
-        elif method == "server/discover" and WAY == "modern-only":
+        elif method == "server/discover" and WAY in MODERN:
             about = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
             answer(request, about | {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"})
-        elif method == "tools/list" and WAY == "modern-only":
+        elif method == "tools/list" and WAY in MODERN:
             about = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
             answer(request, {"tools": TOOLS} | about)
         elif method == "tools/list":
@@ -188,6 +190,8 @@ def main():
                 answer(request, {"tools": TOOLS})
         elif method == "tools/call":
             called(request)
+        elif "id" in request and WAY == "modern-strict":
+            refuse(request, -32602, "request is missing _meta")
         elif "id" in request and WAY != "garbage-in-start":
             refuse(request, -32601, "Method not found")
     if WAY == "stays":

@@ -92,8 +92,9 @@ def test_a_server_sees_nothing_of_our_environment(marker, monkeypatch):
     }  # Python sets LC_CTYPE
 
 
-def test_a_server_that_knows_only_the_newer_handshake(marker):
-    (result,) = play(raw(marker, "modern-only"), ACT)
+@pytest.mark.parametrize("way", ["modern-only", "modern-strict"])
+def test_a_server_that_knows_only_the_newer_handshake(marker, way):
+    (result,) = play(raw(marker, way), ACT)
     assert result.text == "You said hello."
 
 

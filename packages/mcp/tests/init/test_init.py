@@ -157,6 +157,14 @@ def test_the_file_has_the_form_of_the_page(tmp_path):
     assert bound(config, 'look("x")') == {"at": "x"}  # what is left out is not sent as null
 
 
+def test_many_cut_descriptions_are_one_note(tmp_path):
+    long = [tool(f"act{number}", "a" * 500) for number in range(5)]
+    made, _ = generated(tmp_path, *long[:3])
+    assert len(made.notes) == 3
+    made, _ = generated(tmp_path, *long)
+    assert made.notes == ("the description of act0 was cut from 500 to 400 characters, and 4 more were",)
+
+
 def test_types_enums_and_defaults_are_shown(tmp_path):
     nested = {"type": "object", "properties": {"x": {"type": "number"}}}
     made, _ = generated(

@@ -15,6 +15,7 @@ from tests.command import run_here
 from buckeye_mcp.config import load_gym_config
 from buckeye_mcp.init import trial
 from buckeye_mcp.init.named_paths import copy_without_keys, named_paths
+from buckeye_mcp.init.source import find_source
 from buckeye_mcp.sandbox.confinement import keeps_all_else
 
 needs_walls = pytest.mark.skipif(bool(keeps_all_else()), reason="no namespaces here")
@@ -178,6 +179,23 @@ def test_the_words_of_a_command_that_are_the_users_files(tmp_path, monkeypatch, 
         "npx -y {workdir}", "npx -y @"
     )
     assert {name: path.name for name, path in found.paths.items()} == {name: name for name in named}
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "env"),
+    [
+        ("env F=./a.db A='b c' server --x y=1", ["server", "--x", "y=1"], {"F": "./a.db", "A": "b c"}),
+        ("FILE={user}/project node server.js", ["node", "server.js"], {"FILE": "{workdir}/project"}),
+        ("env -i A=b server", ["env", "-i", "A=b", "server"], {}),
+        ("env", ["env"], {}),
+        ("A=b", ["A=b"], {}),
+    ],
+)
+def test_variables_before_a_program_are_its_environment(place, command, words, env):
+    command = command.replace("{user}", str(place / "user"))
+    written = find_source(None, command=command, headers={}, build=False).written
+    assert [written.command, *written.args] == words
+    assert written.env == env
 
 
 def test_tools_that_reach_far_are_called_only_when_asked_for(place, monkeypatch):

@@ -51,7 +51,12 @@ logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 _PAGES = 100
 _SHORT_GRACE = 0.3  # after a failure
-_NO_HANDSHAKE = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION, types.INVALID_REQUEST)
+_NO_HANDSHAKE = (
+    types.METHOD_NOT_FOUND,
+    types.UNSUPPORTED_PROTOCOL_VERSION,
+    types.INVALID_REQUEST,
+    types.INVALID_PARAMS,  # it misses what every request of the newer protocol has
+)
 Server = StdioServer | HttpServer
 
 

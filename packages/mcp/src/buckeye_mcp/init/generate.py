@@ -23,6 +23,7 @@ SERVER = "server"
 """The key of `job.metadata` with the server that the configuration was made from."""
 FILL_IN = "FILL IN"
 """What a value begins with that nobody knows yet."""
+_MOST_CUT = 3
 _LONGEST_TEXT = {"tool": 400, "parameter": 200}
 _WIDTH = 100
 _WEIGHTS = WeightsConfig(task_completion=0.8, tool_execution=0.1, format_compliance=0.1)
@@ -51,6 +52,7 @@ class Generated:
 class _Remarks:
     decisions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
 
 
 def generate_config(
@@ -97,7 +99,10 @@ def generate_config(
     if remarks.decisions:
         head.append(f"# Look at what is marked {CHECK}: a person should decide it.")
     text = "\n".join([*head, *body]) + "\n"
-    return Generated(text, plan, tuple(remarks.decisions), tuple(remarks.notes))
+    cut = remarks.cut
+    if len(cut) > _MOST_CUT:
+        cut = [f"{cut[0]}, and {len(cut) - 1} more were"]
+    return Generated(text, plan, tuple(remarks.decisions), (*cut, *remarks.notes))
 
 
 def quoted(text: str) -> str:
@@ -204,7 +209,7 @@ def _bounded(text: str, kind: str, what: str, remarks: _Remarks) -> str:
     text, most = harmless(text), _LONGEST_TEXT[kind]
     if len(text) <= most:
         return text
-    remarks.notes.append(f"{what} was cut from {len(text)} to {most} characters")
+    remarks.cut.append(f"{what} was cut from {len(text)} to {most} characters")
     return text[:most].rstrip() + "…"
 
 

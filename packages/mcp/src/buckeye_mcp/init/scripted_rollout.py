@@ -234,7 +234,9 @@ def _prepared(
         values = {given: example(known.get(name), schema) for name, given in needed}
     except NoExample as error:
         return [], Trial(action.name, "", "not tried", f"no arguments can be made up: {error}")
-    shown = {given: _WORD if _is_filler(value) else value for given, value in values.items()}
+    shown = {
+        given: _WORD.ljust(len(value), "s") if _is_filler(value) else value for given, value in values.items()
+    }
     variants = [shown]
     for name, given in needed:
         options = choices(known.get(name), schema)

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer
 
 Server = StdioServer | HttpServer
 _ONLY = "environment"
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +131,11 @@ def _of_command(command: str) -> Source:
 
 def _of_words(words: Sequence[str]) -> Source:
     named = named_paths(words)
-    server = escaped(StdioServer(command=named.words[0], args=list(named.words[1:])))
+    rest = named.words[1:] if named.words[0] == "env" and len(named.words) > 1 else named.words
+    given = list(takewhile(_VARIABLE.fullmatch, rest[:-1]))
+    program, *arguments = rest[len(given) :] if given else named.words
+    env = dict(word.split("=", 1) for word in given)
+    server = escaped(StdioServer(command=program, args=arguments, env=env))
     return replace(of_server(server), environment=_named(_name_of_command(words)), paths=named.paths)
 
 
