@@ -1,5 +1,7 @@
 """The kinds of number questions against forms written down by hand from the record."""
 
+from functools import cache
+
 import pytest
 
 from dakota1890.draws import Draws
@@ -8,8 +10,15 @@ from dakota1890.morphology.numerals import numeral, ordinal
 from dakota1890.questions import NUMBER
 from dakota1890.splits import held_out_fact, side_of, within_train_range
 
-DRAWN = [numerals.NUMERALS.draw(Draws(3, index)) for index in range(8_000)]
-TRAIN = [question for question in DRAWN if side_of(question) == "train"]
+
+@cache
+def drawn():
+    return [numerals.NUMERALS.draw(Draws(3, index)) for index in range(8_000)]
+
+
+@cache
+def in_training():
+    return [question for question in drawn() if side_of(question) == "train"]
 
 
 @pytest.mark.parametrize(
@@ -71,9 +80,9 @@ def test_ordinals_that_the_record_does_not_give_are_refused(number):
 
 
 def test_every_kind_is_drawn_and_nineteen_never_is():
-    kinds = {question.ask.split()[0] + question.ask.split()[1] for question in TRAIN}
+    kinds = {question.ask.split()[0] + question.ask.split()[1] for question in in_training()}
     assert {"Writethe", "Whichnumber", "Addthe", 'Write"only'} <= kinds
-    numbers = {int(lemma) for question in DRAWN for lemma in question.lemma_ids}
+    numbers = {int(lemma) for question in drawn() for lemma in question.lemma_ids}
     assert not {number for number in numbers if number % 100 == 19}
     assert max(numbers) <= 9_999
 
@@ -87,7 +96,7 @@ def test_all_directions_share_the_facts_of_their_numbers():
 def test_a_round_sum_of_large_numbers_is_beyond_training():
     assert side_of(numerals.add(1328, 2672)) == "range"
     assert side_of(numerals.write(4000)) != "range"
-    for question in TRAIN:
+    for question in in_training():
         assert all(within_train_range(int(lemma)) for lemma in question.lemma_ids), question
 
 
@@ -96,12 +105,12 @@ def test_the_words_of_a_held_out_number_are_nowhere_in_training():
     numbers = [n for n in range(1, 10_000) if held_out_fact(numerals.fact(n)) or not within_train_range(n)]
     held = {form for n in numbers for form in numeral(n)}
     assert len([n for n in numbers if n < 100]) >= 5
-    for question in TRAIN:
+    for question in in_training():
         assert not held & {*question.accept, *question.prompt_forms}, question
 
 
 def test_a_sum_is_never_its_words_joined():
-    for question in DRAWN:
+    for question in drawn():
         if question.ask.startswith("Add"):
             one, other = question.prompt_forms
             joined = {f"{one} {other}", f"{other} {one}", f"{one} saŋpa {other}", f"{other} saŋpa {one}"}
@@ -109,12 +118,12 @@ def test_a_sum_is_never_its_words_joined():
 
 
 def test_numbers_are_answered_in_digits():
-    read = [question for question in DRAWN if question.ask.startswith("Which")]
+    read = [question for question in drawn() if question.ask.startswith("Which")]
     assert read
     assert all(question.answer == NUMBER and question.accept[0].isdecimal() for question in read)
 
 
 def test_training_is_more_than_a_handful_of_numbers():
-    asked = [question.ask for question in TRAIN]
+    asked = [question.ask for question in in_training()]
     assert len(set(asked)) > 0.25 * len(asked)
     assert max(asked.count(ask) for ask in asked[:200]) < 0.01 * len(asked)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,16 @@ from dakota1890.tasks import (
 )
 
 NAMES = tuple(FAMILIES)
-TRAIN = TrainTasks(TaskOptions(invented_fraction=0.5), 6_000)[:]
-EVAL = eval_tasks(NAMES, DEPTHS, True)
+
+
+@cache
+def in_training():
+    return TrainTasks(TaskOptions(invented_fraction=0.5), 6_000)[:]
+
+
+@cache
+def held_out():
+    return eval_tasks(NAMES, DEPTHS, True)
 
 
 def recorded(side):
@@ -98,7 +107,7 @@ def test_tasks_are_the_same_in_every_process():
         check=True,
         env={"PYTHONHASHSEED": seed},
     ).stdout
-    here = [[task.id for task in tasks[:200]] for tasks in (TRAIN, EVAL)]
+    here = [[task.id for task in tasks[:200]] for tasks in (in_training(), held_out())]
     assert [line.split() for line in there.splitlines()] == here
 
 
@@ -120,15 +129,15 @@ def test_all_ways_of_asking_a_fact_stand_on_one_side(train_questions, held_quest
 
 
 def test_no_prompt_or_task_crosses():
-    assert not {t.prompt for t in TRAIN} & {t.prompt for t in EVAL}
-    assert not {t.id for t in TRAIN} & {t.id for t in EVAL}
+    assert not {t.prompt for t in in_training()} & {t.prompt for t in held_out()}
+    assert not {t.id for t in in_training()} & {t.id for t in held_out()}
 
 
 def test_no_held_out_form_is_shown_in_training(train_questions):
     """As an answer or in a prompt, quoted or not. Homographs do not count: forms of other words, spelled
     alike."""
     lemmas_of = defaultdict(set)
-    for task in EVAL:
+    for task in held_out():
         # The total of a held-out sum is a trained number; reading its parts is what is held out.
         dakota = task.data["answer"] in (FORM, WORDS, WORD) and task.data["family"] != "numerals"
         if dakota and task.data["split"] in ("lemma", "cell", "random"):
@@ -172,23 +181,23 @@ def _halves(cell):
 
 
 def test_every_axis_is_measured_and_the_held_out_names_exist(held_questions):
-    assert {task.data["split"] for task in EVAL} == set(AXES)
+    assert {task.data["split"] for task in held_out()} == set(AXES)
     assert values(held_questions, "cells") >= HELD_OUT_CELLS
     assert values(held_questions, "rule_ids") >= HELD_OUT_RULES
     assert set(load_corpus().rules) >= HELD_OUT_RULES
 
 
 def test_the_evaluation_is_fixed_and_capped():
-    sizes = Counter((task.data["family"], task.data["split"]) for task in EVAL)
+    sizes = Counter((task.data["family"], task.data["split"]) for task in held_out())
     assert max(sizes.values()) <= EVAL_PER_SIDE
     assert {family for family, _ in sizes} == set(NAMES)
-    assert len({task.id for task in EVAL}) == len(EVAL)
-    assert {task.id for task in eval_tasks(NAMES, DEPTHS, False)} == {task.id for task in EVAL}
+    assert len({task.id for task in held_out()}) == len(held_out())
+    assert {task.id for task in eval_tasks(NAMES, DEPTHS, False)} == {task.id for task in held_out()}
 
 
 def test_held_out_forms_are_those_of_the_evaluation():
     forms = held_out_forms()
-    assert all(form in forms for task in EVAL for form in task.data["accept"])
+    assert all(form in forms for task in held_out() for form in task.data["accept"])
 
 
 @pytest.mark.parametrize("hint", [True, False])
@@ -206,7 +215,7 @@ def test_no_prompt_holds_its_answer(hint):
 
 
 def test_prompts_are_short_and_ask_for_the_tag():
-    for task in (*TRAIN, *EVAL):
+    for task in (*in_training(), *held_out()):
         assert task.prompt.endswith("in <answer></answer>.")
         assert len(task.prompt.split()) <= 120, task.prompt
 
@@ -219,7 +228,7 @@ def test_hints_can_be_left_out():
 
 def test_task_data_is_complete_and_its_rules_exist():
     rules = load_corpus().rules
-    for task in (*TRAIN, *EVAL):
+    for task in (*in_training(), *held_out()):
         data = task.data
         assert json.loads(json.dumps(data)) is not None
         assert set(data["rule_ids"]) <= set(rules), task
@@ -235,24 +244,24 @@ def test_task_data_is_complete_and_its_rules_exist():
 
 def test_one_prompt_has_one_set_of_answers():
     seen = {}
-    for task in (*TRAIN, *EVAL):
+    for task in (*in_training(), *held_out()):
         assert seen.setdefault(task.prompt, set(task.data["accept"])) == set(task.data["accept"]), task
 
 
 def test_every_accepted_answer_is_paid():
-    for task in (*TRAIN[:2_000], *EVAL):
+    for task in (*in_training()[:2_000], *held_out()):
         for form in task.data["accept"]:
             reply = f"<answer>{form}</answer>"
             assert grade(reply, task.data, shaping=False).reward == 1.0, task
 
 
 def test_train_families_are_drawn_evenly_and_have_their_depths():
-    counts = Counter(task.data["family"] for task in TRAIN)
+    counts = Counter(task.data["family"] for task in in_training())
     trained = [name for name in NAMES if train_depths(name)]
     assert set(counts) == set(trained)
-    assert all(0.7 < counts[name] * len(trained) / len(TRAIN) < 1.3 for name in trained), counts
+    assert all(0.7 < counts[name] * len(trained) / len(in_training()) < 1.3 for name in trained), counts
     depths = defaultdict(set)
-    for task in TRAIN:
+    for task in in_training():
         depths[task.data["family"]].add(task.data["depth"])
     assert all(depths[name] <= train_depths(name) for name in trained)
     assert set().union(*depths.values()) == set(DEPTHS)
@@ -275,12 +284,12 @@ def test_curriculum_cells_hold_one_family_at_one_depth():
 
 
 def test_invented_words_are_marked_new_and_never_in_the_evaluation():
-    invented = [task for task in TRAIN if task.data["invented"]]
+    invented = [task for task in in_training() if task.data["invented"]]
     assert len(invented) > 500
     words = {bare(word) for word in load_corpus().words}
     for task in invented:
         assert not any(bare(lemma) in words for lemma in task.data["lemma_ids"][:1]), task
-    assert not any(task.data["invented"] for task in EVAL)
+    assert not any(task.data["invented"] for task in held_out())
     assert not any(task.data["invented"] for task in TrainTasks(TaskOptions(), 500))
 
 
@@ -288,7 +297,7 @@ def test_invented_words_sound_like_the_train_lemmas():
     syllable = re.compile(r"([^aeiou]*)([aeiou]ŋ?)")
     trained = [w for e in load_corpus().entries for w in canonical(e.form).split()]
     known = {onset for word in trained for onset, _ in syllable.findall(word)} | {"y", "k"}
-    for task in TRAIN:
+    for task in in_training():
         if task.data["invented"] and task.data["family"] in ("conjugate", "possess"):
             lemma = task.data["lemma_ids"][0]
             parts = syllable.findall(lemma)
@@ -297,10 +306,10 @@ def test_invented_words_sound_like_the_train_lemmas():
 
 
 def test_small_numbers_make_up_training_and_large_ones_the_range_axis():
-    rank = [int(t.data["lemma_ids"][0]) for t in EVAL if t.data["split"] == "range"]
+    rank = [int(t.data["lemma_ids"][0]) for t in held_out() if t.data["split"] == "range"]
     assert rank
     assert min(rank) >= 1
-    written = [t for t in TRAIN if t.data["facts"][0].startswith("number/")]
+    written = [t for t in in_training() if t.data["facts"][0].startswith("number/")]
     numbers = {int(fact.partition("/")[2]) for t in written for fact in t.data["facts"] if fact[7:].isdigit()}
     assert numbers
     assert all(n < 100 or len(str(n).rstrip("0")) == 1 for n in numbers)
@@ -326,7 +335,7 @@ def test_the_readme_tells_the_families_and_their_depths():
     readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
     told = dict(re.findall(r"^\| `(\w+)` \| .* \| (\d(?:-\d)?) \|$", readme, re.M))
     depths = defaultdict(set)
-    for task in (*TRAIN, *EVAL):
+    for task in (*in_training(), *held_out()):
         depths[task.data["family"]].add(task.data["depth"])
     assert told == {
         name: str(min(found)) if len(found) == 1 else f"{min(found)}-{max(found)}"
