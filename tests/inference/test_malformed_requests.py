@@ -17,7 +17,7 @@ from .conftest import KEY_OF_SERVERS, Server
 from .test_protocol import JSON
 from .test_server import generate, metric, wait_for
 
-FAST, ALL = 250, 10_000
+FAST, ALL = 100, 10_000
 RAW_EVERY = 20
 MAX_GROWTH_MB = 40
 SMALL = {"max_tokens": 3, "max_completion_tokens": 3, "n": 2}

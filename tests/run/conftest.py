@@ -10,6 +10,7 @@ import pytest
 
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from tests.command import run_here
+from tests.made_once import made_once
 from tests.waiting import HANG
 
 ENVIRONMENT = '''
@@ -92,20 +93,30 @@ class Runner:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "tiny"
     texts = ["say 1 2 3 4 5 6 7 8 9 a b c d"] * 20
     size = TinySize(vocab_size=310, layers=1, hidden=64, max_length=128)
-    make_tiny_model(path, texts=texts, size=size, seed=0)
-    return path
+    return (
+        made_once(
+            tmp_path_factory,
+            "letters-model",
+            lambda folder: make_tiny_model(folder / "tiny", texts=texts, size=size, seed=0),
+        )
+        / "tiny"
+    )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory, tiny_model):
     """A runner whose run `out`, of 5 steps in lockstep, has ended well; for tests that leave it as it is."""
-    runner = Runner(tmp_path_factory.mktemp("finished"), tiny_model)
-    done = runner.run(runner.rl("out", steps=5, level=0))
-    assert done.returncode == 0, done.stderr + done.stdout
-    runner.printed = done.stdout
+
+    def make(folder):
+        runner = Runner(folder, tiny_model)
+        done = runner.run(runner.rl("out", steps=5, level=0))
+        assert done.returncode == 0, done.stderr + done.stdout
+        (folder / "printed").write_text(done.stdout)
+
+    runner = Runner(made_once(tmp_path_factory, "finished", make), tiny_model)
+    runner.printed = (runner.root / "printed").read_text()
     return runner
 
 

@@ -26,14 +26,14 @@ def trained(tmp_path_factory):
     """A model that `buckeye model tiny` made and `sft` trained: sharp enough that greedy decoding is not
     noise."""
     root = tmp_path_factory.mktemp("parity")
-    sizes = ("--layers", "2", "--hidden", "128", "--vocab-size", "512", "--max-length", "256")
-    words = ("demonstrations", str(root / "chats.jsonl"), "--count", "1200", "--hints", "none", "--invented")
+    sizes = ("--layers", "2", "--hidden", "64", "--vocab-size", "512", "--max-length", "256")
+    words = ("demonstrations", str(root / "chats.jsonl"), "--count", "480", "--hints", "none", "--invented")
     settings = {
         "model.name": root / "base",
         "data.path": root / "chats.jsonl",
         "output-dir": root / "sft",
-        "max-steps": 50,
-        "batch-size": 24,
+        "max-steps": 30,
+        "batch-size": 16,
         "optim.type": "muon",
         "optim.lr": "6e-3",
     }
@@ -44,7 +44,7 @@ def trained(tmp_path_factory):
     assert write_demonstrations(words) == 0
     done = run_here("sft", *flags, **here)
     assert done.returncode == 0, done.stderr + done.stdout
-    return root / "sft" / "weights" / "step_50"
+    return root / "sft" / "weights" / "step_30"
 
 
 @pytest.fixture(scope="module")

@@ -244,7 +244,7 @@ def test_sft_refuses_a_directory_that_holds_a_run(finished):
     assert refused.returncode == 2
     assert "already holds a run" in refused.stderr
     assert (finished.root / "out" / "weights" / "step_5").exists()
-    fresh = finished.run(finished.argv("sft", *words, "--output-dir", "sft"))
+    fresh = finished.here(finished.argv("sft", *words, "--output-dir", "sft"))
     assert fresh.returncode == 0, fresh.stderr
 
 

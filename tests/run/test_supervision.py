@@ -70,13 +70,28 @@ def tasks_of(runner, output, steps):
     ]
 
 
-def finished(running):
+def ended_well(running):
     printed, _ = running.communicate()
     assert running.returncode == 0, printed
     assert "Traceback" not in printed
     return printed
 
 
+def test_a_run_whose_trainer_is_killed_is_the_same_run(finished, runner, start):
+    running = start(runner.rl("out", "--ckpt.interval", 1, steps=5, level=0))
+    wait_for(lambda: of_kind(runner, "checkpoint"), "a checkpoint")
+    child(runner, "trainer 0").send_signal(signal.SIGKILL)
+    printed, _ = running.communicate()
+    assert running.returncode == 0, printed
+    assert "Trainer 0 was ended by SIGKILL" in printed
+    (restart,) = of_kind(runner, "restart")
+    assert restart["process"] == "trainer 0"
+    weights = [one.root / "out/weights/step_5/model.safetensors" for one in (runner, finished)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert not processes_of(runner.root / "out")
+
+
+@pytest.mark.slow
 def test_a_run_survives_the_end_of_its_trainer_its_orchestrator_and_its_engine(runner, start):
     straight = runner.run(runner.rl("straight", steps=18, level=0))
     assert straight.returncode == 0, straight.stderr
@@ -88,7 +103,7 @@ def test_a_run_survives_the_end_of_its_trainer_its_orchestrator_and_its_engine(r
     wait_for(lambda: len(of_kind(runner, "recovered")) == 2, "the step after that")
     assert child_count(runner, "inference") == 1  # it went on all the time
     child(runner, "inference 0").send_signal(signal.SIGKILL)
-    printed = finished(running)
+    printed = ended_well(running)
     assert "Trainer 0 was ended by SIGKILL" in printed
     assert "Orchestrator was ended by SIGKILL" in printed
     assert "Inference 0 was ended by SIGKILL" in printed
@@ -121,7 +136,7 @@ def test_what_is_suspended_is_killed_and_started_again(runner, start, title):
     after(runner, 4)
     suspended = child(runner, title)
     suspended.send_signal(signal.SIGSTOP)
-    printed = finished(running)
+    printed = ended_well(running)
     assert f"{title.capitalize()} gave no sign of life for" in printed
     assert sorted(set(trained(runner))) == list(range(14))
     assert not suspended.is_running()
@@ -219,7 +234,7 @@ def test_two_runs_at_once_do_not_meet(runner, start):
     wait_for(lambda: len(trained(runner)) >= 2, "the second step")
     child(runner, "inference 0").send_signal(signal.SIGKILL)
     for running in both:
-        finished(running)
+        ended_well(running)
     ports = [
         event["port"]
         for name in ("out", "other")
@@ -259,7 +274,7 @@ def test_the_ranks_of_a_trainer_begin_together_again(runner, start):
     running = start(runner.rl("out", *words, steps=9))
     after(runner, 4)
     child(runner, "trainer 1").send_signal(signal.SIGKILL)
-    printed = finished(running)
+    printed = ended_well(running)
     assert "Trainer 1 was ended by SIGKILL" in printed
     assert sorted(set(trained(runner))) == list(range(9))
     assert child_count(runner, "trainer") == 4
@@ -276,7 +291,7 @@ def test_a_server_whose_port_was_taken_gets_another(runner, start):
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         wait_for(lambda: bound(other, taken), "the end of the server")
         other.listen()
-        printed = finished(running)
+        printed = ended_well(running)
     assert f"Cannot listen on 127.0.0.1:{taken}" in printed
     ports = [e["port"] for e in of_kind(runner, "process") if e["port"] is not None]
     assert (len(ports), len(set(ports))) == (3, 2)

@@ -7,6 +7,7 @@ the code of the core and of some satellites, and nothing else. (`test_installati
 import json
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -150,7 +151,8 @@ class Place:
         (folder / "g.yaml").write_text(GYM)
         (folder / "key").write_text("0" * 64)
         (folder / "chats.jsonl").write_text('{"messages": []}\n')
-        self._names = {"MODEL": str(finished.model), "RUN": str(finished.root / "out")}
+        shutil.copytree(finished.root / "out", folder / "run")  # in which the commands may write
+        self._names = {"MODEL": str(finished.model), "RUN": str(folder / "run")}
 
     def carry_out(self, commands):
         """For each command its exit code and what it said."""

@@ -187,6 +187,7 @@ def resumed(ws, step):
     return f"Resuming training from checkpoint step `{step}`" in orchestrator
 
 
+@pytest.mark.slow
 def test_resuming_from_a_step(ws):
     ws.run(on_two(RESUME_STEP))
     assert steps_trained(ws) == [0, 1, 2, 3, 2, 3]

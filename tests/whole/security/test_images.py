@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,17 @@ def victimised(data: bytes, victim: Path) -> bytes:
     return result.getvalue()
 
 
+@cache
+def packed_zeros(zeros):
+    """The layer and its digest."""
+    packed, digest = io.BytesIO(), hashlib.sha256()
+    with gzip.open(packed, "wb", 1) as layer:
+        for piece in zeros.pieces():
+            layer.write(piece)
+            digest.update(piece)
+    return packed.getvalue(), digest.hexdigest()
+
+
 @pytest.fixture(scope="module", params=["as who runs the tests", "as nobody"])
 def unpacked(request, tmp_path_factory):
     """The surroundings and what became of each layer, unpacked in one process."""
@@ -187,13 +199,13 @@ def unpacked(request, tmp_path_factory):
     work = folder / "store"
     work.mkdir()
     for name, data in HOSTILE.items():
-        pieces = data.pieces() if isinstance(data, Zeros) else [victimised(data, around.victim)]
-        digest = hashlib.sha256()
-        with gzip.open(work / f"{name}.layer", "wb", 6) as packed:
-            for piece in pieces:
-                packed.write(piece)
-                digest.update(piece)
-        (work / f"{name}.digest").write_text(f"sha256:{digest.hexdigest()}")
+        if isinstance(data, Zeros):
+            layer, digest = packed_zeros(data)
+        else:
+            there = victimised(data, around.victim)
+            layer, digest = gzip.compress(there), hashlib.sha256(there).hexdigest()
+        (work / f"{name}.layer").write_bytes(layer)
+        (work / f"{name}.digest").write_text(f"sha256:{digest}")
     uid = os.getuid()
     if request.param == "as nobody":
         uid = NOBODY

@@ -3,7 +3,6 @@
 import contextlib
 import json
 
-from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from tests.orchestrator.fakes import FakeEngine, LetterRenderer
 
@@ -73,6 +72,8 @@ def openai_of(endpoint):
 
 
 def anthropic_of(endpoint):
+    from anthropic import AsyncAnthropic  # whose import takes seconds
+
     return AsyncAnthropic(base_url=endpoint.root_url, api_key=endpoint.api_key, max_retries=0)
 
 
