@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from buckeye.cli.app import app
-from buckeye.cli.completion import app_of, config_of
+from buckeye.cli.completion import app_of, configurations
 from buckeye.cli.launch import COMMANDS, RL_COMMANDS, RUN_COMMANDS
 from buckeye.cli.rl_flags import TrainFlags
 from buckeye.config.help import flag_names
@@ -54,7 +54,9 @@ def problem(command):
         return _problem_of(inner, words if words[0] in RUN_COMMANDS else words[1:])
     if program == "rl" and words[:1] == ["schema"]:
         return "one directory" if len(words) > 2 else None
-    flags = {"help", "help-all", "version", "debug"} | {name[2:] for name in flag_names(config_of(program))}
+    flags = {"help", "help-all", "version", "debug"} | {
+        name[2:] for name in flag_names(configurations()[program])
+    }
     if program == "rl":
         from buckeye_machines.slurm.command import LauncherFlags  # the core's tests have no such command
 

@@ -9,7 +9,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import CheckpointError
 from buckeye.launch.resume import beginning
 from buckeye.run_files.directory import begin_attempt
-from buckeye.runs.status import newest_checkpoint
+from buckeye.runs.status import newest_step
 from buckeye.transport.checkpoint import list_checkpoints
 
 from .made_runs import made_run
@@ -19,7 +19,7 @@ def resumed_at(run, *words):
     flags = ["--trainer", "--orchestrator", "--output-dir", str(run), *words]
     step = beginning(load_config(RLConfig, flags, environ={})).step
     if words == ("--resume",):
-        assert step == newest_checkpoint(run).step  # what `rl status` says
+        assert step == newest_step(run)  # what `rl status` says
     return step
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.command import run_here
 from tests.places import ROOT
 
-from buckeye.cli.env_args import environment_args
 from buckeye.errors import UsageError
+from buckeye_audit.environment_args import environment_args
 
 TOY = str(ROOT / "tests" / "envs" / "toy.py")
 

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 from buckeye.base import heartbeat
 from buckeye.base.process import stop_requested
-from buckeye.base.storage import step_directories
+from buckeye.base.storage import is_locked, step_directories
 from buckeye.errors import DiskFullError
 
 log = logging.getLogger(__name__)
@@ -96,27 +96,11 @@ def waits_for_disk(output_dir: Path) -> bool:
     """Whether a process of the run in `output_dir` waits for disk space. Who waits for that process meanwhile
     should not count the time."""
     looks = 0
-    while _is_held(output_dir):
+    while is_locked(output_dir, shared=True):
         looks += 1
         if looks == _LOOKS:
             return True
         time.sleep(_LOOK_SECONDS)  # it may be somebody who looks, too: that takes some microseconds
-    return False
-
-
-def _is_held(output_dir: Path) -> bool:
-    try:
-        handle = os.open(output_dir, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no locks on this file system
-        return False
-    finally:
-        os.close(handle)
     return False
 
 

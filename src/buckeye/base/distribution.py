@@ -204,8 +204,6 @@ def ask_if_there(target: str, otherwise: Any) -> Any:
 
 def absent(satellite: str, what: str) -> UsageError:
     """What to say to somebody who lacks a satellite."""
-    from buckeye.base.distribution import install_command
-
     name = SATELLITES[satellite]
     extra = name.removeprefix("buckeye-")
     return UsageError(f"{what} needs {name}, which is not installed. Install it: {install_command(extra)}")

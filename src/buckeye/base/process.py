@@ -257,9 +257,11 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+    import psutil
+
     parent = os.getppid()
     orphaned = parent == 1 and launcher != 1  # in a container the launcher may be process 1 itself
-    if orphaned or not _alive(launcher):  # it died before the request took effect
+    if orphaned or not psutil.pid_exists(launcher):  # it died before the request took effect
         os._exit(1)
     if sys.platform != "linux":
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
@@ -269,16 +271,6 @@ def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def clean_environment(given: Mapping[str, str]) -> dict[str, str]:

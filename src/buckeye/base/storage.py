@@ -158,15 +158,16 @@ def sync_tree(directory: Path) -> None:
         _sync(Path(folder))
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a process holds a file under an exclusive lock (flock) now; not if it is missing, or where
-    files cannot be locked."""
+def is_locked(path: Path, *, shared: bool = False) -> bool:
+    """Whether a process holds a file or directory under an exclusive lock (flock) now, or under a `shared`
+    one; not if it cannot be opened, or where files cannot be locked."""
+    kind = fcntl.LOCK_EX if shared else fcntl.LOCK_SH  # those who look for an exclusive one do not meet
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # those who only look do not see each other
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:

@@ -6,7 +6,8 @@ unknown field is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -259,6 +260,50 @@ def error_content(message: str, status_code: int) -> dict[str, Any]:
 def reasoning_fields(text: str) -> dict[str, str]:
     """Reasoning under the name that most clients read, and under vLLM's."""
     return {"reasoning_content": text, "reasoning": text} if text else {}
+
+
+def chat_message(content: str, reasoning: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A reply as the message of a choice."""
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+    return message | reasoning_fields(reasoning) | ({"tool_calls": calls} if calls else {})
+
+
+def chat_delta(
+    content: str = "", reasoning: str = "", calls: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """What a part of a stream adds to the message."""
+    numbered = [{"index": index, **call} for index, call in enumerate(calls)]
+    told = {"content": content} if content else {}
+    return told | reasoning_fields(reasoning) | ({"tool_calls": numbered} if calls else {})
+
+
+def chat_logprobs(tokens: Iterable[tuple[str, float, Iterable[tuple[str, float]]]]) -> dict[str, Any]:
+    """The `logprobs` of a chat: the text and log-prob of each token, and those of the most likely ones."""
+
+    def shown(text: str, logprob: float) -> dict[str, Any]:
+        return {"token": text, "logprob": least(logprob), "bytes": list(text.encode())}
+
+    content = [
+        shown(text, logprob) | {"top_logprobs": [shown(*pair) for pair in best]}
+        for text, logprob, best in tokens
+    ]
+    return {"content": content}
+
+
+def completion_logprobs(
+    texts: Sequence[str],
+    logprobs: Sequence[float],
+    best: Sequence[Mapping[str, float]] | None = None,
+    *,
+    offset: int = 0,
+) -> dict[str, Any]:
+    """The `logprobs` of a completion, whose tokens begin at the character `offset` of its text."""
+    return {
+        "tokens": texts,
+        "token_logprobs": list(map(least, logprobs)),
+        "top_logprobs": best,
+        "text_offset": list(accumulate(map(len, texts), initial=offset))[:-1],
+    }
 
 
 def usage_fields(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

@@ -284,7 +284,6 @@ def model_tiny(
 
 def _texts(env: str, corpus: Path | None) -> list[str]:
     from buckeye.envs.registry import load_environment
-    from buckeye.errors import UsageError
 
     if corpus is not None:
         try:

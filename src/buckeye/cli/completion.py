@@ -96,8 +96,8 @@ def show_completion(value: bool) -> None:
         raise typer.Exit
 
 
-def config_of(name: str) -> type[BaseConfig]:
-    """The settings of a program."""
+def configurations() -> dict[str, type[BaseConfig]]:
+    """The settings of each program whose flags they are."""
     from buckeye.config.environments import EvalsConfig
     from buckeye.config.inference import InferenceConfig
     from buckeye.config.orchestrator import OrchestratorConfig
@@ -105,7 +105,7 @@ def config_of(name: str) -> type[BaseConfig]:
     from buckeye.config.sft import SFTConfig
     from buckeye.config.trainer import TrainerConfig
 
-    of: dict[str, type[BaseConfig]] = {
+    return {
         "rl": RLConfig,
         "trainer": TrainerConfig,
         "orchestrator": OrchestratorConfig,
@@ -113,7 +113,6 @@ def config_of(name: str) -> type[BaseConfig]:
         "sft": SFTConfig,
         "evals": EvalsConfig,
     }
-    return of[name]
 
 
 def app_of(word: str) -> TyperGroup | TyperCommand | None:
@@ -145,7 +144,7 @@ def _next_words(name: str, before: Sequence[str], *, is_flag: bool) -> Iterable[
         return []
     first = [*(RL_COMMANDS if name == "rl" else ()), "@"] if not before else []
     ours = flag_names(TrainFlags) if name == "rl" else []
-    return [*first, *ours, *flag_names(config_of(name)), "--help", "--help-all", "--version"]
+    return [*first, *ours, *flag_names(configurations()[name]), "--help", "--help-all", "--version"]
 
 
 def _words_of(command: Any, before: Sequence[str], *, is_flag: bool) -> Iterable[str]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from buckeye.base.columns import aligned
 from buckeye.config.load import to_json
@@ -28,9 +27,6 @@ from buckeye.sizing.plan import RolePlan, make_plan
 from buckeye.sizing.ports import AnyPorts
 from buckeye.sizing.tasks import check_tasks
 from buckeye.sizing.trainer_checks import reference_warnings, trainer_warnings
-
-if TYPE_CHECKING:
-    from buckeye.config.rl import RLConfig
 
 
 def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from typer.core import TyperGroup
-
-if TYPE_CHECKING:
-    from rich.text import Text
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from typer import Typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from rich.text import Text

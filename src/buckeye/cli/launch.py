@@ -15,7 +15,7 @@ from buckeye import __version__
 from buckeye.base.distribution import ask, is_there
 from buckeye.base.process import INTERRUPTED, idle_spins
 from buckeye.cli.completion import complete, is_asked
-from buckeye.cli.errors import run_command, take_debug_flag
+from buckeye.cli.errors import run_command, run_typer, take_debug_flag
 
 if TYPE_CHECKING:
     from buckeye.config.rl import RLConfig
@@ -117,9 +117,9 @@ def _rl(argv: list[str]) -> int:
     if argv[:1] == ["export"]:
         return int(ask("buckeye_machines.export.command:run_export_run", "`rl export`")(argv[1:]))
     if argv and argv[0] in RUN_COMMANDS:
-        from buckeye.cli.runs import run_command_on_runs
+        from buckeye.cli.runs import runs_app
 
-        return run_command_on_runs(argv)
+        return run_typer(runs_app, argv, "rl")
     from buckeye.cli.rl_help import asks_for_help, show_help
 
     if asks_for_help(argv):
@@ -317,23 +317,11 @@ def _schema(argv: list[str]) -> int:
         show_schema_help()
         return 0
     from buckeye.base.storage import write_file
-    from buckeye.config.environments import EvalsConfig
+    from buckeye.cli.completion import configurations
     from buckeye.config.help import json_schema
-    from buckeye.config.inference import InferenceConfig
-    from buckeye.config.orchestrator import OrchestratorConfig
-    from buckeye.config.rl import RLConfig
-    from buckeye.config.sft import SFTConfig
-    from buckeye.config.trainer import TrainerConfig
     from buckeye.errors import UsageError
 
-    schemas = {
-        "rl": json_schema(RLConfig),
-        "trainer": json_schema(TrainerConfig),
-        "orchestrator": json_schema(OrchestratorConfig),
-        "inference": json_schema(InferenceConfig),
-        "sft": json_schema(SFTConfig),
-        "evals": json_schema(EvalsConfig),
-    }
+    schemas = {name: json_schema(model) for name, model in configurations().items()}
     if is_there("buckeye_mcp"):
         schemas["gym"] = ask("buckeye_mcp.config:gym_schema", "`rl schema`")()
     if not argv:

@@ -9,7 +9,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,7 +37,7 @@ from buckeye.run_files.logs import LogLine, follow_logs, read_logs
 from buckeye.run_files.record import GOING_ON, read_events, read_record
 from buckeye.runs.clean import IN_USE, KINDS, Deletable, Kind, deletable, delete
 from buckeye.runs.fork import fork_run
-from buckeye.runs.status import RunStatus, run_status
+from buckeye.runs.status import run_status
 from buckeye.runs.stop import continuation, scale_run, stop_run
 
 runs_app = Commands(
@@ -66,9 +66,12 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def list_runs(as_json: _Json = False) -> None:
     """The runs that were started by this user, newest first."""
     known, gone = known_runs()
-    runs, unreadable = _statuses([run.directory for run in known])
-    for message in unreadable:
-        typer.echo(f"warning: {message}", err=True)
+    runs = []
+    for one in known:
+        try:
+            runs.append(run_status(one.directory, measure_disk=False))
+        except BuckeyeError as error:
+            typer.echo(f"warning: {error}", err=True)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(run) for run in runs]))
         return
@@ -91,7 +94,9 @@ def status(
     try:
         while True:
             seen = run_status(directory)
-            _show_status(seen, as_json=as_json, afresh=watch)
+            clear = "\x1b[H\x1b[2J" if watch and not as_json and sys.stdout.isatty() else ""
+            text = json.dumps(dataclasses.asdict(seen)) if as_json else status_text(seen, time.time())
+            typer.echo(clear + text)
             if not watch or seen.state not in GOING_ON:
                 return
             time.sleep(interval)
@@ -295,23 +300,6 @@ def replay(
         raise typer.Exit(1)
 
 
-def _statuses(directories: Iterable[Path]) -> tuple[list[RunStatus], list[str]]:
-    """The status of every run, and what is wrong with those that have none."""
-    found, wrong = [], []
-    for directory in directories:
-        try:
-            found.append(run_status(directory, measure_disk=False))
-        except BuckeyeError as error:
-            wrong.append(str(error))
-    return found, wrong
-
-
-def _show_status(seen: RunStatus, *, as_json: bool, afresh: bool) -> None:
-    text = json.dumps(dataclasses.asdict(seen)) if as_json else status_text(seen, time.time())
-    clear = "\x1b[H\x1b[2J" if afresh and not as_json and sys.stdout.isatty() else ""
-    typer.echo(clear + text)
-
-
 def _print_lines(lines: Sequence[LogLine], *, last: int, as_json: bool) -> None:
     left_out = max(0, len(lines) - last) if last else 0
     if left_out:
@@ -356,10 +344,3 @@ def _show_deletable(items: Sequence[Deletable], as_json: bool, deleted: bool) ->
         typer.echo(f"Deleted {len(items)} files and directories, {human_bytes(size)}.")
     else:
         typer.echo(cleaning_table(items))
-
-
-def run_command_on_runs(argv: Sequence[str]) -> int:
-    """Carry out `rl COMMAND ...`."""
-    from buckeye.cli.errors import run_typer
-
-    return run_typer(runs_app, argv, "rl")

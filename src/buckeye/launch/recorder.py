@@ -81,7 +81,7 @@ class Recorder:
         self._next_save = self._alive_until = 0.0
         self._broken = False
         self._save()
-        self._event("start", directory=str(config.output_dir.absolute()), resumed_step=resume_step)
+        self.note("start", directory=str(config.output_dir.absolute()), resumed_step=resume_step)
 
     def observe(self, processes: Processes, *, trained: int) -> None:
         """Note what has changed since the last call; to be called again and again. The attempts of this start
@@ -91,7 +91,7 @@ class Recorder:
         self._observe_recovery(trained)
         ready = bool(self._processes) and all(known.ready for known in self._processes.values())
         if ready and self._record.state == "starting":
-            self._event("ready", process="all")
+            self.note("ready", process="all")
             self._accept()
             self._update(state="running")
         elif changed or time.monotonic() >= self._next_save:
@@ -100,36 +100,28 @@ class Recorder:
     def began(self, identity: RunIdentity, resumed_step: int | None) -> None:
         """A new attempt has begun, without a new start of the run."""
         self._record = msgspec.structs.replace(self._record, attempt=identity.attempt)
-        self._event("attempt", resumed_step=resumed_step)
+        self.note("attempt", resumed_step=resumed_step)
         self._update(state="starting", start_step=resumed_step or 0, started=time.time())
 
     def restarting(self, ended: Ended) -> None:
         """A process has ended and will be started again."""
-        self._event("restart", process=ended.title, cause=ended.cause)
+        self.note("restart", process=ended.title, cause=ended.cause)
         self._restarts[ended.title] += 1
         self._ended = self._ended or ended
         if ended.ends_attempt:
             self._ended_attempt = self._record.attempt
         self._update(restarts=self._record.restarts + 1)
 
-    def note(self, event: EventKind, **details: object) -> None:
-        """Something has happened."""
-        self._event(event, **details)
-
-    def stalled(self, seconds: float, waits: Sequence[str]) -> None:
-        """Nothing has ended, and no step was finished for so long."""
-        self._event("stall", seconds=round(seconds, 1), waits=list(waits))
-
     def stopping(self) -> None:
         """Somebody has asked the run to stop."""
-        self._event("stopping")
+        self.note("stopping")
         self._update(state="stopping")
 
     def ended(self, state: Recorded, reason: str | None = None) -> None:
         """The run is over, and this is how."""
         self._observe_files()
         kinds: dict[Recorded, EventKind] = {"finished": "finish", "failed": "failure", "stopped": "stop"}
-        self._event(kinds[state], **({"cause": reason} if reason else {}))
+        self.note(kinds[state], **({"cause": reason} if reason else {}))
         self._update(state=state, reason=reason, ended=time.time(), processes=())
 
     def _accept(self) -> None:
@@ -161,7 +153,7 @@ class Recorder:
         except psutil.NoSuchProcess:
             return None
         role = child.role
-        self._event("process", process=role.title, pid=child.process.pid, port=role.port)
+        self.note("process", process=role.title, pid=child.process.pid, port=role.port)
         return ProcessRecord(
             title=role.title,
             pid=child.process.pid,
@@ -177,7 +169,7 @@ class Recorder:
         if newest is None:
             return known
         if newest.ready and not known.ready:
-            self._event("ready", process=known.title)
+            self.note("ready", process=known.title)
         since = known.since
         if since is None or (newest.doing, newest.on) != (known.doing, known.on):
             since = round(time.time() - (time.monotonic() - newest.since), 3)
@@ -196,7 +188,7 @@ class Recorder:
         ended_with_it = self._ended is not None and self._ended_attempt == self._record.attempt
         if self._ended is not None and trained > self._trained and not ended_with_it:
             seconds = round(time.monotonic() - self._ended.at, 1)
-            self._event("recovered", process=self._ended.title, seconds=seconds)
+            self.note("recovered", process=self._ended.title, seconds=seconds)
             self._ended = None
         self._trained = trained
 
@@ -206,7 +198,7 @@ class Recorder:
             now = self._versions(folder)
             for step, inode in now.items():
                 if seen.get(step) != inode:
-                    self._event("weights" if folder == "weights" else "checkpoint", step=step)
+                    self.note("weights" if folder == "weights" else "checkpoint", step=step)
             self._seen[folder] = now
 
     def _versions(self, folder: str) -> dict[int, int]:
@@ -234,7 +226,8 @@ class Recorder:
         except OSError as error:
             self._cannot_write(error)
 
-    def _event(self, event: EventKind, **details: object) -> None:
+    def note(self, event: EventKind, **details: object) -> None:
+        """Something has happened."""
         try:
             write_event(self._output_dir, event, attempt=self._record.attempt, **details)
         except OSError as error:

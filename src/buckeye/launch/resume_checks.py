@@ -18,6 +18,7 @@ from buckeye.config.trainer import LoRAConfig, TrainerConfig
 from buckeye.errors import UsageError
 from buckeye.monitor.redact import redacted
 from buckeye.run_files.record import RunRecord, read_record
+from buckeye.sizing.disk import is_one_of
 from buckeye.sizing.model import find_model
 from buckeye.transport.checkpoint import CheckpointInfo, trainer_state
 from buckeye.transport.checkpoint.shards import SHARDS_DIRECTORY, base_digest, has_shards
@@ -178,18 +179,14 @@ def _adapter_misfits(lora: LoRAConfig, adapter: Path, base: Path | None) -> Iter
     if targets != wanted and max(len(targets), len(wanted)) < _MOST_TARGETS:
         yield _differ(f"{_LORA}.target_modules", sorted(targets), sorted(wanted))
     saved = there["modules_to_save"] or []  # full names, of which the setting has the ends
-    whole = all(any(_ends_in(name, end) for end in lora.modules_to_save) for name in saved)
-    if not whole or not all(any(_ends_in(name, end) for name in saved) for end in lora.modules_to_save):
+    whole = all(is_one_of(name, lora.modules_to_save) for name in saved)
+    if not whole or not all(any(is_one_of(name, [end]) for name in saved) for end in lora.modules_to_save):
         yield _differ(f"{_LORA}.modules_to_save", saved, lora.modules_to_save)
     with safe_open(adapter / "adapter_model.safetensors", "numpy") as file:
         trained_on = (file.metadata() or {}).get("buckeye_base")
     here = base_digest(str(base)) if base is not None else None
     if None not in (trained_on, here) and trained_on != here:
         yield f"model.name: its adapter was trained on other weights than those of {base}"
-
-
-def _ends_in(name: str, end: str) -> bool:
-    return name == end or name.endswith(f".{end}")
 
 
 def _optimizer_misfits(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from buckeye.base.distribution import absent, ask, ask_if_there
 from buckeye.base.process import INTERRUPTED, StopFlag, forbid_looking
+from buckeye.base.storage import step_directories
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError
 from buckeye.launch.attempts import Launch
@@ -54,7 +55,7 @@ from buckeye.sizing.disk import check_disk, disk_environment
 from buckeye.sizing.model import fetch_model
 from buckeye.sizing.plan import RolePlan, make_plan
 from buckeye.sizing.ports import Ports, held_ports
-from buckeye.transport.checkpoint import bring, list_checkpoints, uploads_of
+from buckeye.transport.checkpoint import bring, checkpoints_by_age, list_checkpoints, uploads_of
 
 log = logging.getLogger(__name__)
 
@@ -310,14 +311,12 @@ def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command:
     failed = [child for child in processes.of_kind("trainer") if _failed(child)]
     if failed:
         log.warning("%s did not checkpoint on the way out", failed[0].role.title)
-    checkpoints = list_checkpoints(config.output_dir / "checkpoints")
+    checkpoints = checkpoints_by_age(config.output_dir / "checkpoints")
     if checkpoints:
-        newest = max(checkpoints, key=lambda info: (info.attempt, info.step))
-        log.info("Stopped; the newest checkpoint is of step %d. Continue with:", newest.step)
-        log.info("  %s", resume_command(command))
+        log.info("Stopped; the newest checkpoint is of step %d. Continue with:", checkpoints[-1].step)
     else:
         log.info("Stopped before there was a checkpoint. Begin at the start again with:")
-        log.info("  %s", resume_command(command))
+    log.info("  %s", resume_command(command))
     return INTERRUPTED
 
 
@@ -340,5 +339,5 @@ def _failed(trainer: Child) -> bool:
 
 def final_weights(config: RLConfig) -> Path:
     """The directory of the newest published weights."""
-    steps = [p for p in (config.output_dir / "weights").glob("step_*") if p.name[5:].isdigit()]
-    return max(steps, key=lambda p: int(p.name[5:]), default=config.output_dir / "weights")
+    root = config.output_dir / "weights"
+    return [root, *step_directories(root).values()][-1]

@@ -93,7 +93,7 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
             directory,
             {
                 "BUCKEYE_INFERENCE_KEY": key,
-                "BUCKEYE_THREADS": os.environ.get("BUCKEYE_THREADS", _all_cores()),
+                "BUCKEYE_THREADS": os.environ.get("BUCKEYE_THREADS", str(this_machine().cores)),
             },
         )
         role = Role(
@@ -112,10 +112,6 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
                 yield ServedModel(base_url=base_url, api_key=key, model=str(path))
         finally:
             processes.stop_all()
-
-
-def _all_cores() -> str:
-    return str(this_machine().cores)
 
 
 @asynccontextmanager

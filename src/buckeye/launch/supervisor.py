@@ -216,7 +216,8 @@ class Supervisor:
             human_duration(now - self._stepped),
             "\n".join(lines),
         )
-        self._recorder.stalled(now - self._stepped, [sentence(wait, now) for wait in waits])
+        seconds = round(now - self._stepped, 1)
+        self._recorder.note("stall", seconds=seconds, waits=[sentence(wait, now) for wait in waits])
 
     def _another_port(self, child: Child) -> int:
         node = child.role.node

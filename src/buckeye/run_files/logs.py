@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -47,7 +47,9 @@ def read_logs(output_dir: Path, *, attempt: int | None = None, process: str | No
     after = min((start for number, start in starts.items() if number > chosen), default=float("inf"))
     begun = int(starts[chosen])  # most lines carry whole seconds
     sources = _sources(output_dir, starts, chosen)
-    _check_process(process, [source.process for source in sources])
+    if process is not None and not any(_is_meant(process, source.process) for source in sources):
+        there = ", ".join(source.process for source in sources) or "none"
+        raise UsageError(f"--process {process}: there is no log of it. There are: {there}")
     lines = [line for source in sources for line in source.new(whole=False) if begun <= line.time < after]
     return _in_order(lines, process)
 
@@ -105,12 +107,6 @@ def _sources(output_dir: Path, starts: Mapping[int, float], chosen: int) -> list
 def _launcher_log(output_dir: Path, started: float) -> _LauncherLog | None:
     path = run_log(output_dir)
     return _LauncherLog(path, started) if path.exists() else None
-
-
-def _check_process(word: str | None, names: Sequence[str]) -> None:
-    if word is not None and not any(_is_meant(word, name) for name in names):
-        there = ", ".join(names) or "none"
-        raise UsageError(f"--process {word}: there is no log of it. There are: {there}")
 
 
 def _is_meant(word: str, name: str) -> bool:

@@ -96,7 +96,6 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
     newest = trained[-1] if trained else Step(-1, {})
     rewards = [step.reward for step in trained if step.reward is not None]
     going_on = state in GOING_ON
-    checkpoint = newest_checkpoint(output_dir)
     return RunStatus(
         name=output_dir.absolute().name,
         run_id=record.run_id,
@@ -120,7 +119,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
         restarts=record.restarts,
         processes=[_process_status(known, record) for known in record.processes],
         waits=waits(record) if state in ("starting", "running") else [],
-        checkpoint_step=checkpoint.step if checkpoint is not None else None,
+        checkpoint_step=newest_step(output_dir),
         uploads=_uploads(output_dir),
         last_error=_last_error(output_dir, record),
         findings=ask_if_there(_FINDINGS, lambda steps, run: [])(trained, output_dir),
@@ -139,9 +138,10 @@ def last_seen(output_dir: Path) -> float:
     return status.stat().st_mtime
 
 
-def newest_checkpoint(output_dir: Path) -> CheckpointInfo | None:
-    """The checkpoint that a resume would start from."""
-    return where_it_left_off(output_dir)
+def newest_step(output_dir: Path) -> int | None:
+    """The step of the checkpoint that a resume would start from; None without one."""
+    info = where_it_left_off(output_dir)
+    return None if info is None else info.step
 
 
 def _uploads(output_dir: Path) -> Mapping[str, Any] | None:

@@ -20,7 +20,7 @@ from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, RunError, UsageError
 from buckeye.launch.progress import human_duration
-from buckeye.launch.resume import to_resume
+from buckeye.launch.resume import to_resume, without_flags
 from buckeye.launch.resume_checks import RECORDED_CONFIG, changed_settings
 from buckeye.run_files.directory import locked, request_scale, request_stop, take_scale, withdraw_stop
 from buckeye.run_files.known_runs import read_elsewhere
@@ -35,7 +35,7 @@ from buckeye.run_files.record import (
     write_event,
     write_record,
 )
-from buckeye.runs.status import STALE_SECONDS, last_seen, newest_checkpoint
+from buckeye.runs.status import STALE_SECONDS, last_seen, newest_step
 
 log = logging.getLogger(__name__)
 
@@ -83,12 +83,7 @@ def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callab
         patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
         _wait_until_gone(output_dir, record, _KILL_SECONDS if now else patience, tell)
     state = _settle(output_dir, "killed by `stop --now`" if now and left else None)
-    checkpoint = newest_checkpoint(output_dir)
-    return Stopped(
-        state=state,
-        was_running=bool(left),
-        checkpoint_step=checkpoint.step if checkpoint is not None else None,
-    )
+    return Stopped(state=state, was_running=bool(left), checkpoint_step=newest_step(output_dir))
 
 
 def scale_run(output_dir: Path, inference: int, *, nodes: int = 1) -> int:
@@ -183,12 +178,7 @@ def _stop_elsewhere(
             )
             told = time.monotonic()
         time.sleep(_POLL_SECONDS)
-    checkpoint = newest_checkpoint(output_dir)
-    return Stopped(
-        state=found.actual_state(),
-        was_running=True,
-        checkpoint_step=checkpoint.step if checkpoint is not None else None,
-    )
+    return Stopped(state=found.actual_state(), was_running=True, checkpoint_step=newest_step(output_dir))
 
 
 def _if_it_ended(record: RunRecord) -> str:
@@ -224,14 +214,7 @@ def _refuse_changed(
 
 def with_output_dir(arguments: Sequence[str], output_dir: Path) -> list[str]:
     """The words with `--output-dir` set to this directory, wherever they are typed."""
-    kept: list[str] = []
-    skip_value = False
-    for word in arguments:
-        named = word.replace("_", "-").partition("=")[0] == "--output-dir"
-        if not (skip_value or named):
-            kept.append(word)
-        skip_value = named and "=" not in word
-    return [*kept, "--output-dir", str(output_dir.absolute())]
+    return [*without_flags(arguments, ("--output-dir",)), "--output-dir", str(output_dir.absolute())]
 
 
 def _ask(record: RunRecord, left: Sequence[LeftProcess]) -> None:

@@ -164,45 +164,15 @@ def _ask(query: str) -> str:
     return done.stdout
 
 
-GPU_MEMORY_GB = {
-    "H100_80GB": 80,
-    "H200_141GB": 141,
-    "H200_96GB": 96,
-    "GH200_96GB": 96,
-    "GH200_480GB": 96,
-    "GH200_624GB": 141,
-    "B200_180GB": 180,
-    "B300_262GB": 262,
-    "A100_80GB": 80,
-    "A100_40GB": 40,
-    "L40S_48GB": 48,
-    "L40_48GB": 48,
-    "A40_48GB": 48,
-    "A30_24GB": 24,
-    "A10_24GB": 24,
-    "L4_24GB": 24,
-    "T4_16GB": 16,
-    "P100_16GB": 16,
-    "P40_24GB": 24,
-    "V100_32GB": 32,
-    "V100_16GB": 16,
-    "A6000_48GB": 48,
-    "A5000_24GB": 24,
-    "A4500_20GB": 20,
-    "A4000_16GB": 16,
-    "RTX6000Ada_48GB": 48,
-    "RTX5000Ada_32GB": 32,
-    "RTX4000Ada_20GB": 20,
-    "RTX2000Ada_16GB": 16,
-    "RTX5090_32GB": 32,
-    "RTX4090_24GB": 24,
-    "RTX4080_16GB": 16,
-    "RTX3090_24GB": 24,
-    "RTX3080_10GB": 10,
-    "RTX6000_24GB": 24,
-    "RTX8000_48GB": 48,
-    "RTX_PRO_6000B_96GB": 96,
-}
+_TYPES = """
+    H100_80GB H200_141GB H200_96GB GH200_96GB GH200_480GB GH200_624GB B200_180GB B300_262GB
+    A100_80GB A100_40GB L40S_48GB L40_48GB A40_48GB A30_24GB A10_24GB L4_24GB T4_16GB P100_16GB
+    P40_24GB V100_32GB V100_16GB A6000_48GB A5000_24GB A4500_20GB A4000_16GB RTX6000Ada_48GB
+    RTX5000Ada_32GB RTX4000Ada_20GB RTX2000Ada_16GB RTX5090_32GB RTX4090_24GB RTX4080_16GB
+    RTX3090_24GB RTX3080_10GB RTX6000_24GB RTX8000_48GB RTX_PRO_6000B_96GB
+"""
+GPU_MEMORY_GB = {name: int(name.rpartition("_")[2].removesuffix("GB")) for name in _TYPES.split()}
+GPU_MEMORY_GB |= {"GH200_480GB": 96, "GH200_624GB": 141}
 """Memory of one GPU in GB (10^9 bytes), by the full name that renting uses. A Grace Hopper's name counts the
 memory of its processor too."""
 

@@ -197,7 +197,7 @@ def _checkpoint_bytes(config: RLConfig, model_path: Path | None) -> int | None:
 def _moment_bytes(name: str, shape: Sequence[int], optimizer: OptimizerConfig) -> int:
     """Bytes an element that the optimizer keeps of a parameter."""
     if isinstance(optimizer, MuonConfig):
-        hidden = len(shape) == 2 and not _is_one_of(name.removesuffix(".weight"), ("embed_tokens", "lm_head"))
+        hidden = len(shape) == 2 and not is_one_of(name.removesuffix(".weight"), ("embed_tokens", "lm_head"))
         return 4 if hidden else 8
     if isinstance(optimizer, SGDConfig):
         return 4 if optimizer.momentum else 0
@@ -299,15 +299,16 @@ def _trained(model_path: Path | None, lora: LoRAConfig | None) -> dict[str, list
     trained: dict[str, list[int]] = {}
     for name, shape in shapes.items():
         module = name.rpartition(".")[0]
-        if _is_one_of(module, lora.modules_to_save):
+        if is_one_of(module, lora.modules_to_save):
             trained[name] = shape
-        elif len(shape) == 2 and _is_one_of(module, lora.target_modules):
+        elif len(shape) == 2 and is_one_of(module, lora.target_modules):
             trained[f"{module}.lora_A.weight"] = [lora.rank, shape[1]]
             trained[f"{module}.lora_B.weight"] = [shape[0], lora.rank]
     return trained
 
 
-def _is_one_of(module: str, names: Sequence[str]) -> bool:
+def is_one_of(module: str, names: Sequence[str]) -> bool:
+    """Whether a module has one of the names, or a name that ends so."""
     return any(module == name or module.endswith("." + name) for name in names)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from buckeye.base.disk import human_bytes
 from buckeye.config.rl import RLConfig
+from buckeye.config.settings import flag_of
 from buckeye.config.shared import BaseConfig
 from buckeye.config.trainer import ActivationCheckpointConfig, AdamW8bitConfig, LoRAConfig
 from buckeye.sizing.check import Check, failed, ok, warning
@@ -138,6 +139,10 @@ def _users(place: str, gpus: Sequence[Gpu]) -> str:
 # --- what can be lowered, in the order in which it costs least ---
 
 
+def _remedy(config: RLConfig, path: str, value: object, written: str = "") -> Remedy:
+    return Remedy(flags=flag_of([path]) + written, config=with_value(config, path, value))
+
+
 def _smaller_cache(config: RLConfig, hardware: Hardware) -> Iterator[Remedy]:
     if config.inference is None:
         return
@@ -145,44 +150,30 @@ def _smaller_cache(config: RLConfig, hardware: Hardware) -> Iterator[Remedy]:
         share = config.inference.gpu_memory_utilization
         while share > 0.2:
             share = round(share - 0.1, 2)
-            yield Remedy(
-                flags=f"--inference.gpu-memory-utilization {share:g}",
-                config=with_value(config, "inference.gpu_memory_utilization", share),
-            )
+            yield _remedy(config, "inference.gpu_memory_utilization", share, f" {share:g}")
         return
     size = 16.0
     while size > _SMALLEST_CACHE_GB:
         size = round(size / 2, 3)
-        yield Remedy(
-            flags=f"--inference.kv-cache-gb {size:g}",
-            config=with_value(config, "inference.kv_cache_gb", size),
-        )
+        yield _remedy(config, "inference.kv_cache_gb", size, f" {size:g}")
 
 
 def _shorter_rows(config: RLConfig, _hardware: Hardware) -> Iterator[Remedy]:
     """Rows as long as the longest rollout: they need not be longer."""
     longest = config.orchestrator.seq_len
     if longest < config.trainer.seq_len:
-        yield Remedy(
-            flags=f"--trainer.seq-len {longest}", config=with_value(config, "trainer.seq_len", longest)
-        )
+        yield _remedy(config, "trainer.seq_len", longest, f" {longest}")
 
 
 def _recompute(config: RLConfig, _hardware: Hardware) -> Iterator[Remedy]:
     if config.trainer.model.ac is None:
-        yield Remedy(
-            flags="--trainer.model.ac",
-            config=with_value(config, "trainer.model.ac", ActivationCheckpointConfig()),
-        )
+        yield _remedy(config, "trainer.model.ac", ActivationCheckpointConfig())
 
 
 def _small_moments(config: RLConfig, hardware: Hardware) -> Iterator[Remedy]:
     divided = config.trainer_ranks > 1 or config.trainer.model.sharding == "full"
     if config.trainer.optim.type == "adamw" and hardware.gpus and not divided:
-        optim = AdamW8bitConfig(lr=config.trainer.optim.lr)
-        yield Remedy(
-            flags="--trainer.optim.type adamw8bit", config=with_value(config, "trainer.optim", optim)
-        )
+        yield _remedy(config, "trainer.optim", AdamW8bitConfig(lr=config.trainer.optim.lr), ".type adamw8bit")
 
 
 def _shorter_rollouts(config: RLConfig, _hardware: Hardware) -> Iterator[Remedy]:
@@ -194,10 +185,7 @@ def _shorter_rollouts(config: RLConfig, _hardware: Hardware) -> Iterator[Remedy]
 
 def _adapters(config: RLConfig, _hardware: Hardware) -> Iterator[Remedy]:
     if config.trainer.model.experimental.lora is None:
-        yield Remedy(
-            flags="--trainer.model.experimental.lora",
-            config=with_value(config, "trainer.model.experimental.lora", LoRAConfig()),
-        )
+        yield _remedy(config, "trainer.model.experimental.lora", LoRAConfig())
 
 
 _STEPS: tuple[Callable[[RLConfig, Hardware], Iterator[Remedy]], ...] = (

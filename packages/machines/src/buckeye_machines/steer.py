@@ -26,7 +26,7 @@ from buckeye.run_files.known_runs import (
     write_elsewhere,
 )
 from buckeye.run_files.record import GOING_ON
-from buckeye.runs.status import newest_checkpoint
+from buckeye.runs.status import newest_step
 from buckeye.runs.stop import Stopped
 from buckeye_machines.connection import Link, LostConnectionError, parse_target
 from buckeye_machines.follow import Follower
@@ -86,12 +86,8 @@ def stop_remote(
         _end_there(output_dir, away.job, now=now, tell=tell)
         over = msgspec.structs.replace(away, state="over", said=time.time(), doing="stopped by `rl stop`")
         write_elsewhere(output_dir, over)
-    checkpoint = newest_checkpoint(output_dir)
-    return Stopped(
-        state=record_now(output_dir).actual_state(),
-        was_running=was_running,
-        checkpoint_step=checkpoint.step if checkpoint is not None else None,
-    )
+    state = record_now(output_dir).actual_state()
+    return Stopped(state=state, was_running=was_running, checkpoint_step=newest_step(output_dir))
 
 
 def _ask_who_looks_after(output_dir: Path, *, now: bool, timeout: float, tell: Callable[[str], None]) -> None:

@@ -45,30 +45,26 @@ _PROCESS = secrets.token_hex(8)
 """Tells this process from those before and after it, which may have had the same pid."""
 
 
-async def health(request: Request) -> Response:
+async def health(service: Service, request: Request) -> Response:
     """200 as long as the process serves, 503 once it is ending."""
-    service: Service = request.app.state.service
     return Response(status_code=503 if service.draining else 200)
 
 
-async def models(request: Request) -> Response:
+async def models(service: Service, request: Request) -> Response:
     """The model, and the adapter in it if there is one, in OpenAI's form."""
-    service: Service = request.app.state.service
     names = [service.model_name, *([service.adapter] if service.adapter else [])]
     return json_response({"object": "list", "data": [_model(service, name) for name in names]})
 
 
-async def model(request: Request) -> Response:
+async def model(service: Service, request: Request) -> Response:
     """The model of the name in the path."""
-    service: Service = request.app.state.service
     name = request.path_params["model"]
     service.check_model(name)
     return json_response(_model(service, name))
 
 
-async def metrics(request: Request) -> Response:
+async def metrics(service: Service, request: Request) -> Response:
     """Prometheus text. Names that vLLM has too mean the same."""
-    service: Service = request.app.state.service
     engine = service.engine
     counters = engine.counters
     gauges = {
@@ -95,9 +91,8 @@ async def metrics(request: Request) -> Response:
     return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
-async def pause(request: Request) -> Response:
+async def pause(service: Service, request: Request) -> Response:
     """Stop decoding: ?mode=keep|wait|abort&clear_cache=true|false."""
-    service: Service = request.app.state.service
     mode = request.query_params.get("mode", "abort")
     if mode not in get_args(PauseMode):
         raise UsageError(f"`mode` must be keep, wait or abort, not {mode!r}.")
@@ -108,16 +103,14 @@ async def pause(request: Request) -> Response:
     return json_response({"status": "paused"})
 
 
-async def resume(request: Request) -> Response:
+async def resume(service: Service, request: Request) -> Response:
     """Go on decoding."""
-    service: Service = request.app.state.service
     await asyncio.wrap_future(service.engine.resume())
     return json_response({"status": "resumed"})
 
 
-async def is_paused(request: Request) -> Response:
+async def is_paused(service: Service, request: Request) -> Response:
     """Whether a pause is in force."""
-    service: Service = request.app.state.service
     return json_response({"is_paused": service.engine.is_paused})
 
 
@@ -129,22 +122,20 @@ class WeightUpdate:
     def __init__(self) -> None:
         self._checked: tuple[ModelWeights | Checkpoint, WeightsManifest] | None = None
 
-    async def start(self, request: Request) -> Response:
+    async def start(self, service: Service, request: Request) -> Response:
         """Begin an update; what an earlier, unfinished one had prepared is forgotten."""
         self._checked = None
         return json_response({"status": "started"})
 
-    async def update(self, request: Request) -> Response:
+    async def update(self, service: Service, request: Request) -> Response:
         """Check a weights directory (manifest, checksums, architecture, shapes) and read it."""
-        service: Service = request.app.state.service
         body = parse(await request.body(), UpdateRequest)
         self._checked = await asyncio.to_thread(_open_weights, service, body.update_info.path)
         return json_response({"status": "updated", "checksum": self._checked[1].checksum})
 
-    async def finish(self, request: Request) -> Response:
+    async def finish(self, service: Service, request: Request) -> Response:
         """Replace the engine's weights between two decode steps and name their version (default: the step in
         their manifest)."""
-        service: Service = request.app.state.service
         body = parse(await request.body(), FinishUpdateRequest)
         if self._checked is None:
             raise UsageError(
@@ -157,10 +148,9 @@ class WeightUpdate:
         self._checked = None
         return json_response({"status": "finished", "weight_version": str(version)})
 
-    async def rpc(self, request: Request) -> Response:
+    async def rpc(self, service: Service, request: Request) -> Response:
         """The one method that the workers of every engine have: `buckeye_weights`, which may be asked about
         the weights in a directory."""
-        service: Service = request.app.state.service
         body = parse(await request.body(), RpcRequest)
         if body.method != "buckeye_weights":
             raise UsageError(f"`method` must be buckeye_weights, not {body.method!r}.")
@@ -179,9 +169,8 @@ class WeightUpdate:
         return json_response({"results": [worker]})
 
 
-async def weight_info(request: Request) -> Response:
+async def weight_info(service: Service, request: Request) -> Response:
     """Which weights are in use; the checksum is null until the first update."""
-    service: Service = request.app.state.service
     return json_response(
         {
             "weight_version": str(service.engine.version),
@@ -192,9 +181,8 @@ async def weight_info(request: Request) -> Response:
     )
 
 
-async def update_weight_version(request: Request) -> Response:
+async def update_weight_version(service: Service, request: Request) -> Response:
     """Give the weights in use another version."""
-    service: Service = request.app.state.service
     asked = parse(await request.body(), WeightVersionRequest).new_version
     version = _version(asked, service.engine.version, "new_version")
     await asyncio.wrap_future(service.engine.name_version(version))
@@ -209,10 +197,9 @@ class Adapters:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
-    async def load(self, request: Request) -> Response:
+    async def load(self, service: Service, request: Request) -> Response:
         """Merge an adapter into the weights, between two decode steps. One that was published with a manifest
         is checked against it."""
-        service: Service = request.app.state.service
         body = parse(await request.body(), LoadAdapterRequest)
         async with self._lock:
             _check_adapter_name(service, body)
@@ -221,9 +208,8 @@ class Adapters:
             service.checksum, service.adapter = checkpoint.checksum, body.lora_name
         return json_response({"status": "loaded", "checksum": checkpoint.checksum})
 
-    async def unload(self, request: Request) -> Response:
+    async def unload(self, service: Service, request: Request) -> Response:
         """Go back to the weights that the server was started with."""
-        service: Service = request.app.state.service
         name = parse(await request.body(), UnloadAdapterRequest).lora_name
         async with self._lock:
             if name != service.adapter:
@@ -260,22 +246,20 @@ async def _install(service: Service, checkpoint: Checkpoint) -> None:
     await asyncio.wrap_future(service.engine.install_weights(prepared, service.engine.version))
 
 
-async def init_weight_transfer(request: Request) -> Response:
+async def init_weight_transfer(service: Service, request: Request) -> Response:
     """Nothing to set up: weights come as files."""
     parse(await request.body(), InitTransferRequest)
     return json_response({"message": "Weight transfer initialized"})
 
 
-async def reset_prefix_cache(request: Request) -> Response:
+async def reset_prefix_cache(service: Service, request: Request) -> Response:
     """Compute the next prompts afresh, even if the same are running."""
-    service: Service = request.app.state.service
     await asyncio.wrap_future(service.engine.reset_prefix_cache())
     return json_response({"success": True})
 
 
-async def abort_requests(request: Request) -> Response:
+async def abort_requests(service: Service, request: Request) -> Response:
     """End requests by id, or all."""
-    service: Service = request.app.state.service
     body = parse(await request.body(), AbortRequest)
     ids = list(service.requests) if body.request_ids is None else body.request_ids
     known = [request_id for request_id in ids if request_id in service.requests]

@@ -5,11 +5,19 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
-from itertools import accumulate
 from typing import Any
 
 from buckeye.chat.messages import ToolChoice
-from buckeye.chat.openai_api import ChatRequest, TextRequest, least, reasoning_fields, usage_fields
+from buckeye.chat.openai_api import (
+    ChatRequest,
+    TextRequest,
+    chat_delta,
+    chat_logprobs,
+    chat_message,
+    completion_logprobs,
+    least,
+    usage_fields,
+)
 from buckeye.errors import InferenceError
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.text import GrowingText
@@ -190,16 +198,11 @@ class CompletionAnswer(Answer):
         if self.top_logprobs is None:
             return None
         texts = [self._service.token_text(token) for token in choice.token_ids[start:end]]
-        logprobs = choice.logprobs[start:end]
-        offsets = list(accumulate(map(len, texts), initial=choice.text_offset))
-        choice.text_offset = offsets.pop()
+        logprobs, offset = choice.logprobs[start:end], choice.text_offset
+        choice.text_offset += sum(map(len, texts))
         own = zip(texts, logprobs, choice.top_logprobs(start, end), strict=True)
-        return {
-            "tokens": texts,
-            "token_logprobs": logprobs,
-            "top_logprobs": [self._most_likely(*one) for one in own] if self.top_logprobs else None,
-            "text_offset": offsets,
-        }
+        best = [self._most_likely(*one) for one in own] if self.top_logprobs else None
+        return completion_logprobs(texts, logprobs, best, offset=offset)
 
     def _most_likely(self, text: str, logprob: float, best: Seq[tuple[int, float]]) -> dict[str, float]:
         """The most likely tokens by their texts, and the sampled one, which need not be among them."""
@@ -252,18 +255,11 @@ class ChatAnswer(Answer):
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         reply = self._news(choice)
-        calls = list(reply.calls)
-        message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if calls else "")}
-        message |= reasoning_fields(reply.reasoning)
-        return {"message": message | ({"tool_calls": calls} if calls else {})}
+        return {"message": chat_message(reply.content, reply.reasoning, reply.calls)}
 
     def _part_content(self, choice: Choice) -> tuple[dict[str, Any], bool]:
         part = self._news(choice)
-        delta: dict[str, Any] = {"content": part.content} if part.content else {}
-        delta |= reasoning_fields(part.reasoning)
-        if part.calls:
-            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(part.calls)]
-        return {"delta": delta}, bool(part)
+        return {"delta": chat_delta(part.content, part.reasoning, part.calls)}, bool(part)
 
     def _news(self, choice: Choice) -> Part:
         """What has become certain of a reply since the last call."""
@@ -279,19 +275,10 @@ class ChatAnswer(Answer):
     def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
         if self.top_logprobs is None:
             return None
-        sampled = zip(
-            choice.token_ids[start:end],
-            choice.logprobs[start:end],
-            choice.top_logprobs(start, end),
-            strict=True,
+        text = self._service.token_text
+        best = choice.top_logprobs(start, end)
+        sampled = zip(choice.token_ids[start:end], choice.logprobs[start:end], best, strict=True)
+        return chat_logprobs(
+            (text(token), logprob, [(text(other), value) for other, value in likely])
+            for token, logprob, likely in sampled
         )
-        return {
-            "content": [
-                self._token(token, logprob) | {"top_logprobs": [self._token(*pair) for pair in best]}
-                for token, logprob, best in sampled
-            ]
-        }
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._service.token_text(token_id)
-        return {"token": text, "logprob": least(logprob), "bytes": list(text.encode())}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -50,30 +51,23 @@ class Endpoint:
     query: Mapping[str, Any] = field(default_factory=dict)
 
 
-class OpenApi:
-    """Serves the description of some endpoints."""
-
-    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
-        endpoints = list(endpoints)
-        bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
-        refs, components = msgspec.json.schema_components(
-            [*bodies, Tool], ref_template="#/components/schemas/{name}"
-        )
-        schemas = dict(zip(bodies, refs, strict=False))
-        paths: dict[str, Any] = {}
-        for endpoint in endpoints:
-            schema = schemas.get(endpoint.body) if endpoint.body else None
-            paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schema)
-        self._document = {
-            "openapi": "3.1.0",
-            "info": {"title": "Buckeye inference", "version": buckeye.__version__},
-            "paths": paths,
-            "components": {"schemas": components},
-        }
-
-    async def answer(self, request: Request) -> Response:
-        """The description, in OpenAPI 3.1."""
-        return json_response(self._document)
+def _description(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """The endpoints in OpenAPI 3.1."""
+    bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
+    refs, components = msgspec.json.schema_components(
+        [*bodies, Tool], ref_template="#/components/schemas/{name}"
+    )
+    schemas = dict(zip(bodies, refs, strict=False))
+    paths: dict[str, Any] = {}
+    for endpoint in endpoints:
+        schema = schemas.get(endpoint.body) if endpoint.body else None
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schema)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Buckeye inference", "version": buckeye.__version__},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
 
 
 def _operation(endpoint: Endpoint, schema: Any) -> dict[str, Any]:
@@ -106,11 +100,14 @@ def create_app(service: Service, rules: Rules) -> ASGIApp:
     endpoints = _endpoints()
     routes = [
         # names of models may have slashes
-        Route(one.path.replace("{model}", "{model:path}"), one.handler, methods=[one.method])
+        Route(
+            one.path.replace("{model}", "{model:path}"), partial(one.handler, service), methods=[one.method]
+        )
         for one in endpoints
     ]
+    described = json_response(_description(endpoints))
     app = Starlette(
-        routes=[*routes, Route("/openapi.json", OpenApi(endpoints).answer, methods=["GET"])],
+        routes=[*routes, Route("/openapi.json", lambda _: described, methods=["GET"])],
         exception_handlers={
             BuckeyeError: _on_buckeye_error,
             HTTPException: _on_http_exception,
@@ -119,7 +116,6 @@ def create_app(service: Service, rules: Rules) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False
-    app.state.service = service
     return Gate(_SizeLimit(app), rules)  # type: ignore[arg-type,return-value]
 
 

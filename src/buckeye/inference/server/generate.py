@@ -88,9 +88,8 @@ class Submission:
 # The routes that answer in text: /v1/completions, /v1/chat/completions.
 
 
-async def completions(request: Request) -> Response:
+async def completions(service: Service, request: Request) -> Response:
     """OpenAI's completions; the prompt may be token ids, or a list of prompts."""
-    service: Service = request.app.state.service
     raw = await request.body()
     body = parse(raw, CompletionRequest)
     service.check_model(body.model)
@@ -100,9 +99,8 @@ async def completions(request: Request) -> Response:
     return await _answer(request, service, body, prompts, max_tokens, answer)
 
 
-async def chat_completions(request: Request) -> Response:
+async def chat_completions(service: Service, request: Request) -> Response:
     """OpenAI's chat completions, with tools and reasoning."""
-    service: Service = request.app.state.service
     raw = await request.body()
     body = parse(raw, ChatRequest)
     service.check_model(body.model)
@@ -179,9 +177,8 @@ async def _stream(
 # The routes between text and token ids; the names are vLLM's.
 
 
-async def tokenize(request: Request) -> Response:
+async def tokenize(service: Service, request: Request) -> Response:
     """The token ids of a text, or of messages as the chat template writes them."""
-    service: Service = request.app.state.service
     body = parse(await request.body(), TokenizeRequest)
     service.check_model(body.model)
     ids = _ids(service, body)
@@ -191,9 +188,8 @@ async def tokenize(request: Request) -> Response:
     )
 
 
-async def detokenize(request: Request) -> Response:
+async def detokenize(service: Service, request: Request) -> Response:
     """The text of token ids, special tokens included."""
-    service: Service = request.app.state.service
     body = parse(await request.body(), DetokenizeRequest)
     service.check_model(body.model)
     service.check_ids(body.tokens)
@@ -213,9 +209,8 @@ def _ids(service: Service, body: TokenizeRequest) -> list[int]:
 # The route for token ids: /inference/v1/generate. No text is made on it, and no tokenizer is needed.
 
 
-async def generate(request: Request) -> Response:
+async def generate(service: Service, request: Request) -> Response:
     """Token ids in, token ids and log-probs out, whole or in parts."""
-    service: Service = request.app.state.service
     body = parse(await request.body(), GenerateRequest)
     service.check_model(body.model)
     sampling = body.sampling_params

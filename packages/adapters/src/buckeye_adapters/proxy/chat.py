@@ -9,7 +9,14 @@ from typing import Any
 import msgspec
 
 from buckeye.chat.messages import ToolChoice
-from buckeye.chat.openai_api import ChatRequest, convert, least, reasoning_fields, usage_fields
+from buckeye.chat.openai_api import (
+    ChatRequest,
+    chat_delta,
+    chat_logprobs,
+    chat_message,
+    convert,
+    usage_fields,
+)
 from buckeye.envs.base import CallOptions, Reply
 from buckeye_adapters.proxy.exchange import Exchange, new_id
 from buckeye_adapters.proxy.reply_parts import Said, said
@@ -88,16 +95,9 @@ class _Answer:
 
     def _choice(self, index: int, reply: Reply) -> dict[str, Any]:
         parts = self._said(reply)
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": parts.content or (None if parts.calls else ""),
-            **reasoning_fields(parts.reasoning),
-        }
-        if parts.calls:
-            message["tool_calls"] = _calls(parts)
         choice = {
             "index": index,
-            "message": message,
+            "message": chat_message(parts.content, parts.reasoning, _calls(parts)),
             "finish_reason": self._finish_reason(parts),
             "logprobs": self._logprobs(reply),
         }
@@ -107,13 +107,12 @@ class _Answer:
 
     def _parts(self, index: int, reply: Reply) -> list[dict[str, Any]]:
         parts = self._said(reply)
-        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-        if parts.reasoning:
-            deltas.append({**reasoning_fields(parts.reasoning)})
-        if parts.content:
-            deltas.append({"content": parts.content})
-        if parts.calls:
-            deltas.append({"tool_calls": [{"index": at, **call} for at, call in enumerate(_calls(parts))]})
+        said_by_part = (
+            chat_delta("", parts.reasoning),
+            chat_delta(parts.content),
+            chat_delta("", "", _calls(parts)),
+        )
+        deltas = [{"role": "assistant", "content": ""}, *filter(None, said_by_part)]
         choices: list[dict[str, Any]] = [
             {"index": index, "delta": delta, "finish_reason": None} for delta in deltas
         ]
@@ -141,12 +140,7 @@ class _Answer:
         told = self._told(reply) if self._body.logprobs else None
         if told is None:
             return None
-        return {
-            "content": [
-                {"token": text, "logprob": least(value), "bytes": list(text.encode()), "top_logprobs": []}
-                for text, value in told
-            ]
-        }
+        return chat_logprobs((text, value, ()) for text, value in told)
 
     def _told(self, reply: Reply) -> Iterable[tuple[str, float]] | None:
         """Text and log-prob of each token, where the policy tells them."""

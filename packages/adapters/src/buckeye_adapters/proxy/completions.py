@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
-from buckeye.chat.openai_api import CompletionRequest, GenerateRequest, GenerateSampling, convert, least
+from buckeye.chat.openai_api import (
+    CompletionRequest,
+    GenerateRequest,
+    GenerateSampling,
+    completion_logprobs,
+    convert,
+    least,
+)
 from buckeye.envs.base import CallOptions, Reply
 from buckeye_adapters.proxy.chat import openai_events, openai_usage
 from buckeye_adapters.proxy.errors import WireError
@@ -108,12 +114,7 @@ def _completion(rollout: Rollout, body: CompletionRequest, index: int, reply: Re
         choice |= {"prompt_token_ids": tokens.prompt_ids, "token_ids": tokens.token_ids}
     if body.logprobs is not None:
         texts = [rollout.token_text(token) for token in tokens.token_ids]
-        choice["logprobs"] = {
-            "tokens": texts,
-            "token_logprobs": list(map(least, tokens.logprobs)),
-            "top_logprobs": None,
-            "text_offset": list(accumulate(map(len, texts), initial=0))[:-1],
-        }
+        choice["logprobs"] = completion_logprobs(texts, tokens.logprobs)
     return choice
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buckeye.cli.env_args import Variables, environment_args, variable_names
+from buckeye.cli.env_args import Variables, variable_names
 from buckeye.cli.terminal import status_line
+from buckeye_audit.environment_args import Arg, Args, environment_args
 
 if TYPE_CHECKING:
     from buckeye.config.environments import EnvConfig
@@ -20,11 +21,8 @@ if TYPE_CHECKING:
 
 def env_check(
     env_id: Annotated[str, typer.Argument(metavar="ID", help="NAME, OWNER/NAME[@VERSION], or a path.")],
-    arg: Annotated[
-        list[str] | None,
-        typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument: JSON, a,b,c or text."),
-    ] = None,
-    args: Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")] = None,
+    arg: Arg = None,
+    args: Args = None,
     variables: Variables = None,
     model: Annotated[
         str | None, typer.Option(help="Also play groups with this model: a directory or a hub name.")
@@ -53,7 +51,7 @@ def env_check(
     from buckeye_audit.check import CheckOptions
     from buckeye_audit.checks.result import count_of
 
-    played = EnvConfig(id=env_id, args=environment_args(arg or [], args), variables=variable_names(variables))
+    played = EnvConfig(id=env_id, args=environment_args(arg, args), variables=variable_names(variables))
     check_variables(played.id, played.variables)
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,

@@ -9,18 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buckeye.cli.env_args import Variables, environment_args, variable_names
+from buckeye.cli.env_args import Variables, variable_names
 from buckeye.cli.terminal import status_line
 from buckeye.errors import UsageError
+from buckeye_audit.environment_args import ApiKeyVar, Arg, Args, BaseUrl, environment_args
 
 if TYPE_CHECKING:
     from buckeye_audit.evaluation.play import EvalReport
-
-_ApiKeyVar = Annotated[str, typer.Option(metavar="NAME", help="The variable that holds the server's key.")]
-_Arg = Annotated[
-    list[str] | None,
-    typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument: JSON, a,b,c or text."),
-]
 
 
 def evaluate(
@@ -28,12 +23,10 @@ def evaluate(
     model: Annotated[
         str, typer.Option(help="A model directory or hub name; with --base-url the server's name for it.")
     ] = "",
-    base_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="An OpenAI-compatible server, as http://host:port/v1.")
-    ] = None,
-    api_key_var: _ApiKeyVar = "OPENAI_API_KEY",
-    arg: _Arg = None,
-    args: Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")] = None,
+    base_url: BaseUrl = None,
+    api_key_var: ApiKeyVar = "OPENAI_API_KEY",
+    arg: Arg = None,
+    args: Args = None,
     variables: Variables = None,
     split: Annotated[str | None, typer.Option(help="Which tasks; eval if there is such a split.")] = None,
     examples: Annotated[
@@ -74,7 +67,7 @@ def evaluate(
     with status_line("loading") as show:
         request = EvalRequest(
             env_id=env_id,
-            args=environment_args(arg or [], args),
+            args=environment_args(arg, args),
             variables=variable_names(variables),
             model=model,
             base_url=base_url,

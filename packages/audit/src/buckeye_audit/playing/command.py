@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buckeye.cli.env_args import Variables, environment_args, variable_names
+from buckeye.cli.env_args import Variables, variable_names
 from buckeye.cli.terminal import status_line
 from buckeye.errors import RunError, UsageError
+from buckeye_audit.environment_args import ApiKeyVar, Arg, Args, BaseUrl, environment_args
 
 if TYPE_CHECKING:
     from buckeye.config.environments import EnvConfig
@@ -35,11 +36,8 @@ def play(
     dataset: Annotated[
         str, typer.Option(metavar="FILE", help="The tasks of a configuration of rl init.")
     ] = "tasks.json",
-    arg: Annotated[
-        list[str] | None,
-        typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument: JSON, a,b,c or text."),
-    ] = None,
-    args: Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")] = None,
+    arg: Arg = None,
+    args: Args = None,
     variables: Variables = None,
     split: Annotated[str | None, typer.Option(help="Whose tasks. Default: train, else eval.")] = None,
     count: Annotated[
@@ -48,12 +46,8 @@ def play(
     at_once: Annotated[
         int, typer.Option(metavar="N", min=1, help="Rollouts side by side, unless a person plays.")
     ] = 4,
-    base_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="An OpenAI-compatible server, as http://host:port/v1.")
-    ] = None,
-    api_key_var: Annotated[
-        str, typer.Option(metavar="NAME", help="The variable that holds the server's key.")
-    ] = "OPENAI_API_KEY",
+    base_url: BaseUrl = None,
+    api_key_var: ApiKeyVar = "OPENAI_API_KEY",
     temperature: Annotated[float | None, typer.Option(min=0.0, help="Of a model; 0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="A model's longest reply.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of chance, or of a local model's sampling.")] = 0,
@@ -79,7 +73,7 @@ def play(
         raise UsageError("--base-url serves a model: name it with --policy")
     if min_reward is not None and save is None:
         raise UsageError("--min-reward chooses what --save keeps: name a file with --save")
-    played = _played(env, dataset, environment_args(arg or [], args), variable_names(variables))
+    played = _played(env, dataset, environment_args(arg, args), variable_names(variables))
     table = Table(
         policy=policy,
         base_url=base_url,

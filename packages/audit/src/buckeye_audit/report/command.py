@@ -10,8 +10,8 @@ import typer
 
 from buckeye.base.columns import aligned
 from buckeye.base.distribution import install_command
-from buckeye.cli.env_args import environment_args
 from buckeye.errors import UsageError
+from buckeye_audit.environment_args import Args, environment_args
 
 _Pairs = Annotated[
     list[str] | None,
@@ -28,7 +28,7 @@ def env_report(
         Path | None, typer.Option(help="Where the report goes; `report` in that of the run by default.")
     ] = None,
     arg: _Pairs = None,
-    args: Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")] = None,
+    args: Args = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare the held-out tasks before and after training: per family and split, with intervals, beside what
@@ -38,7 +38,7 @@ def env_report(
     from buckeye_audit.report.gather import ReportRequest, make_report
     from buckeye_audit.report.text import exact_cells, overview, summary
 
-    given = environment_args(arg or [], args) if arg or args is not None else None
+    given = environment_args(arg, args) if arg or args is not None else None
     directory = output or (run or after or Path()) / "report"
     if directory.exists() and not directory.is_dir():
         raise UsageError(

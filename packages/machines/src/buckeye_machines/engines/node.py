@@ -25,9 +25,10 @@ import msgspec
 
 from buckeye import __version__
 from buckeye.base.keys import child_environment
-from buckeye.launch.hosts import Facts, LocalProcess, OtherProcess
+from buckeye.launch.hosts import Facts, LocalProcess
 from buckeye.sizing.devices import this_machine
 from buckeye.sizing.ports import Ports, address_towards, socket_variables
+from buckeye_machines.engines.other_process import OtherProcess
 
 Event = tuple[Any, ...]
 """("started", pid), ("printed", bytes), ("heard", bytes, time), ("ended", code, problem), after the number

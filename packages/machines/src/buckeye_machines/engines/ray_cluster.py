@@ -24,9 +24,10 @@ from buckeye.base.distribution import need
 from buckeye.base.process import ChildProcess, StopFlag
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.hosts import Facts, Nodes, OtherProcess, Start
+from buckeye.launch.hosts import Facts, Nodes, Start
 from buckeye.sizing.ports import address_towards
 from buckeye_machines.engines.node import NodeActor, tell
+from buckeye_machines.engines.other_process import OtherProcess
 
 log = logging.getLogger(__name__)
 

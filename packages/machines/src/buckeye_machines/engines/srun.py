@@ -23,9 +23,10 @@ from typing import Any
 
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.hosts import Facts, Host, Nodes, OtherProcess, Start
+from buckeye.launch.hosts import Facts, Host, Nodes, Start
 from buckeye.sizing.ports import address_towards
 from buckeye_machines.engines.node import frames, tell
+from buckeye_machines.engines.other_process import OtherProcess
 
 _PROGRAM = ("-m", "buckeye_machines.engines.node")
 _SCONTROL_SECONDS = 60.0

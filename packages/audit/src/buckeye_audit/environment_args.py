@@ -1,0 +1,51 @@
+"""What an environment is given on a command line: `--arg name=value`, and `--args '{"name": value}'`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from buckeye.errors import UsageError
+
+Arg = Annotated[
+    list[str] | None,
+    typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument: JSON, a,b,c or text."),
+]
+Args = Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")]
+BaseUrl = Annotated[
+    str | None, typer.Option(metavar="URL", help="An OpenAI-compatible server, as http://host:port/v1.")
+]
+ApiKeyVar = Annotated[str, typer.Option(metavar="NAME", help="The variable that holds the server's key.")]
+
+
+def environment_args(pairs: Sequence[str] | None, text: str | None) -> dict[str, Any]:
+    """The arguments of `--args` (a JSON object) with those of `--arg` over them. Raises UsageError."""
+    args = _json_object(text) if text else {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--arg {pair}: write NAME=VALUE, as --arg seed=3")
+        args[name.strip()] = _value(value)
+    return args
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        args = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--args is not JSON: {error}. Write --args '{{\"name\": value}}'.") from None
+    if not isinstance(args, dict):
+        raise UsageError(f"--args is a JSON object, as '{{\"name\": value}}', not {text}")
+    return args
+
+
+def _value(text: str) -> Any:
+    """JSON if it is JSON; else a list where there are commas; else the text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        parts = [part.strip() for part in text.split(",")]
+        return [part for part in parts if part] if len(parts) > 1 else text

@@ -1,0 +1,100 @@
+"""A process on another node, as the launcher sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+_SILENT_SECONDS = 120.0  # after which a process that was killed elsewhere counts as ended
+
+
+class OtherProcess:
+    """A process on another node, as an engine tells of it: by `started`, `printed`, `heard`, `ended` or
+    `lose`, from any thread. `send` carries a signal there."""
+
+    def __init__(self, stdout: Path, send: Callable[[int, bool], None]) -> None:
+        self.pid = 0
+        self.lost: str | None = None
+        self.heartbeats, self._pipe = os.pipe()
+        os.set_blocking(self._pipe, False)
+        self._output = stdout.open("ab", buffering=0)
+        self._send = send
+        self._returncode: int | None = None
+        self._changed = threading.Condition()
+
+    @property
+    def returncode(self) -> int | None:
+        """See `Handle`."""
+        return self._returncode
+
+    def signal(self, number: int, *, session: bool) -> None:
+        """See `Handle`."""
+        if self._returncode is None:
+            self._send(int(number), session)
+
+    def wait(self) -> int:
+        """See `Handle`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._returncode is not None, _SILENT_SECONDS)
+        self.lose(f"its node has not said within {_SILENT_SECONDS:.0f} s that it ended")
+        assert self._returncode is not None
+        return self._returncode
+
+    def memory(self) -> int | None:
+        """Nobody tells."""
+        return None
+
+    def started(self, pid: int) -> None:
+        """It is there."""
+        self.pid = pid
+
+    def printed(self, data: bytes) -> None:
+        """What it has written."""
+        with self._changed, suppress(OSError):  # a full disk costs lines, as it does processes of this host
+            if self._returncode is None:
+                self._output.write(data)
+
+    def heard(self, lines: bytes, now: float) -> None:
+        """Its heartbeats, sent at `now` on the monotonic clock of its node."""
+        with self._changed, suppress(OSError):  # full, or nobody listens any more
+            if self._returncode is None:
+                os.write(self._pipe, on_this_clock(lines, time.monotonic() - now))
+
+    def ended(self, code: int, problem: str | None = None) -> None:
+        """It has ended with `code`, or could not be started, for `problem`."""
+        if problem is not None:
+            self.printed(f"error: it could not be started: {problem}\n".encode())
+        with self._changed:
+            if self._returncode is not None:
+                return
+            os.close(self._pipe)
+            self._output.close()
+            self._returncode = code
+            self._changed.notify_all()
+
+    def lose(self, why: str) -> None:
+        """Its node is gone, and with it the process."""
+        if self._returncode is None:
+            self.lost = why
+            self.ended(-signal.SIGKILL)
+
+
+def on_this_clock(lines: bytes, shift: float) -> bytes:
+    """Heartbeats with their times moved by `shift` seconds."""
+    moved = []
+    for line in lines.splitlines():
+        try:
+            heartbeat = json.loads(line)
+        except ValueError:  # of a process that was killed while it wrote
+            continue
+        for name in ("since", "pulse"):
+            if isinstance(heartbeat, dict) and isinstance(heartbeat.get(name), float):
+                heartbeat[name] += shift
+        moved.append(json.dumps(heartbeat).encode() + b"\n")
+    return b"".join(moved)
