@@ -20,15 +20,8 @@ from buckeye.sizing import doctor as software
 from buckeye.sizing.devices import gpus, main_memory, read_gpus
 from buckeye.sizing.doctor import check_libraries, check_torch_build
 from buckeye.sizing.model import has_template, missing_files
-from buckeye.sizing.places import (
-    check_clock,
-    check_directory,
-    check_open_files,
-    check_ports,
-    check_shared_memory,
-    file_system,
-)
-from buckeye_audit.preflight import spread_check
+from buckeye.sizing.places import check_directory, check_open_files, check_shared_memory, file_system
+from buckeye_audit.preflight import check_clock, check_ports, spread_check
 
 MIB = 2**20
 

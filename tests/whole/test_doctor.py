@@ -76,6 +76,12 @@ def test_what_is_broken_is_found_and_a_run_is_refused(runner, broken_model):
     assert not (runner.root / "out").exists()
 
 
+def test_prompts_that_leave_no_room_are_told(runner):
+    examined = doctor(runner, "--orchestrator.seq-len", "8", "--trainer.seq-len", "64")
+    assert examined.returncode == 1
+    assert "32 of 32 prompts leave no room for a reply" in " ".join(examined.stdout.split())
+
+
 def test_usage(runner):
     shown = runner.here(runner.argv("rl", "doctor", "--help"))
     assert (shown.returncode, shown.stdout.splitlines()[0]) == (

@@ -16,11 +16,13 @@ from buckeye.base.distribution import ask, is_there
 from buckeye.base.process import INTERRUPTED, idle_spins
 from buckeye.cli.completion import complete, is_asked
 from buckeye.cli.errors import run_command, run_typer, take_debug_flag
+from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
     from buckeye.config.rl import RLConfig
     from buckeye.config.sft import SFTConfig
     from buckeye.config.shared import BaseConfig
+    from buckeye.sizing.check import Check
 
     T = TypeVar("T", bound=BaseConfig)
 
@@ -107,9 +109,8 @@ def _rl(argv: list[str]) -> int:
     if argv[:1] == ["schema"]:
         return _schema(argv[1:])
     if argv[:1] == ["doctor"]:
-        from buckeye.cli.doctor import run_doctor
-
-        return run_doctor(argv[1:], lambda words: _load(RLConfig, words, "rl"))
+        run_doctor = ask("buckeye_audit.doctor:run_doctor", "`rl doctor`")
+        return int(run_doctor(argv[1:], lambda words: _load(RLConfig, words, "rl")))
     if argv[:1] == ["init"]:
         return int(ask("buckeye_mcp.init.command:run_init", "`rl init`")(argv[1:]))
     if argv[:1] == ["pods"]:
@@ -173,11 +174,29 @@ def _start_run(config: RLConfig, command: list[str]) -> int:
     from buckeye.base.distribution import need
 
     need("torch", "Training")
-    from buckeye.cli.doctor import tell_before_start
     from buckeye.launch.rl import run_rl
 
-    tell_before_start(config)
+    _tell_before_start(config)
     return run_rl(config, command)
+
+
+def _tell_before_start(config: RLConfig) -> None:
+    """Warn of what the quick checks have found. Raises UsageError for what the run would not survive; the
+    memory plan is an estimate and only warns."""
+    from buckeye.sizing.doctor import before_start
+    from buckeye.sizing.fitting import MEMORY
+
+    checks = before_start(config)
+    broken = [check for check in checks if check.state == "failed" and check.name != MEMORY]
+    if broken:
+        raise UsageError("\n".join(map(_line, broken)))
+    for check in checks:
+        if check.state in ("warning", "failed"):
+            print(f"warning: {_line(check)}", file=sys.stderr)
+
+
+def _line(check: Check) -> str:
+    return f"{check.name}: {check.seen}{f' -> {check.do}' if check.do else ''}"
 
 
 def _trainer(argv: list[str]) -> int:
@@ -319,7 +338,6 @@ def _schema(argv: list[str]) -> int:
     from buckeye.base.storage import write_file
     from buckeye.cli.completion import configurations
     from buckeye.config.help import json_schema
-    from buckeye.errors import UsageError
 
     schemas = {name: json_schema(model) for name, model in configurations().items()}
     if is_there("buckeye_mcp"):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import tempfile
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -16,11 +13,9 @@ from buckeye.base.disk import free_bytes, human_bytes, total_bytes
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError
 from buckeye.sizing.check import Check, failed, ok, skipped, warning
-from buckeye.sizing.disk import DiskEstimate, disk_shortage, disk_table, disk_warning
-from buckeye.sizing.ports import is_free
 from buckeye.transport.checkpoint import open_store
 
-OPEN_FILES, DISK, PORTS, SERVERS = "open files", "disk", "ports", "inference servers"
+OPEN_FILES, SERVERS = "open files", "inference servers"
 STORE = "checkpoint store"
 _SERVER_SECONDS = 5.0
 _FEW_FILES = 4096
@@ -28,7 +23,6 @@ _FILES_OF_A_ROLLOUT = 2
 _SMALL_SHM = 1_000_000_000
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "beegfs", "ceph", "glusterfs")
 _SHM = Path("/dev/shm")  # noqa: S108  the mount itself is looked at
-_LESS_DISK = "the table has the setting for each kind of files; or choose another --output-dir"
 
 
 def check_open_files(config: RLConfig | None) -> Check:
@@ -129,33 +123,6 @@ def file_system(path: Path) -> tuple[str, str]:
     return kind, mount
 
 
-def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
-    """What the run will leave, against what is free."""
-    lines = disk_table(config, estimate).splitlines()
-    if estimate.total is None:
-        return skipped(DISK, "how much the run needs is not known before the model is here")
-    seen = f"needs up to {human_bytes(estimate.total)}, {human_bytes(free_bytes(config.output_dir))} free"
-    shortage = disk_shortage(config, estimate)
-    if shortage is not None and config.disk.check:
-        return failed(DISK, shortage.partition("\n")[0].rstrip(":"), _LESS_DISK, lines)
-    if shortage is not None or disk_warning(config, estimate) is not None:
-        return warning(DISK, seen, _LESS_DISK, lines)
-    return ok(DISK, seen, lines)
-
-
-def check_ports(ports: Sequence[int]) -> Check:
-    """Whether the ports that were chosen are free; others are picked among those that are."""
-    taken = [port for port in ports if not is_free(port)]
-    if taken:
-        return failed(
-            PORTS,
-            f"somebody listens on {', '.join(map(str, taken))}",
-            "choose another --inference.server.port, or leave it out: free ones are found",
-        )
-    chosen = ", ".join(map(str, ports))
-    return ok(PORTS, f"{chosen} free" if ports else "free ones are picked when the run starts")
-
-
 def check_shared_memory(*, needed: bool, path: Path = _SHM) -> Check:
     """Ranks on GPUs, and vLLM, exchange data through it; containers often have 64 MB."""
     name = "shared memory"
@@ -166,20 +133,3 @@ def check_shared_memory(*, needed: bool, path: Path = _SHM) -> Check:
     if needed and free < _SMALL_SHM:
         return warning(name, seen, "start the container with more, e.g. --shm-size 8g")
     return ok(name, seen)
-
-
-def check_clock(output_dir: Path | None) -> Check:
-    """The clock is not behind the files that were written with it."""
-    name, now = "clock", time.time()
-    newest = Path(__file__).stat().st_mtime
-    if output_dir is not None and output_dir.is_dir():
-        newest = max([newest, *(entry.stat().st_mtime for entry in os.scandir(output_dir))])
-    shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
-    if newest > now + 60:
-        behind = (newest - now) / 60
-        return warning(
-            name,
-            f"{shown}, which is {behind:.0f} minutes before the time of files that are there",
-            "set it: times in logs and certificates depend on it",
-        )
-    return ok(name, shown)

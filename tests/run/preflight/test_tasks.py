@@ -95,15 +95,10 @@ def test_an_evaluation_takes_the_environments_of_the_run_and_their_train_tasks_i
     ]
 
 
-def test_prompts_that_leave_no_room_are_told_by_the_dry_run_and_the_doctor(project):
+def test_prompts_that_leave_no_room_are_told_by_the_dry_run(project):
     short = ("--orchestrator.seq-len", "8", "--trainer.seq-len", "64")
-    said = "32 of 32 prompts leave no room for a reply"
     shown = project.here(project.rl("out", *short, "--dry-run"))
-    assert said in shown.stderr
-    words = project.rl("out", *short)
-    examined = project.here([*words[:4], "doctor", *words[4:]])
-    assert examined.returncode == 1
-    assert said in " ".join(examined.stdout.split())
+    assert "32 of 32 prompts leave no room for a reply" in shown.stderr
 
 
 def test_prompts_some_of_which_are_too_long_are_a_warning(project, monkeypatch):

@@ -8,14 +8,12 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from buckeye.cli.terminal import status_line
+from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-
-if TYPE_CHECKING:
-    from buckeye.config.rl import RLConfig
-    from buckeye.sizing.check import Check
+from buckeye.sizing.check import Check
+from buckeye_audit.preflight import examine
 
 HELP = """\
 usage: rl doctor [CONFIG ...] [--sample N] [--json]
@@ -42,8 +40,6 @@ def run_doctor(words: Sequence[str], load: Callable[[list[str]], RLConfig]) -> i
         raise UsageError("`rl doctor` starts no run, but plays what it examines: leave --dry-run out")
     if sample and config is None:
         raise UsageError("`rl doctor --sample` plays with the model of a configuration; give one, as to `rl`")
-    from buckeye.sizing.doctor import examine
-
     with status_line("looking") as progress:
         checks = examine(config, sample=sample, progress=progress)
     if as_json:
@@ -51,21 +47,6 @@ def run_doctor(words: Sequence[str], load: Callable[[list[str]], RLConfig]) -> i
     else:
         print(doctor_text(checks, width=_width()))
     return 1 if any(check.state == "failed" for check in checks) else 0
-
-
-def tell_before_start(config: RLConfig) -> None:
-    """Warn of what the quick checks have found. Raises UsageError for what the run would not survive; the
-    memory plan is an estimate and only warns."""
-    from buckeye.sizing.doctor import before_start
-    from buckeye.sizing.fitting import MEMORY
-
-    checks = before_start(config)
-    broken = [check for check in checks if check.state == "failed" and check.name != MEMORY]
-    if broken:
-        raise UsageError("\n".join(_line(check) for check in broken))
-    for check in checks:
-        if check.state in ("warning", "failed"):
-            print(f"warning: {_line(check)}", file=sys.stderr)
 
 
 def doctor_text(checks: Sequence[Check], *, width: int) -> str:
@@ -87,10 +68,6 @@ def doctor_text(checks: Sequence[Check], *, width: int) -> str:
         f"{count['skipped']} skipped"
     )
     return "\n".join(lines)
-
-
-def _line(check: Check) -> str:
-    return f"{check.name}: {check.seen}{f' -> {check.do}' if check.do else ''}"
 
 
 def _wrapped(start: str, text: str, width: int) -> list[str]:
