@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from buckeye import __version__
-from buckeye.base.distribution import SATELLITES, absent, ask, is_there
 from buckeye.cli.completion import LaunchCommand, install_completion, show_completion
 from buckeye.cli.help import Commands
 from buckeye.cli.launch import COMMANDS
@@ -198,24 +197,8 @@ _OFFERED = {
 _OF_RUNS = {"workers"}  # which people do not type
 
 
-def _offer(words: str, satellite: str) -> None:
-    """Have a satellite's command, or one that says what to install."""
-    group, _, name = words.rpartition(" ")
-    add = (env_app if group else app).command
-    if is_there(satellite):
-        add(name, hidden=words in _OF_RUNS)(ask(f"{satellite}.commands:COMMANDS", words)[words])
-        return
-
-    def command() -> None:
-        raise absent(satellite, f"the command {words}")
-
-    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-    told = f"Needs {SATELLITES[satellite]}."
-    add(name, help=told, hidden=words in _OF_RUNS, context_settings=settings)(command)
-
-
 for _words, _satellite in _OFFERED.items():
-    _offer(_words, _satellite)
+    (env_app if _words.startswith("env ") else app).offer(_words, _satellite, hidden=_words in _OF_RUNS)
 
 
 def _show_version(value: bool) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from typer import Typer
 from typer.core import TyperCommand, TyperGroup
 
+from buckeye.base.distribution import SATELLITES, absent, ask, is_there
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -150,6 +152,20 @@ class Commands(Typer):
     def command(self, name: str | None = None, **settings: Any) -> Any:
         """As typer's, with a page."""
         return super().command(name, **{"cls": PageCommand, **settings})
+
+    def offer(self, words: str, satellite: str, *, hidden: bool = False) -> None:
+        """Have the command `words` of a satellite, or one that says what to install."""
+        name = words.rpartition(" ")[2]
+        if is_there(satellite):
+            self.command(name, hidden=hidden)(ask(f"{satellite}.commands:COMMANDS", words)[words])
+            return
+
+        def command() -> None:
+            raise absent(satellite, f"the command {words}")
+
+        settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+        told = f"Needs {SATELLITES[satellite]}."
+        self.command(name, help=told, hidden=hidden, context_settings=settings)(command)
 
 
 def show_page(usage: str, text: str, parts: dict[str, Rows], last: str = "") -> None:

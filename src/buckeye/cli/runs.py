@@ -19,9 +19,7 @@ import typer
 from buckeye.base.disk import human_bytes
 from buckeye.base.distribution import ask
 from buckeye.base.json_lines import printable
-from buckeye.cli.curve import curve
 from buckeye.cli.help import Commands
-from buckeye.cli.rollouts import rollouts
 from buckeye.cli.run_texts import (
     cleaning_table,
     event_line,
@@ -47,8 +45,8 @@ runs_app = Commands(
     add_completion=False,
 )
 
-runs_app.command()(rollouts)
-runs_app.command()(curve)
+runs_app.offer("rl rollouts", "buckeye_audit")
+runs_app.offer("rl curve", "buckeye_audit")
 
 _FOLLOW_SECONDS = 0.3
 _STEERING = "buckeye_machines.steer"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,43 +51,6 @@ class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
     oldest_version: int | None = None
     text: list[str] = []
     messages: list[dict[str, Any]] = []
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RolloutFilter:
-    """Which rollouts are wanted; None is no condition. `task` and `search` are parts of a text, in letters of
-    any case: of the task's id, and of what was said or went wrong. A reward is compared with the bounds,
-    which no errored rollout meets."""
-
-    group: int | None = None
-    task: str | None = None
-    env: str | None = None
-    stop: str | None = None
-    search: str | None = None
-    min_reward: float | None = None
-    max_reward: float | None = None
-    errored: bool = False
-    truncated: bool = False
-    dropped: bool = False
-
-    def accepts(self, rollout: PlayedRollout) -> bool:
-        """Whether a rollout meets all conditions."""
-        low, high, reward = self.min_reward, self.max_reward, rollout.reward
-        said = [*rollout.text, rollout.error or ""]
-        return all(
-            (
-                self.group in (None, rollout.group),
-                self.env in (None, rollout.env),
-                self.stop in (None, rollout.stop_reason),
-                self.task is None or self.task.casefold() in rollout.task_id.casefold(),
-                self.search is None or any(self.search.casefold() in text.casefold() for text in said),
-                low is None or (reward is not None and reward >= low),
-                high is None or (reward is not None and reward <= high),
-                not self.errored or rollout.reward is None,
-                not self.truncated or rollout.truncated,
-                not self.dropped or rollout.dropped is not None,
-            )
-        )
 
 
 def rollouts_file(step: int, *, dropped: bool = False) -> str:

@@ -6,6 +6,7 @@ import json
 import shlex
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,6 @@ from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.metrics import Step, read_run
 from buckeye.monitor.rollouts import (
     PlayedRollout,
-    RolloutFilter,
     messages_in,
     read_rollouts,
     rollout_steps,
@@ -32,6 +32,43 @@ _LONGEST_TEXT = 6000
 _LONGEST_CELL = 28
 
 _Text = str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutFilter:
+    """Which rollouts are wanted; None is no condition. `task` and `search` are parts of a text, in letters of
+    any case: of the task's id, and of what was said or went wrong. A reward is compared with the bounds,
+    which no errored rollout meets."""
+
+    group: int | None = None
+    task: str | None = None
+    env: str | None = None
+    stop: str | None = None
+    search: str | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    errored: bool = False
+    truncated: bool = False
+    dropped: bool = False
+
+    def accepts(self, rollout: PlayedRollout) -> bool:
+        """Whether a rollout meets all conditions."""
+        low, high, reward = self.min_reward, self.max_reward, rollout.reward
+        said = [*rollout.text, rollout.error or ""]
+        return all(
+            (
+                self.group in (None, rollout.group),
+                self.env in (None, rollout.env),
+                self.stop in (None, rollout.stop_reason),
+                self.task is None or self.task.casefold() in rollout.task_id.casefold(),
+                self.search is None or any(self.search.casefold() in text.casefold() for text in said),
+                low is None or (reward is not None and reward >= low),
+                high is None or (reward is not None and reward <= high),
+                not self.errored or rollout.reward is None,
+                not self.truncated or rollout.truncated,
+                not self.dropped or rollout.dropped is not None,
+            )
+        )
 
 
 def rollouts(

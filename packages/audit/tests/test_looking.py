@@ -6,10 +6,10 @@ import shlex
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from buckeye.cli.curve import Curve, text_plot
 from tests.command import run_here
 from tests.run.made_runs import made_run, write_metrics
+
+from buckeye_audit.curve import Curve, text_plot
 
 NASTY = "\x1b]0;owned\x07 \x9b31m red \r\u202eback\u2028 \ud800 \x00 end"
 
