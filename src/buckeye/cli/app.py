@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -287,6 +290,39 @@ def chat(
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 256,
 ) -> None:
     """Talk to a model in the terminal."""
-    from buckeye.cli.chat import talk
+    asyncio.run(_talk(path, prompt, temperature, max_tokens))
 
-    talk(path, prompt, temperature=temperature, max_tokens=max_tokens)
+
+async def _talk(model: str, prompt: str | None, temperature: float, max_tokens: int) -> None:
+    """Answer `prompt` and return, or hold a conversation until an empty line or Ctrl-D."""
+    from buckeye.cli.terminal import status_line
+    from buckeye.launch.serve import served_model
+    from buckeye.sizing.model import fetch_served
+
+    with status_line(f"fetching {model}"):
+        path = fetch_served(model)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's waits for input() to return
+    async with AsyncExitStack() as stack:
+        with status_line(f"waiting for a server of {model} to start"):
+            server = await stack.enter_async_context(served_model(path))
+        messages: list[dict[str, str]] = []
+        while True:
+            question = prompt or _ask()
+            if not question:
+                return
+            messages.append({"role": "user", "content": question})
+            with status_line(f"waiting for the reply of {model}"):
+                reply = await server.chat(messages, temperature=temperature, max_tokens=max_tokens)
+            typer.echo(reply)
+            messages.append({"role": "assistant", "content": reply})
+            if prompt is not None:
+                return
+
+
+def _ask() -> str:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        return ""
+    except UnicodeDecodeError:
+        raise UsageError("the input is not UTF-8") from None

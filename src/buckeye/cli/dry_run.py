@@ -22,11 +22,11 @@ from buckeye.monitor.tracker import check_wandb
 from buckeye.run_files.directory import refuse_used
 from buckeye.sizing.devices import Machine, slots_instead, this_machine
 from buckeye.sizing.disk import disk_shortage, disk_table, disk_warning
+from buckeye.sizing.doctor import reference_warnings, trainer_warnings
 from buckeye.sizing.model import find_model
 from buckeye.sizing.plan import RolePlan, make_plan
 from buckeye.sizing.ports import AnyPorts
 from buckeye.sizing.tasks import check_tasks
-from buckeye.sizing.trainer_checks import reference_warnings, trainer_warnings
 
 
 def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:

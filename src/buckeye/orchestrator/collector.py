@@ -157,16 +157,6 @@ class GroupCollector:
         return self._player.plays - self._booked - waiting - playing
 
     @property
-    def in_flight(self) -> int:
-        """Groups being played."""
-        return len(self._playing)
-
-    @property
-    def buffered(self) -> int:
-        """Groups played and not used yet."""
-        return len(self._finished)
-
-    @property
     def _buffered_rollouts(self) -> int:
         return sum(len(ended.group.rollouts) for ended in self._finished)
 

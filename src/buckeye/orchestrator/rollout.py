@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from buckeye.envs.base import Message, Outcome, Task
 from buckeye.inference.client import Session
@@ -52,6 +53,22 @@ class Rollout:
     def shaped_reward(self) -> float | None:
         """What is trained on."""
         return None if self.reward is None else self.reward + sum(self.shaping.values())
+
+    def record(self) -> dict[str, Any]:
+        """What files say of it, also of an errored one. What a message holds may be more than JSON can."""
+        return {
+            "reward": self.reward,
+            "components": dict(self.outcome.components),
+            "explanations": dict(self.outcome.explanations),
+            "stop_reason": self.outcome.stop_reason,
+            "error": self.outcome.error,
+            "trace": list(self.outcome.trace),
+            "truncated": self.truncated,
+            "turns": self.turns,
+            "completion_tokens": self.completion_tokens,
+            "oldest_version": self.oldest_version,
+            "messages": list(self.messages),
+        }
 
     def as_scored(self) -> Scored:
         """What its advantage is made of; only for a rollout that has a reward. Shaping, and the reward of an
