@@ -17,7 +17,8 @@ import logging
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -77,6 +78,10 @@ class EnvironmentId:
             )
         return cls(match["owner"], match["name"], match["version"])
 
+    def __str__(self) -> str:
+        owner = f"{self.owner}/" if self.owner else ""
+        return f"{owner}{self.name}" + (f"@{self.version}" if self.version else "")
+
     @property
     def module(self) -> str:
         """The module the name stands for."""
@@ -127,7 +132,10 @@ def open_here(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) ->
     """The environment, unless it is played by workers; then only that there is one. Raises as
     `open_environment`."""
     if settings.isolation == "none":
-        return _checked(env_id, _build(env_id, _resolve(env_id), args))
+        loader = _find_here(env_id)
+        if loader is None:
+            raise EnvironmentNotFoundError(_not_found(env_id))
+        return _checked(env_id, _build(env_id, loader, args))
     if settings.isolation == "auto" and settings.python is None:
         built = _built_here(env_id, args)
         if built is not None:
@@ -139,7 +147,9 @@ def open_here(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) ->
 def _built_here(env_id: str, args: Mapping[str, Any]) -> Environment | None:
     """The environment in this process, if it was written for Buckeye and can be imported here. A module that
     does not announce itself is not imported if it is installed in an interpreter of its own."""
-    if not _is_announced(env_id) and find_installed(_package_of(env_id)) is not None:
+    name = canonicalize_name(env_id.partition("@")[0].rpartition("/")[2])
+    announced = name in map(canonicalize_name, installed_environments())
+    if not announced and find_installed(_package_of(env_id)) is not None:
         return None
     loader = _find_here(env_id)
     if loader is None:
@@ -233,13 +243,6 @@ def installed_environments() -> list[str]:
     return sorted({entry.name for entry in metadata.entry_points(group=ENTRY_POINT_GROUP)})
 
 
-def _resolve(env_id: str) -> Callable[..., Any]:
-    loader = _find_here(env_id)
-    if loader is None:
-        raise EnvironmentNotFoundError(_not_found(env_id))
-    return loader
-
-
 def names_a_file(env_id: str) -> bool:
     """Whether an environment is named by its path, and not as OWNER/NAME."""
     return env_id.startswith((".", "/", "~")) or env_id.endswith(".py")
@@ -256,7 +259,8 @@ def _find_here(env_id: str) -> Callable[..., Any] | None:
     wanted, bundle = EnvironmentId.parse(env_id), bundled(env_id)
     found: _Found | None
     if bundle is not None and not path.is_dir():
-        found = _Found(_from_path(bundle), _version_of_project(bundle))
+        project = tomllib.loads((bundle / "pyproject.toml").read_text("utf-8"))["project"]
+        found = _Found(_from_path(bundle), str(project["version"]))
     else:
         found = _from_entry_point(wanted) or _from_module(wanted)
     if found is not None:
@@ -277,15 +281,10 @@ def bundled(env_id: str) -> Path | None:
     return None
 
 
-def _is_announced(env_id: str) -> bool:
-    name = canonicalize_name(env_id.partition("@")[0].rpartition("/")[2])
-    return name in map(canonicalize_name, installed_environments())
-
-
 def _from_entry_point(wanted: EnvironmentId) -> _Found | None:
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         if canonicalize_name(entry.name) == canonicalize_name(wanted.name):
-            with _ImportProblems(f"the installed environment {entry.name!r}"):
+            with _import_problems(f"the installed environment {entry.name!r}"):
                 return _Found(entry.load(), entry.dist.version if entry.dist else None)
     return None
 
@@ -293,7 +292,7 @@ def _from_entry_point(wanted: EnvironmentId) -> _Found | None:
 def _from_module(wanted: EnvironmentId) -> _Found | None:
     if importlib.util.find_spec(wanted.module) is None:
         return None
-    with _ImportProblems(f"the module {wanted.module!r}"):
+    with _import_problems(f"the module {wanted.module!r}"):
         module = importlib.import_module(wanted.module)
     loader = getattr(module, "load_environment", None)
     if loader is None:
@@ -356,15 +355,10 @@ def _install_commands(wanted: EnvironmentId) -> str:
     index = f" --extra-index-url {_HUB_INDEX.format(owner=wanted.owner)}" if wanted.owner else ""
     return (
         f"Install it with:\n"
-        f"  buckeye env install {_id_of(wanted)}\n"
+        f"  buckeye env install {wanted}\n"
         f"or, into this interpreter:\n"
         f"  uv pip install {pinned}{index}"
     )
-
-
-def _id_of(wanted: EnvironmentId) -> str:
-    owner = f"{wanted.owner}/" if wanted.owner else ""
-    return f"{owner}{wanted.name}" + (f"@{wanted.version}" if wanted.version else "")
 
 
 def _check_arguments(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> None:
@@ -388,16 +382,16 @@ def _check_arguments(env_id: str, loader: Callable[..., Any], args: Mapping[str,
 def _from_path(path: Path) -> Callable[..., Any]:
     if not path.exists():
         raise EnvironmentNotFoundError(f"there is no environment at {path}: the path does not exist.")
-    with _ImportProblems(f"the environment at {path}"):
+    with _import_problems(f"the environment at {path}"):
         if path.is_file():
-            return _loader_of(_import_file(path), "load_environment", path)
-        module, attribute = _entry_of_project(path)
-        return _loader_of(_import_from_project(path, module), attribute, path)
-
-
-def _version_of_project(folder: Path) -> str:
-    project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
-    return str(project["version"])
+            module, attribute = _import_file(path), "load_environment"
+        else:
+            name, attribute = _entry_of_project(path)
+            module = _import_from_project(path, name)
+    loader = getattr(module, attribute, None)
+    if not callable(loader):
+        raise UsageError(f"{path} defines no function {attribute}(**args) that returns an environment.")
+    return loader  # type: ignore[no-any-return]
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -442,28 +436,16 @@ def _import_from_project(folder: Path, module: str) -> ModuleType:
     raise UsageError(f"{folder} has no module {top!r}: looked for {top}/ and {top}.py there and in src/.")
 
 
-def _loader_of(module: ModuleType, attribute: str, path: Path) -> Callable[..., Any]:
-    loader = getattr(module, attribute, None)
-    if not callable(loader):
-        raise UsageError(f"{path} defines no function {attribute}(**args) that returns an environment.")
-    return loader  # type: ignore[no-any-return]
-
-
-class _ImportProblems:
+@contextmanager
+def _import_problems(what: str) -> Iterator[None]:
     """Turns whatever importing foreign code raises into one message for a person."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, ModuleNotFoundError):
-            raise UsageError(
-                f"{self._what} needs the module {error.name!r}, which is not installed. Install it first."
-            ) from error
-        if isinstance(error, Exception) and not isinstance(error, BuckeyeError):
-            raise UsageError(
-                f"{self._what} could not be imported: {type(error).__name__}: {error}."
-            ) from error
+    try:
+        yield
+    except BuckeyeError:
+        raise
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{what} needs the module {error.name!r}, which is not installed. Install it first."
+        ) from error
+    except Exception as error:
+        raise UsageError(f"{what} could not be imported: {type(error).__name__}: {error}.") from error

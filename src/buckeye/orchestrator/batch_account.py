@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from buckeye.monitor.log import SUCCESS
+from buckeye.monitor.signals import rollouts_level
 from buckeye.orchestrator.rollout import Group, Rollout
 
 # What is measured of each environment while a batch is collected.
@@ -131,6 +133,17 @@ class Collected:
     def loses_too_much(self) -> bool:
         """Whether more than a few of the groups were lost."""
         return len(self.lost) > MOST_LOST * len(self.all_groups)
+
+    def level(self) -> tuple[int, str]:
+        """The level of the line of its step, and how that ends if it is not SUCCESS."""
+        played = self.rollouts
+        errored = sum(rollout.reward is None for rollout in played)
+        truncated = sum(rollout.truncated for rollout in played if rollout.reward is not None)
+        level = rollouts_level(len(played), errored=errored, truncated=truncated)
+        if level == SUCCESS:
+            return level, ""
+        counts = {"Errored": (errored, len(played)), "Truncated": (truncated, len(played) - errored)}
+        return level, "".join(f" | {name}: {bad} of {of}" for name, (bad, of) in counts.items() if bad)
 
     def account(self) -> dict[str, int]:
         """Every play that has ended, once: `played` = `trained` + `dropped` + `failed`. A rollout that was

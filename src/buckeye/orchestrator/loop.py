@@ -22,7 +22,6 @@ from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_file
-from buckeye.monitor.signals import rollouts_level
 from buckeye.orchestrator.advantages import RewardShaping, check_advantage, reward_shaping
 from buckeye.orchestrator.batch import (
     Advantages,
@@ -59,7 +58,7 @@ from buckeye.orchestrator.loop_watch import (
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.player import RolloutPlayer, TaskPlayer
 from buckeye.orchestrator.policy import derive_seed
-from buckeye.orchestrator.rollout import Group, Rollout
+from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.sampling_bias import CollectionWatch
 from buckeye.orchestrator.task_sampler import task_sampler
 from buckeye.orchestrator.weights_watcher import ServersOfRun, WeightsWatcher, WrongServers
@@ -134,7 +133,11 @@ class Orchestrator:
             log.log(SUCCESS, "Inference pool ready")
             self.deterministic = deterministic_sampling(config, self.client)
             heartbeat.ready()
-            self._log_start()
+            if self.start_step:
+                log.info("Resuming training from checkpoint step `%d`", self.start_step)
+            else:
+                log.info("Training from scratch. Resetting weights to base model")
+            log.info("Starting orchestrator loop (max_steps=%s)", config.max_steps or "infinite")
             collector = self._collector()
             watcher = WeightsWatcher(
                 config.output_dir / "weights",
@@ -180,13 +183,6 @@ class Orchestrator:
             return list(zip(evaluated, self._load(evaluated), strict=True))
         own = [replace(env, play=replace(env.play, temperature=None)) for env in self.environments]
         return list(zip(evaluated, own, strict=True))
-
-    def _log_start(self) -> None:
-        if self.start_step:
-            log.info("Resuming training from checkpoint step `%d`", self.start_step)
-        else:
-            log.info("Training from scratch. Resetting weights to base model")
-        log.info("Starting orchestrator loop (max_steps=%s)", self.config.max_steps or "infinite")
 
     def _check_splits(self) -> None:
         """Find out now, not at the first evaluation, if tasks are missing, or cannot be played at all."""
@@ -373,7 +369,7 @@ class Orchestrator:
         metrics |= validated
         val = f" | Val. Reward: {validated['val_reward/mean']:.4f}" if validated else ""
         await self.metrics.write_async("orchestrator", step, metrics)
-        level, came_to_nothing = _success(collected.rollouts)
+        level, came_to_nothing = collected.level()
         log.log(
             level,
             "Step %d | Time: %.2fs | Reward: %.4f%s | Throughput: %.1f tokens/s"
@@ -434,17 +430,6 @@ class Orchestrator:
         return (
             {"val_reward/mean": statistics.fmean(rewards), "val_reward/version": version} if rewards else {}
         )
-
-
-def _success(rollouts: Sequence[Rollout]) -> tuple[int, str]:
-    """The level of the line of a step for which these were played, and how it ends if that is not SUCCESS."""
-    errored = sum(rollout.reward is None for rollout in rollouts)
-    truncated = sum(rollout.truncated for rollout in rollouts if rollout.reward is not None)
-    level = rollouts_level(len(rollouts), errored=errored, truncated=truncated)
-    if level == SUCCESS:
-        return level, ""
-    counts = {"Errored": (errored, len(rollouts)), "Truncated": (truncated, len(rollouts) - errored)}
-    return level, "".join(f" | {name}: {bad} of {of}" for name, (bad, of) in counts.items() if bad)
 
 
 def _log_once_per_step() -> Callable[[int], None]:
