@@ -53,8 +53,8 @@ _IN_SATELLITES = {"buckeye-vf-gym": "buckeye_mcp"} | dict.fromkeys((_AGENT, *_LI
 """Environments that a distribution beside the core has, or plays."""
 
 _BUNDLED = "dakota1890"
-_HERE = Path(__file__).parent
-_BUNDLES = (_HERE / "bundled", _HERE.parents[2] / "environments")  # in the package, or beside its source
+_BUNDLES = (Path(__file__).with_name("bundled"), Path(__file__).parents[3] / "environments")
+"""In the package, or beside its source."""
 
 log = logging.getLogger(__name__)
 
