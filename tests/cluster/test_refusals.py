@@ -77,6 +77,23 @@ def test_who_has_what_is_said_where_nodes_have_too_little(project, tmp_path):
         assert not left(cluster)
 
 
+def test_a_port_that_is_closed_between_nodes_is_named(project, tmp_path):
+    port = 8123
+    nodes = "[cluster]\nnodes = 2\ninference_nodes = [1]\ntrainer_nodes = [0]\n"
+    output = project.write("closed", trainers=[1], cluster=nodes)
+    with some_hosts() as hosts, ray_cluster(tmp_path / "ray", hosts, project.env) as cluster:
+        first, second = hosts
+        rule = ("rule", "add", "to", second.address, "ipproto", "tcp", "dport", str(port), "prohibit")
+        subprocess.run(["ip", "-n", first.space, *rule], check=True)
+        words = ("--inference.server.port", str(port), "--orchestrator.client.timeout", "20")
+        running, log = start(project, cluster, "closed", *words, "--supervision.start-timeout", "60")
+        assert running.wait(SECONDS) == 1, log.read_text()
+        assert f"http://{second.address}:{port}" in log.read_text()
+        assert len(errors(log.read_text())) == 1, log.read_text()
+        wait_until(lambda: not left(cluster), 60, "nothing of the run is left")
+    assert not (output / "weights" / "step_1").exists()
+
+
 @needs_slurm
 def test_a_node_of_a_job_with_another_python_is_refused(project, another_python, tmp_path):
     output = project.write("other", trainers=[1], cluster=CLUSTER.format(inference=[0]))

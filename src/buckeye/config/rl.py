@@ -296,11 +296,12 @@ class RLConfig(BaseConfig):
     def _nodes_have_work(self) -> RLConfig:
         cluster = self.cluster
         inference = cluster.of_inference if self.inference is not None else []
-        idle = set(range(1, cluster.nodes)) - {*cluster.of_trainer, *inference}
+        placed = {node for env in self.orchestrator.env for node in env.placement or ()}
+        idle = set(range(1, cluster.nodes)) - {*cluster.of_trainer, *inference, *placed}
         if idle:
             raise conflict(
-                f"nothing would run on node {min(idle)}: give it to cluster.trainer_nodes or "
-                "cluster.inference_nodes, or lower cluster.nodes",
+                f"nothing would run on node {min(idle)}: give it to cluster.trainer_nodes, "
+                "cluster.inference_nodes or an environment's placement, or lower cluster.nodes",
                 "cluster.nodes",
                 "cluster.trainer_nodes",
                 "cluster.inference_nodes",

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 PLACED_VARIABLE = "BUCKEYE_PLACED"
-"""What a run says of environments whose workers are on its nodes, as JSON: the `address` of this host, and
-their `places` by name."""
+"""What a run says of environments whose workers are on its nodes, as JSON: settings by their names."""
 Isolation = Literal["auto", "none", "process"]
 
 
@@ -31,7 +30,7 @@ class WorkerSettings:
     isolation: Isolation = "auto"
     python: Path | None = None
     processes: int = 1
-    nodes: tuple[tuple[str, int] | None, ...] = ()
+    nodes: Sequence[tuple[str, int] | None] = ()
     """Where on other nodes a host of workers listens; None is this host. Workers are spread over them."""
     address: str = "127.0.0.1"
     """Where workers reach the policy, which is in this process."""
@@ -72,14 +71,8 @@ class WorkerSettings:
 
 def placed(name: str) -> dict[str, Any]:
     """The settings `nodes` and `address` of an environment whose workers a run has placed on its nodes."""
-    said = json.loads(os.environ.get(PLACED_VARIABLE, "{}"))
-    places = said.get("places", {}).get(name)
-    if places is None:
-        return {}
-    return {
-        "nodes": tuple(None if place is None else (place[0], place[1]) for place in places),
-        "address": said["address"],
-    }
+    found: dict[str, Any] = json.loads(os.environ.get(PLACED_VARIABLE, "{}")).get(name, {})
+    return found
 
 
 def with_variables(names: Sequence[str]) -> WorkerSettings:

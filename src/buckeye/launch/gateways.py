@@ -6,8 +6,8 @@ Who knows such environments starts their servers; the core asks, and without any
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,15 +54,17 @@ def run_hosts(
     return hosts
 
 
-@contextmanager
-def hosts_here(environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int) -> Iterator[None]:
+def hosts_here(
+    environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int
+) -> AbstractContextManager[None]:
     """The same for environments that are played in this process: started before the block, ended after it.
     Raises as `run_hosts` does, and RunError for what does not get ready."""
     if not is_there(_MCP):
-        yield
-        return
-    with ask(f"{_FOR_RUNS}:gateway_here", _WHAT)(environments, log_file, rollouts=rollouts):
-        yield
+        return nullcontext()
+    here: AbstractContextManager[None] = ask(f"{_FOR_RUNS}:gateway_here", _WHAT)(
+        environments, log_file, rollouts=rollouts
+    )
+    return here
 
 
 def variables_of(environments: Iterable[EnvConfig]) -> list[str]:
@@ -105,15 +107,11 @@ def forget_other_keys(config: RLConfig) -> None:
             del os.environ[name]
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: Any) -> list[str]:
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for item in items for text in _texts(item)]
 
 
 def keys_of_run(config: RLConfig) -> dict[str, str]:

@@ -182,8 +182,8 @@ def test_environments_have_hosts_of_workers_on_their_nodes(monkeypatch):
     assert role.env == {WORKERS_KEY: hosts.env[WORKERS_KEY]}
     assert not any(hosts.env[WORKERS_KEY] in word for word in role.argv)
     monkeypatch.setenv(PLACED_VARIABLE, hosts.env[PLACED_VARIABLE])
-    assert placed("letters") == {"nodes": (None, ("10.0.0.2", 30002)), "address": "10.0.0.9"}
-    assert placed("two")["nodes"] == (("10.0.0.2", 30002),)
+    assert placed("letters") == {"nodes": [None, ["10.0.0.2", 30002]], "address": "10.0.0.9"}
+    assert placed("two")["nodes"] == [["10.0.0.2", 30002]]
     assert placed("other") == {}
     with pytest.raises(UsageError, match="leave one out"):
         worker_hosts([one.model_copy(update={"isolation": "none"})], sites={2: site(2)}, address="10.0.0.9")

@@ -62,13 +62,15 @@ def worker_hosts(environments: Sequence[TrainEnvConfig], *, sites: Mapping[int, 
             config_name=None,
             log_name="workers" if number == 0 else f"workers_{number}",
         )
-    places = {
-        env.name or short_name(env.id): [
-            None if node == 0 else [roles[node].host, roles[node].port] for node in env.placement or ()
-        ]
+    places = {node: (role.host, role.port) for node, role in roles.items()}
+    placed = {
+        env.name or short_name(env.id): {
+            "address": address,
+            "nodes": list(map(places.get, env.placement or ())),
+        }
         for env in environments
     }
-    said = json.dumps({"address": address, "places": places})
+    said = json.dumps(placed)
     return Hosts(roles=tuple(roles.values()), env={WORKERS_KEY: key, PLACED_VARIABLE: said})
 
 

@@ -31,7 +31,7 @@ from buckeye.base.foreign_files import plain_name
 from buckeye.errors import BuckeyeError, TransportError
 from buckeye.transport.batches import END
 from buckeye.transport.weights import prune_weights
-from buckeye_machines.engines.files_server import LINES, LONGEST_PART, tree_id
+from buckeye_machines.engines.files_server import LINES, LONGEST_PART, TreeIds
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +279,7 @@ class Follower:
         self._root, self._folders = root, folders
         self._taken: dict[int, str] = {}
         self._seen: dict[str, set[int]] = {folder: set() for folder in folders}
-        self._ids: dict[Path, tuple[int, str]] = {}
+        self._id = TreeIds()
         self._stop = threading.Event()
         self._behind = False
         self.index: Index | None = None
@@ -361,16 +361,6 @@ class Follower:
             path.unlink(missing_ok=True)
         elif not path.exists() or storage.read_json(path) != end:
             storage.write_file(path, json.dumps(end) + "\n")
-
-    def _id(self, path: Path) -> str | None:
-        try:
-            changed = path.stat().st_mtime_ns
-            known = self._ids.get(path)
-            if known is None or known[0] != changed:
-                known = self._ids[path] = (changed, tree_id(path))
-        except (OSError, ValueError):
-            return None
-        return known[1]
 
     def _run(self) -> None:
         pause, lost, told = _PAUSE_SECONDS, None, 0.0

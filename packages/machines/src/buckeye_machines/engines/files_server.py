@@ -85,7 +85,7 @@ class Files:
         self, root: Path, folders: tuple[str, ...] = OF_NODE_0, *, model: Path | None = None
     ) -> None:
         self.root, self._folders, self._model = root, folders, model
-        self._ids: dict[Path, tuple[tuple[int, int], str]] = {}
+        self._id = TreeIds()
         self._hashes: dict[tuple[Path, int, int], str] = {}
         self._lines = {name: _Gathered(root / name) for name in LINES}
 
@@ -140,19 +140,6 @@ class Files:
         """Append lines that are not there yet. Raises KeyError for another file than those of `LINES`."""
         self._lines[file].append(lines)
 
-    def _id(self, directory: Path) -> str | None:
-        """None if it is gone. Files of a step are put there by a rename, which the directory shows."""
-        try:
-            seen = directory.stat()
-            state = (seen.st_ino, seen.st_mtime_ns)
-            known = self._ids.get(directory)
-            if known is None or known[0] != state:
-                known = self._ids[directory] = (state, tree_id(directory))
-        except (OSError, ValueError):
-            self._ids.pop(directory, None)
-            return None
-        return known[1]
-
     def _hash(self, path: Path, size: int, changed: int) -> str:
         key = (path, size, changed)
         if key not in self._hashes:
@@ -195,6 +182,26 @@ def tree_id(directory: Path) -> str:
     OSError if it is gone, ValueError for what is no plain file."""
     stats = [(name, path.stat()) for name, path in _files(directory)]
     return _id_of([(name, stat.st_size, stat.st_mtime_ns // 1000) for name, stat in stats])
+
+
+class TreeIds:
+    """`tree_id` of directories, computed again when one has changed; None for one that is gone. Files of a
+    step are put there by a rename, which the directory shows."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[tuple[int, int], str]] = {}
+
+    def __call__(self, directory: Path) -> str | None:
+        try:
+            seen = directory.stat()
+            state = (seen.st_ino, seen.st_mtime_ns)
+            known = self._known.get(directory)
+            if known is None or known[0] != state:
+                known = self._known[directory] = (state, tree_id(directory))
+        except (OSError, ValueError):
+            self._known.pop(directory, None)
+            return None
+        return known[1]
 
 
 def _id_of(files: list[tuple[str, int, int]]) -> str:

@@ -170,6 +170,11 @@ def _candidates(ray: Any, own: str, bundle: Mapping[str, float]) -> tuple[list[s
     return sorted(fit), lines
 
 
+def _free_for(ray: Any, own: str, bundle: Mapping[str, float], taken: set[str]) -> list[str]:
+    """The candidates that the run has not taken."""
+    return [address for address in _candidates(ray, own, bundle)[0] if address not in taken]
+
+
 def _free() -> dict[str, dict[str, float]]:
     from ray._private.state import available_resources_per_node
 
@@ -297,8 +302,7 @@ class RayHost:
 
     def _replace(self) -> None:
         before = self._address
-        fit, _ = _candidates(self._ray, self._head, self._bundle)
-        free = [address for address in fit if address not in self._taken]
+        free = _free_for(self._ray, self._head, self._bundle, self._taken)
         if not free:
             return
         self._address = before if before in free else free[0]
@@ -389,8 +393,7 @@ class _Another:
     def _look(self) -> None:
         from ray.autoscaler.sdk import request_resources
 
-        fit, _ = _candidates(self._ray, self._head, self._bundle)
-        free = [address for address in fit if address not in self._taken]
+        free = _free_for(self._ray, self._head, self._bundle, self._taken)
         number = len(self._held) + 1
         if not free:  # a cluster that grows by itself hears of it
             request_resources(bundles=[dict(self._bundle)] * (number + 1))
