@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -23,6 +24,10 @@ Tool = Mapping[str, Any]
 START = "start"
 """The name in a task's data of what its world begins with, where the prompt does not say that: two tasks that
 differ in it are two, though they are asked in the same words."""
+
+ROLLOUT_ENDS: ContextVar[float] = ContextVar("ROLLOUT_ENDS", default=math.inf)
+"""When the rollout that is played is cut off, and so is an error, on the monotonic clock: an environment that
+stops before can pay what was done until then."""
 
 FinishReason = Literal["stop", "length"]
 """Why a reply ended: by itself, or cut off at a limit."""

@@ -5,11 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from buckeye.envs.base import Environment, FinishReason, GroupEnvironment, Message, Outcome, Policy, Task
+from buckeye.envs.base import (
+    ROLLOUT_ENDS,
+    Environment,
+    FinishReason,
+    GroupEnvironment,
+    Message,
+    Outcome,
+    Policy,
+    Task,
+)
 from buckeye.envs.outcomes import checked, errored, raised
 from buckeye.errors import InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams, SilentError
@@ -212,7 +222,7 @@ class TaskPlayer:
         play = environment.rollout
         if isinstance(environment, GroupEnvironment):
             play = environment.rollout_in_group
-        played = await play_outcome(lambda: play(task, policy), self._timeout_of(env))
+        played = await play_outcome(lambda: play(task, policy), env.play.timeout or self._timeout)
         outcome = _with_all_turns(played, policy)
         rollout = Rollout(
             env_name=env.name,
@@ -235,9 +245,6 @@ class TaskPlayer:
         )
         return rollout if self._shaping is None else shaped(rollout, self._shaping)
 
-    def _timeout_of(self, env: NamedEnvironment) -> float:
-        return env.play.timeout or self._timeout
-
     async def _gather_group(self, group: GroupTask, members: Sequence[asyncio.Task[Rollout]]) -> Group:
         try:
             played = await asyncio.gather(*members)
@@ -250,9 +257,8 @@ class TaskPlayer:
     async def _scored_together(self, group: GroupTask, played: Sequence[Rollout]) -> tuple[Rollout, ...]:
         """The rollouts with the rewards that depend on the others of the group."""
         before, turns = [rollout.outcome for rollout in played], [rollout.turns for rollout in played]
-        after = await finished_outcomes(
-            group.env.environment, group.task, before, turns, timeout=self._timeout_of(group.env)
-        )
+        env, timeout = group.env.environment, group.env.play.timeout or self._timeout
+        after = await finished_outcomes(env, group.task, before, turns, timeout=timeout)
         rollouts = [replace(rollout, outcome=outcome) for rollout, outcome in zip(played, after, strict=True)]
         pending = [outcome.pending is not None for outcome in before]
         for rollout, waited in zip(rollouts, pending, strict=True):
@@ -339,6 +345,7 @@ class RolloutPlayer(TaskPlayer):
 async def play_outcome(rollout: Callable[[], Awaitable[Outcome]], timeout: float) -> Outcome:
     """The outcome of a rollout, checked; one with an error if it takes more than `timeout` seconds, raises,
     or returns something else. Raises CancelledError only if this task itself is cancelled."""
+    token = ROLLOUT_ENDS.set(time.monotonic() + timeout)
     try:
         async with asyncio.timeout(timeout):
             return checked(await rollout())
@@ -353,6 +360,8 @@ async def play_outcome(rollout: Callable[[], Awaitable[Outcome]], timeout: float
         return errored("timeout", str(error))
     except Exception as error:  # not our code: whatever it raises is the end of this rollout only
         return raised("model" if isinstance(error, InferenceError) else "step", error)
+    finally:
+        ROLLOUT_ENDS.reset(token)
 
 
 def _params_of(env: NamedEnvironment, params: SamplingParams) -> SamplingParams:

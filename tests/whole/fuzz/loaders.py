@@ -845,7 +845,7 @@ def _layers(folder):
 
 def _reference(folder):
     from buckeye_mcp.images.manifest import parse_reference
-    from buckeye_mcp.tasks.images import parse_image
+    from buckeye_mcp.tasks.lock import parse_image
 
     text = (folder / "name").read_bytes().decode("utf-8", "replace")
     parse_image(text)

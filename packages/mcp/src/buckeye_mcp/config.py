@@ -16,9 +16,9 @@ from buckeye.config.shared import BaseConfig, conflict
 from buckeye.config.source import read_yaml
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError
-from buckeye_mcp.actions.check import ACTIONS_SCHEMA, MappingProblem, compile_actions
+from buckeye_mcp.actions.check import ActionTable, compile_actions
 from buckeye_mcp.actions.mapping import Action
-from buckeye_mcp.grading.reading import GraderProblem, as_written, read_graders
+from buckeye_mcp.grading.reading import as_written, read_graders
 from buckeye_mcp.grading.schema import Grader
 from buckeye_mcp.workdir.files import beside
 
@@ -114,7 +114,7 @@ class GymConfig(BaseConfig):
     """What the model is told first."""
     parser: ParserConfig = ParserConfig()
     """How calls are read from replies."""
-    action_mappings: Annotated[dict[str, Any], Field(json_schema_extra=ACTIONS_SCHEMA)] = {}
+    action_mappings: dict[str, Any] = {}
     """What the model may call, and which MCP tool each stands for."""
     rubric: RubricConfig = RubricConfig()
     """How the model is paid."""
@@ -173,14 +173,17 @@ def load_gym_config(path: Path) -> GymConfig:
 
 def gym_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of the file, for editors."""
-    schema, grader = GymConfig.model_json_schema(), Grader.model_json_schema()
-    schema["$defs"] |= grader.pop("$defs") | {"Grader": grader}
+    schema = GymConfig.model_json_schema()
+    for part in (Grader, ActionTable):
+        found = part.model_json_schema()
+        schema["$defs"] |= found.pop("$defs") | {part.__name__: found}
     one = {"$ref": "#/$defs/Grader"}
     schema["properties"][_GRADE] |= {"anyOf": [one, {"type": "array", "items": one}, {"type": "null"}]}
+    schema["properties"][_ACTIONS]["additionalProperties"] = {"$ref": "#/$defs/ActionTable"}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _problem(table: str, wrong: MappingProblem | GraderProblem, settings: Settings) -> Problem:
+def _problem(table: str, wrong: Problem, settings: Settings) -> Problem:
     path = (table, *wrong.path)
-    message = wrong.message if wrong.message.endswith("?") else f"{wrong.message}."
+    message = wrong.message if wrong.message.endswith((".", "?")) else f"{wrong.message}."
     return Problem(path=path, place=settings.place(path), message=message)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from buckeye.envs.base import Message, Outcome, Policy, Reply, TextCaller, Tool
+from buckeye.envs.base import ROLLOUT_ENDS, Message, Outcome, Policy, Reply, TextCaller, Tool
 from buckeye_mcp.actions.mapping import ActionError, bind
 from buckeye_mcp.actions.parser import ParsedCall, ParsedReply, parse_reply, parse_tool_calls
 from buckeye_mcp.actions.tool_list import call_form, offered_tools
@@ -34,6 +35,7 @@ LOST = "server_lost_by_call"
 not."""
 _NO_CALL = "Your reply has no tool call. Write one, as <tool>name(...)</tool>."
 _LONGEST_LOST = 200
+_FOR_GRADING = 0.1  # of the time of a rollout: slow calls must not make it an error, which has no reward
 _NOT_RUN = "Not run: only the first call of a reply is."
 
 
@@ -95,6 +97,7 @@ class _Conversation:
             policy.may_call(offered, call_form(config.parser))
         self._messages = first_messages(task, config, stage.said)
         self._ended: StopReason | None = None
+        self._ends = math.inf
         self._said = ""
         self._calls: list[MadeCall] = []
         self.counts = _Counts()
@@ -102,8 +105,10 @@ class _Conversation:
     async def run(self, started: float) -> StopReason:
         """Turns until one of the reasons to stop; `started` is when the rollout began (monotonic)."""
         limits = self._config.defaults
+        self._ends = started + (1 - _FOR_GRADING) * (ROLLOUT_ENDS.get() - started)
+        last = min(self._ends, started + (limits.time_limit or math.inf))
         for _ in range(limits.max_turns):
-            if limits.time_limit is not None and time.monotonic() - started >= limits.time_limit:
+            if time.monotonic() >= last:
                 return "time_limit"
             reply = await self._policy.chat(self._messages, tools=self._tools)
             if reply.text or reply.finish_reason == "stop":  # else there was no room for a reply at all
@@ -173,9 +178,8 @@ class _Conversation:
             return "Done."
         self.counts.attempts += 1
         try:
-            result = await self._sessions.call(
-                bound.tool, bound.arguments, timeout=self._config.defaults.tool_timeout
-            )
+            seconds = min(self._config.defaults.tool_timeout, max(self._ends - time.monotonic(), 0.1))
+            result = await self._sessions.call(bound.tool, bound.arguments, timeout=seconds)
         except McpFault as fault:
             result = await self._broken(bound.tool, bound.arguments, fault)
         self._calls.append(made_call(bound.tool, bound.arguments, result))

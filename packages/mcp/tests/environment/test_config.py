@@ -152,27 +152,27 @@ def test_mistakes(tmp_path, text, told):
 
 
 ACTION_MISTAKES = {
-    "{x: 1}": r"FILE:3: action_mappings\.a: _tool is required",
+    "{x: 1}": r"FILE:3: action_mappings\.a\._tool: required",
     "move": r"action_mappings\.a: expected a table",
     "{_tool: setup}": r"action_mappings\.a\._tool: setup prepares or grades",
     "{_tool: evaluate}": r"_tool: evaluate prepares or grades",
-    "{_tool: 5}": r"_tool: expected the name of an MCP tool",
+    "{_tool: 5}": r"_tool: is 5; expected the name of an MCP tool",
     "{_tool: m, _parse: {}}": r"a\._parse: no such key\. Did you mean _parser\?",
     "{_tool: m, _parser: {position: [x]}}": r"_parser\.position: no such key\. Did you mean positional\?",
-    "{_tool: m, _parser: {positional: x}}": r"positional: expected a list of names",
+    "{_tool: m, _parser: {positional: x}}": r"positional: is \"x\"; expected a list of names",
     "{_tool: m, _parser: {positional: [x, x]}}": r"positional\.1: 'x' is there twice",
     "{_tool: m, _parser: {positional: [5]}}": r"positional\.0: 5 is no name",
     "{_tool: m, x: {b: 1}}": r"a\.x: expected static, from_arg or from_args",
     "{_tool: m, x: {from_args: [b], static: 1}}": r"a\.x: it has static and from_args; keep one",
-    "{_tool: m, x: {from_arg: b, defualt: 1}}": r"a\.x\.defualt: no such key .* Did you mean default\?$",
-    "{_tool: m, x: {from_arg: [b]}}": r"a\.x\.from_arg: expected the name of an argument",
+    "{_tool: m, x: {from_arg: b, defualt: 1}}": r"a\.x\.defualt: no such key\. Did you mean default\?$",
+    "{_tool: m, x: {from_arg: [b]}}": r"a\.x\.from_arg: \['b'\] is no name of an argument",
     "{_tool: m, x: {from_arg: b, use: true}}": r"a\.x\.use: .*Did you mean use_context\?",
     "{_tool: m, x: {from_arg: b, use_context: true}}": r"use_context: there is no transform",
-    "{_tool: m, x: {from_arg: b, transform: 5}}": r"transform: expected an expression",
+    "{_tool: m, x: {from_arg: b, transform: 5}}": r"transform: is 5; expected an expression",
     "{_tool: m, x: {from_arg: b, transform: 'open(x)'}}": r"transform: 'open' is no function",
     "{_tool: m, x: {from_arg: b, transform: '().__class__'}}": r"transform: an attribute is not allowed",
     "{_tool: m, x: {from_arg: b, transform: 'lambda x, ctx: 1'}}": r"\(ctx\) needs use_context: true",
-    "{_tool: m, x: {from_args: []}}": r"from_args: expected at least one name",
+    "{_tool: m, x: {from_args: []}}": r"from_args: is an empty list; must not be empty",
     "{_tool: m, x: {from_args: [b, c], defaults: [1]}}": r"defaults: expected a list of 2 values",
 }
 
@@ -225,10 +225,12 @@ def test_the_schema_is_closed_and_knows_the_mapping():
     for part in (schema, *schema["$defs"].values()):
         assert part["additionalProperties"] is False
         assert all("description" in field for field in part["properties"].values())
-    action = schema["properties"]["action_mappings"]["additionalProperties"]
+    assert schema["properties"]["action_mappings"]["additionalProperties"] == {"$ref": "#/$defs/ActionTable"}
+    action = schema["$defs"]["ActionTable"]
     assert action["required"] == ["_tool"]
-    kinds = action["patternProperties"]["^[^_]"]["anyOf"]
-    keys = {key for kind in kinds for key in kind.get("properties", ())}
+    kinds = action["patternProperties"]["^[^_]"]["oneOf"]
+    names = [kind["$ref"].rpartition("/")[2] for kind in kinds if "$ref" in kind]
+    keys = {key for name in names for key in schema["$defs"][name]["properties"]}
     assert keys == {"static", "from_arg", "default", "transform", "use_context", "from_args", "defaults"}
 
 

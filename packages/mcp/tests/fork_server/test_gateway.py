@@ -27,7 +27,9 @@ def test_sessions_of_a_gateway(tmp_path, way):
                 running.until(lambda: "are forked from a process" in running.log(), "no parent")
         assert [environment["SECRET"] for environment in seen] == ["one", "two"]
         assert seen[0].keys() == seen[1].keys()
-        assert not seen[1].keys() & (os.environ.keys() - {"PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR"})
+        own = {name for name in seen[1] if name.startswith("XDG_")} | {"HOME", "TMPDIR"}
+        assert not seen[1].keys() & (os.environ.keys() - {*own, "PATH", "LANG", "LC_ALL", "TZ"})
+        assert all(seen[0][name] != seen[1][name] for name in own)
         running.until(lambda: running.status()["running"] == 0, "a session goes on")
         assert running.status()["forked"] == (way == "--preload")
     assert_none_left(str(folder))

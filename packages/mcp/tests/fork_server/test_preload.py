@@ -18,8 +18,7 @@ from tests.waiting import wait_for
 
 from buckeye.base.process_guard import MARK
 from buckeye_mcp.fork_server.program import Program
-from buckeye_mcp.fork_server.servers import PARENTS
-from buckeye_mcp.fork_server.start import start_program
+from buckeye_mcp.fork_server.servers import PARENTS, start_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 

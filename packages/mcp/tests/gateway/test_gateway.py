@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -21,10 +22,9 @@ from packages.mcp.tests.gateway.client import (
 )
 from tests.waiting import wait_for
 
-from buckeye_mcp.gateway.access import Refusal, Wish
 from buckeye_mcp.gateway.frames import read_frame
 from buckeye_mcp.gateway.gateway import Gateway
-from buckeye_mcp.gateway.settings import GatewaySettings
+from buckeye_mcp.gateway.settings import GatewaySettings, Refusal, Wish
 from buckeye_mcp.sandbox.base import Limits, Places
 from buckeye_mcp.sandbox.command import CommandRuntime
 
@@ -59,7 +59,8 @@ def test_env_headers_become_variables_and_nothing_else_of_ours_does(tmp_path):
         assert seen["SEED"] == "7"
         ours = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "BUCKEYE_STARTED_BY"}
         certificates = ("_CA_CERTS", "_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR")
-        assert {name for name in seen if not name.endswith(certificates)} <= {*ours, "FOO_BAR", "SEED"}
+        own = {name for name in seen if name.startswith("XDG_")} | {"npm_config_cache", "UV_CACHE_DIR"}
+        assert {name for name in seen if not name.endswith(certificates)} <= {*ours, *own, "FOO_BAR", "SEED"}
         if HAS_NAMESPACES:  # not even through /proc
             assert client.call("read", path=f"/proc/{running.process.pid}/environ") == "FileNotFoundError"
         assert "key-of-the" not in running.log()
@@ -308,8 +309,8 @@ def test_an_environment_that_does_not_read_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr("buckeye_mcp.gateway.session._WRITE_SECONDS", 0.1)
 
     async def ask():
-        runtime = CommandRuntime(["sleep", "600"], Limits(), cwd=tmp_path)
-        made = Gateway(GatewaySettings(), lambda image: runtime, Places(tmp_path))
+        runtime = CommandRuntime(["sleep", "600"], Limits())
+        made = Gateway(GatewaySettings(), runtime, Places(tmp_path))
         session = await made.open(Wish("", ()))
         body = json.dumps(request("tools/call", {"text": "x" * 2**20}, request_id=1)).encode()
         channel = await session.ask(read_frame(body), body)
@@ -322,11 +323,11 @@ def test_an_environment_that_does_not_read_is_ended(tmp_path, monkeypatch):
 
 def test_a_session_that_starts_while_the_gateway_stops_is_ended(tmp_path):
     async def stop_meanwhile():
-        runtime = CommandRuntime(["sleep", "600"], Limits(), cwd=tmp_path)
+        runtime = CommandRuntime(["sleep", "600"], Limits())
         started = asyncio.Event()
 
         class Slow:
-            name = "slow"
+            name, serves = "slow", "--command"
 
             async def prepare(self, image):
                 started.set()
@@ -335,7 +336,7 @@ def test_a_session_that_starts_while_the_gateway_stops_is_ended(tmp_path):
             async def launch(self, *given):
                 return await runtime.launch(*given)
 
-        made = Gateway(GatewaySettings(), lambda image: Slow(), Places(tmp_path))
+        made = Gateway(GatewaySettings(), Slow(), Places(tmp_path))
         opening = asyncio.create_task(made.open(Wish("", ())))
         await started.wait()
         await made.close()
@@ -376,3 +377,28 @@ def test_warm_environments_are_used_and_replaced(tmp_path):
             running.until(lambda: running.status()["warm"] == 2, "no two are warm")
         assert Client(running.url, **{"Env-Seed": "4"}).open().call("environment")["SEED"] == "4"
     wait_for(lambda: not processes_with(str(tmp_path)), "processes are left")
+
+
+def test_each_session_has_a_folder_of_its_own_that_begins_with_the_files(tmp_path):
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "note.txt").write_text("as given")
+    with gateway(tmp_path, "--command", scripted(), "--files", str(files)) as running:
+        one, other = Client(running.url).open(), Client(running.url).open()
+        assert one.call("read", path="note.txt") == "as given"
+        one.call("write", path="note.txt", text="changed")
+        assert other.call("read", path="note.txt") == "as given"
+        assert one.call("read", path="note.txt") == "changed"
+        places = [client.call("environment") for client in (one, other)]
+        for name in ("HOME", "TMPDIR", "XDG_DATA_HOME"):
+            assert len({seen[name] for seen in places}) == 2
+        where = Path(one.call("who")["cwd"])
+        one.close()
+        running.until(lambda: not where.exists(), "the folder of a session that has ended is still there")
+    assert (files / "note.txt").read_text() == "as given"
+
+
+def test_a_path_that_sessions_will_not_find_is_told(tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    with gateway(tmp_path, "--command", f"{scripted()} notes.txt") as running:
+        assert "is given notes.txt, which is here and not in the folder" in running.log()

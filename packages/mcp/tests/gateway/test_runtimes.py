@@ -12,8 +12,8 @@ from packages.mcp.tests.images.oci import fake_registry, shell_image
 from tests.places import ROOT
 
 from buckeye_mcp.sandbox.base import Limits, RuntimeUnavailable
-from buckeye_mcp.sandbox.choose import image_runtime
 from buckeye_mcp.sandbox.confinement import Walls, confined, confined_environment, walls
+from buckeye_mcp.sandbox.containers import image_runtime
 
 ROOT_ON_LINUX = sys.platform == "linux" and os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT_ON_LINUX, reason="needs root on Linux")
@@ -327,15 +327,15 @@ def test_a_project_folder_is_installed_once_for_each_state_of_its_files(tmp_path
     before = sorted(path.name for path in project.iterdir())
     with gateway(tmp_path, "--dir", str(project)) as running:
         client = Client(running.url, **{"Mcp-Image": "your-org/your-env:latest"}).open()
-        assert client.call("who")["cwd"] == str(project)
+        assert client.call("who")["cwd"].endswith("/work")
         assert "your-org/your-env:latest get --dir" in running.log()
     assert sorted(path.name for path in project.iterdir()) == before
     environments = tmp_path / "cache" / "buckeye" / "environments"
     (first,) = environments.glob("my-game-*")
-    made = (first / ".complete").stat().st_mtime_ns
+    made = (first / "project").stat().st_mtime_ns
     with gateway(tmp_path, "--dir", str(project)) as running:
         Client(running.url).open()
-    assert (first / ".complete").stat().st_mtime_ns == made
+    assert (first / "project").stat().st_mtime_ns == made
     (project / "my_game.py").write_text("def main():\n    raise SystemExit('broken')\n")
     with gateway(tmp_path, "--dir", str(project)) as running:
         answer = Client(running.url).post(request("initialize", INITIALIZE))

@@ -173,8 +173,8 @@ def test_mathematics(expected, reply, score):
     [
         ({"reply": {"numbr": 3}}, ("reply", "numbr"), "no such key. Did you mean number?"),
         ([{"reply": {"exact": 1}}, {"stat": {}}], (1, "stat"), "no such key. Did you mean state?"),
-        ({"reply": {"number": "x"}}, ("reply", "number"), "is 'x'; expected a number, or what each task has"),
-        ({"reply": {"number": True}}, ("reply", "number"), "is True; expected a number"),
+        ({"reply": {"number": "x"}}, ("reply", "number"), 'is "x"; expected a number, or what each task has'),
+        ({"reply": {"number": True}}, ("reply", "number"), "is true; expected a number"),
         ({"reply": {"regex": "("}}, ("reply", "regex"), "is no regular expression: missing )"),
         (
             {"reply": {"json_path": "$.a["}},
@@ -184,7 +184,7 @@ def test_mathematics(expected, reply, score):
         ({"reply": {"exact": 1, "number": 2}}, ("reply", "exact"), "it has exact and number; keep one"),
         ({"reply": {}}, ("reply",), "say what it has to be, with one of exact, contains"),
         ({"reply": {"exact": 1}, "calls": {"at_most": 1}}, ("reply",), "it has reply and calls: one of"),
-        ({"calls": {"in_order": [{"tol": "a"}]}}, ("calls", "in_order", 0), "tool is required"),
+        ({"calls": {"in_order": [{"tol": "a"}]}}, ("calls", "in_order", 0, "tool"), "required"),
         ({"calls": {"arguments": {"x": 1}}}, ("calls",), "say which tool has to be called"),
         ({"state": {"file": "../x"}}, ("state", "file"), "names a path in the rollout's folder"),
         ({"state": {"file": "a", "tool": "b"}}, ("state", "file"), "it has file and tool: one of"),
@@ -204,7 +204,7 @@ def test_mathematics(expected, reply, score):
             ("state", "database"),
             "it needs a query, and the rows",
         ),
-        ({"python": "check:grade"}, ("python",), "is 'check:grade'; expected a file and a function in it"),
+        ({"python": "check:grade"}, ("python",), 'is "check:grade"; expected a file and a function in it'),
         ({"weight": 0, "reply": {"exact": 1}}, ("weight",), "is 0; expected greater than 0"),
         (5, (), "expected a table with one of reply"),
         ([{"name": "a", "reply": {"exact": 1}}] * 2, (), "two graders are called a"),
@@ -219,7 +219,7 @@ def test_what_is_wrong_with_a_grader(grade, path, message):
     ("test", "message"),
     [
         ({"exact": "{metadata.anser}"}, "the task's metadata has no anser (there are: answer, items"),
-        ({"number": "{metadata.deep}"}, "reply.number: is a table; expected a number"),
+        ({"number": "{metadata.deep}"}, "reply.number: is an object; expected a number"),
         ({"number": "{metadata.deep.name}"}, "reply.number: the task's value holds no number"),
         ({"contains": "- {metadata.items}"}, "a list or an object of the metadata stands alone"),
     ],

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from packages.mcp.tests.init.test_init import EVALUATE, SERVER, STARTS, calls, tool
@@ -18,6 +19,7 @@ from buckeye_mcp.init.named_paths import copy_without_keys, named_paths
 from buckeye_mcp.init.source import find_source
 from buckeye_mcp.sandbox.confinement import keeps_all_else
 
+NOTES = Path(__file__).parents[1] / "workdir" / "notes_server.py"
 needs_walls = pytest.mark.skipif(bool(keeps_all_else()), reason="no namespaces here")
 GIT_CONFIG = """[core]
 \tbare = false
@@ -120,7 +122,7 @@ def test_a_copy_has_no_keys_remotes_and_hooks_and_no_way_out(place, tmp_path):
     assert (copy / "sub" / "inside").read_text() == "hello"
     assert str(done) == (
         f"3 files, {21 + len(GIT_CONFIG) + 5} B; without .env; without git's remotes and hooks; "
-        "without 1 links that lead out of it"
+        "without 1 links and mounts that lead out of it"
     )
 
 
@@ -324,3 +326,39 @@ def test_a_program_is_no_lock_file(place):
     script.write_text(f"#!/bin/sh\nexec {sys.executable} {program}\n")
     script.chmod(0o755)
     assert "look  worked" in run(place, script).stdout
+
+
+def test_tasks_with_files_and_functions_are_tried_on_their_files(place):
+    """The server's grade is 1 where its folder has one note."""
+    tasks = place / "user" / "tasks.json"
+    (tasks.parent / "start").mkdir()
+    (tasks.parent / "start" / "notes.txt").write_text("milk\n")
+    (tasks.parent / "check.py").write_text("def grade(**given):\n    return 1.0\n")
+    server = {"command": sys.executable, "args": [str(NOTES)]}
+    task = {"id": "a", "prompt": "Look.", "mcp_config": {"notes": server}, "files": "start"}
+    task |= {"evaluate_tool": {"name": "evaluate"}, "grade": {"python": "check.py:grade"}}
+    tasks.write_text(json.dumps([task]))
+    before = seen(place / "user")
+    ran = run(place, "--tasks", str(tasks), "--include", "notes")
+    assert ran.returncode == 0, ran.stderr
+    assert "the first task's grading gave 1" in ran.stdout
+    assert seen(place / "user") == before
+
+
+def test_a_tool_that_may_change_what_cannot_be_copied_is_held_back(place):
+    reads = tool("read") | {"annotations": {"readOnlyHint": True}}
+    program = started(place, [tool("write_row"), reads])
+    command = f"{sys.executable} {program} postgresql://me:secret@localhost/shop"
+    said = json.loads(run(place, "--command", command, "--json").stdout)
+    found = {one["action"]: (one["ending"], one["said"]) for one in said["proof"]["trials"]}
+    assert found["read"][0] == "worked"
+    assert found["write_row"] == (
+        "held back",
+        "it may change what is at postgresql://localhost/shop, of which there is no copy; --try-all calls it",
+    )
+
+
+def test_devices_and_pipes_are_not_taken_for_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", "/dev/urandom", str(tmp_path / "pipe")):
+        assert named_paths(["server", f"--log={path}"]).paths == {}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from buckeye.errors import UsageError
 from buckeye.sizing.devices import GPU_MEMORY_GB, Gpus
-from buckeye_mcp.recipe.gpu_layout import plan_gpus
+from buckeye_mcp.recipe.where import plan_gpus
 
 SMALL, MIDDLE, LARGE = 600_000_000, 8_000_000_000, 32_000_000_000
 

@@ -15,9 +15,9 @@ from buckeye.sizing.devices import Gpus
 from buckeye_mcp.config import GymConfig
 from buckeye_mcp.recipe.compose import Recipe, run_text, to_toml
 from buckeye_mcp.recipe.estimate import estimate_time
-from buckeye_mcp.recipe.gpu_layout import plan_gpus
 from buckeye_mcp.recipe.model import SUGGESTED, ModelFacts, model_facts, refuse_hosted
 from buckeye_mcp.recipe.sizes import choose_sizes, described_text, learning_rate
+from buckeye_mcp.recipe.where import plan_gpus
 from buckeye_mcp.tasks.task_schema import McpTask
 
 GYM = GymConfig.model_validate(

@@ -126,9 +126,9 @@ def test_every_problem_is_named_with_file_line_task_and_field(tmp_path):
 
     told = [row.strip() for row in message.splitlines()]
     assert told[0] == f"12 problems in {path}"
-    assert f"{path}:{line('promt')}: task 1 (task-001): promt: no such field. Did you mean prompt?" in told
+    assert f"{path}:{line('promt')}: task 1 (task-001): promt: no such key. Did you mean prompt?" in told
     assert any("evaluate_tool.0.name: required." in row for row in told)
-    assert any("evaluate_tool.0.nam: no such field. Did you mean name?" in row for row in told)
+    assert any("evaluate_tool.0.nam: no such key. Did you mean name?" in row for row in told)
     assert any("task 2 (task-001): id: 'task-001' is the id of task 1 too." in row for row in told)
     assert any("task 3 (c): prompt: is 5; expected a valid string." in row for row in told)
     assert f"{path}:{line('ftp://x')}: task 3 (c): mcp_config.s.url" in message
@@ -136,8 +136,8 @@ def test_every_problem_is_named_with_file_line_task_and_field(tmp_path):
         "task 3 (c): mcp_config.t: is an object; expected an object with either url" in row for row in told
     )
     assert any('task 4: is "no task"; expected an object' in row for row in told)
-    assert any("mcp_config.s.header: no such field. Did you mean headers?" in row for row in told)
-    assert any("setup_tool.args: no such field. Did you mean arguments?" in row for row in told)
+    assert any("mcp_config.s.header: no such key. Did you mean headers?" in row for row in told)
+    assert any("setup_tool.args: no such key. Did you mean arguments?" in row for row in told)
     assert any(
         "task 6 (f): mcp_config.s: is an object; expected an object with either url" in row for row in told
     )

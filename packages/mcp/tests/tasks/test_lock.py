@@ -5,8 +5,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from buckeye.errors import ConfigError
-from buckeye_mcp.tasks.images import ImageName, parse_image
-from buckeye_mcp.tasks.lock import Lock, dataset_reference, read_lock, update_lock
+from buckeye_mcp.tasks.lock import ImageName, Lock, dataset_reference, parse_image, read_lock, update_lock
 
 PAGE = """image: "my-org/my-env:latest"
 primary_dataset:

@@ -3,6 +3,7 @@
 With the way `clock` it says the time and a random number with everything.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -21,6 +22,14 @@ if os.fork() == 0:
         os.closerange(0, 100)
         time.sleep(600)
 """
+HIDDEN = """
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 100)
+        os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]], {})
+"""  # nothing in its environment says whose it is
 
 
 def tool(name, **properties):
@@ -36,12 +45,25 @@ TOOLS = [
     tool("environment"),
     tool("fill", count=NUMBER),
     tool("daemon"),
+    tool("hide"),
+    tool("run", code=TEXT),
     tool("evaluate"),
 ]
 
 
 def notes():
     return FILE.read_text().splitlines() if FILE.exists() else []
+
+
+def hidden(_):
+    """That what has the marker on its command line alone runs."""
+    time.sleep(0.01)
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            marked = os.environ["MARKER"].encode() in (path / "cmdline").read_bytes()
+            if marked and not (path / "environ").read_bytes():
+                return "hidden"
+    return ""
 
 
 def call(name, arguments):
@@ -58,9 +80,15 @@ def call(name, arguments):
     if name == "fill":
         Path("large").write_bytes(b"x" * arguments["count"])
         return "filled"
+    if name == "run":
+        exec(arguments["code"])
+        return "ran"
     if name == "daemon":
         subprocess.run([sys.executable, "-c", DAEMON], check=True)
         return "left behind"
+    if name == "hide":
+        subprocess.run([sys.executable, "-c", HIDDEN, os.environ["MARKER"]], check=True)
+        return next((said for said in map(hidden, range(1000)) if said), "it does not run")
     return json.dumps({"reward": float(len(notes()) == 1), "notes": len(notes())})
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import subprocess
 import sys
 import tarfile
 import uuid
@@ -18,17 +19,20 @@ from packages.mcp.tests.environment.leaks import assert_none_left
 from packages.mcp.tests.environment.scripted import Scripted
 
 from buckeye.errors import UsageError
+from buckeye.orchestrator.player import play_outcome
+from buckeye_mcp.client.control_group import end_group, group_of
 from buckeye_mcp.config import GymConfig, load_gym_config
 from buckeye_mcp.environment import McpEnvironment
 from buckeye_mcp.sandbox.base import cache_folder
 from buckeye_mcp.tasks.files import read_tasks
-from buckeye_mcp.tasks.rows import read_with_lock
+from buckeye_mcp.tasks.rows import read_with_lock, refuse_local
 from buckeye_mcp.tasks.task_schema import McpTask
 from buckeye_mcp.workdir.files import prepare
 from buckeye_mcp.workdir.folder import Workdir
 
 NOTES = str(Path(__file__).with_name("notes_server.py"))
 TOOLS = {"add": ["text"], "notes": [], "where": [], "environment": [], "fill": ["count"], "daemon": []}
+TOOLS |= {"hide": [], "run": ["code"]}
 DONE = "<tool>done()</tool>"
 
 
@@ -212,8 +216,8 @@ def test_files_of_the_configuration_are_for_tasks_without_any(folder, tmp_path):
     ready = config(files=read_config.files)
     found = [json.loads(play(one, "where()", gym=ready)[1][0])["files"] for one in read]
     assert found == [["deep", "link", "notes.txt"], ["other.txt"]]
-    with pytest.raises(UsageError, match="task two has files"):
-        read_with_lock(tmp_path / "tasks.json", None)
+    with pytest.raises(UsageError, match="task two has files, which a dataset cannot hold: write that into"):
+        refuse_local(read_with_lock(tmp_path / "tasks.json", None)[0], tmp_path / "tasks.json")
 
 
 def spoilt(folder, way):
@@ -299,6 +303,74 @@ def test_what_a_server_leaves_in_sessions_of_its_own_ends_with_it():
     outcome, said = play(task(mcp_config={"notes": server}), "daemon()")
     assert (outcome.error, said) == (None, ["left behind"])
     assert_none_left(marker)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are of Linux")
+def test_a_grandchild_that_left_session_and_environment_ends_with_its_server():
+    probe = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    group = group_of(probe.pid)
+    probe.communicate(b"\n")
+    if group is None:
+        pytest.skip("no control group can be made here")
+    end_group(group)
+    marker = str(uuid.uuid4())
+    server = {"command": sys.executable, "args": [NOTES], "env": {"MARKER": marker}}
+    outcome, said = play(task(mcp_config={"notes": server}), "hide()")
+    assert (outcome.error, said) == (None, ["hidden"])
+    assert_none_left(marker)
+    assert list(group.parent.glob(f"buckeye-server-{os.getpid()}-*")) == []
+
+
+RIGHT = {"state": {"file": "answer.txt", "contains": "right"}}
+WRONG = "open('answer.txt', 'w').write('wrong')"
+SPOILT = {
+    "the folder is removed": "shutil.rmtree(os.path.dirname(os.getcwd()))",
+    "it is a link to a right one": "os.chdir('..'); shutil.rmtree('work'); os.symlink(OTHER, 'work')",
+    "all around it is a link": "os.chdir('../..'); shutil.rmtree(HERE); os.symlink(OTHER, HERE)",
+}
+WRITES = "while True: open(str(id(object())), 'w')"
+SPOILT_SLOWLY = {
+    "the server is killed": "os.kill(os.getpid(), 9)",
+    "it ends": "sys.exit(3)",
+    "it says too much": "sys.stdout.write('x' * 20_000_000)",
+    "it says no more": "os.close(1)",
+    "folders without end": "for _ in range(3000): os.mkdir('d'); os.chdir('d')",
+    "a pipe": "os.remove('answer.txt'); os.mkfifo('answer.txt')",
+    "a file of a terabyte": "open('answer.txt', 'w').truncate(10**12)",
+    "a child that writes": f"subprocess.Popen([sys.executable, '-c', {WRITES!r}])",
+    "no rights": "os.chmod('.', 0)",
+}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [*SPOILT.values(), *(pytest.param(code, marks=pytest.mark.slow) for code in SPOILT_SLOWLY.values())],
+    ids=[*SPOILT, *SPOILT_SLOWLY],
+)
+def test_whatever_a_call_does_to_its_folder_a_failure_is_one(tmp_path, code):
+    """It is no error, which would be left out; and nothing of others is removed."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "answer.txt").write_text("right")
+    said = f"OTHER, HERE = {str(other)!r}, os.path.basename(os.path.dirname(os.getcwd()))"
+    calls = [f"run({json.dumps(WRONG)})", f"run({json.dumps(f'{said}{chr(10)}{code}')})"]
+    one = task(evaluate_tool=[], grade=RIGHT)
+    outcome, _ = play(one, *calls)
+    assert (outcome.error, outcome.reward) == (None, 0.0)
+    assert (other / "answer.txt").read_text() == "right"
+
+
+def test_slow_calls_do_not_make_a_rollout_an_error(monkeypatch):
+    """Who plays cuts a rollout off after some seconds, and then it has no reward."""
+    monkeypatch.setattr("buckeye_mcp.rollout._FOR_GRADING", 0.9)
+    one = task(evaluate_tool=[], grade=RIGHT)
+    calls = ["run('time.sleep(0.4)')"] * 100
+    outcome = asyncio.run(play_outcome(lambda: _outcome(one, *calls), 20.0))
+    assert (outcome.error, outcome.reward, outcome.stop_reason) == (None, 0.0, "time_limit")
+
+
+async def _outcome(one, *calls):
+    return (await played(one, *calls))[0]
 
 
 TEXTS = st.text("ab{}/\\ workdir", max_size=20)

@@ -20,19 +20,9 @@ _HEXADECIMAL = re.compile(r"[0-9a-fA-F]+")
 _OCTAL = re.compile(r"[0-7]{1,3}")
 _WORDS: Final = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _ESCAPES: Final = {
-    "n": "\n",
-    "t": "\t",
-    "r": "\r",
-    "b": "\b",
-    "f": "\f",
-    "v": "\v",
-    "a": "\a",
-    "\\": "\\",
-    "'": "'",
-    '"': '"',
-    "/": "/",
-    "\n": "",
-}
+    "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a",
+    "\\": "\\", "'": "'", '"': '"', "/": "/", "\n": "",
+}  # fmt: skip
 _HEX_LENGTHS: Final = {"x": 2, "u": 4, "U": 8}
 _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
 MAX_DEPTH: Final = 40

@@ -170,31 +170,13 @@ def _zfill(text: str, width: int) -> str:
     return text.zfill(width)
 
 
+_OF_TEXTS = (
+    "split", "rsplit", "splitlines", "strip", "lstrip", "rstrip", "lower", "upper", "title", "capitalize",
+    "startswith", "endswith", "find", "count", "removeprefix", "removesuffix", "isdigit", "isalpha",
+)  # fmt: skip
 METHODS: Final[Mapping[type, Mapping[str, Function]]] = {
     str: {
-        **{
-            name: getattr(str, name)
-            for name in (
-                "split",
-                "rsplit",
-                "splitlines",
-                "strip",
-                "lstrip",
-                "rstrip",
-                "lower",
-                "upper",
-                "title",
-                "capitalize",
-                "startswith",
-                "endswith",
-                "find",
-                "count",
-                "removeprefix",
-                "removesuffix",
-                "isdigit",
-                "isalpha",
-            )
-        },
+        **{name: getattr(str, name) for name in _OF_TEXTS},
         "replace": _replace,
         "join": _join,
         "zfill": _zfill,

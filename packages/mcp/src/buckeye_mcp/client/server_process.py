@@ -13,6 +13,7 @@ from typing import Protocol
 
 from buckeye.base.process import ends_within
 from buckeye.base.process_guard import GUARD, kill_marked
+from buckeye_mcp.client.control_group import end_group, group_of
 from buckeye_mcp.client.errors import McpFault, OutputFlood, StartError
 
 MAX_OUTPUT = 16 * 1024 * 1024
@@ -83,6 +84,7 @@ class ServerProcess:
         self._listener = listener
         self._mark = mark
         GUARD.watch(process.pid)
+        self._group = group_of(process.pid)
         self._stdin, self._stdout = process.stdin, process.stdout
         self._buffer = bytearray()
         self._unasked = self._unasked_garbage = 0
@@ -207,6 +209,8 @@ class ServerProcess:
             await ends_within(self._process, 5.0)
             if self._mark is not None:  # children may have left the group
                 await asyncio.to_thread(kill_marked, self._mark)
+            if self._group is not None:
+                await asyncio.to_thread(end_group, self._group)
             self._release()  # a stray child may hold a pipe
             if self._listener is not None:
                 self._listener.failed()

@@ -29,7 +29,6 @@ from pydantic import ValidationError
 from buckeye import __version__
 from buckeye.base.keys import local_key
 from buckeye.base.process import clean_environment, without_secrets
-from buckeye_mcp.client.bounded_http import BoundedTransport
 from buckeye_mcp.client.errors import (
     BadAnswer,
     McpFault,
@@ -40,9 +39,9 @@ from buckeye_mcp.client.errors import (
     ToolTimeout,
 )
 from buckeye_mcp.client.server_process import ServerProcess
-from buckeye_mcp.client.unreachable import shown_address, until_it_listens, why_unreachable
+from buckeye_mcp.client.unreachable import BoundedTransport, shown_address, until_it_listens, why_unreachable
 from buckeye_mcp.fork_server.program import Program
-from buckeye_mcp.fork_server.start import start_program
+from buckeye_mcp.fork_server.servers import start_program
 from buckeye_mcp.gateway.settings import API_KEY_VARIABLE
 from buckeye_mcp.tasks.task_schema import HttpServer, StdioServer
 

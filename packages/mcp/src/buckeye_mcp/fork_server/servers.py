@@ -11,11 +11,13 @@ import socket
 import subprocess
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from buckeye.base.process import clean_environment
-from buckeye.base.process_guard import GUARD
+from buckeye.base.process_guard import GUARD, MARK
+from buckeye_mcp.client.server_process import ServerProcess
 from buckeye_mcp.fork_server.forked_process import ForkedProcess, ForkFailed, fork_session, sealed
 from buckeye_mcp.fork_server.program import Program, PythonCommand, hiding, python_command, start_variables
 
@@ -214,3 +216,35 @@ def _looked_up(
 ) -> tuple[PythonCommand, tuple[str, ...]] | None:
     """Reads files, and so is not done for every session."""
     return python_command(argv, variables, path)
+
+
+async def start_program(program: Program, *, name: str, preload: bool) -> ServerProcess:
+    """A process of its own. Without `preload`, and for programs of which nothing can be imported ahead, it is
+    started as it stands. What it starts itself ends with it. Raises StartError."""
+    mark = GUARD.new_mark()
+    program = replace(program, env={**program.env, MARK: mark})
+    lesson: Lesson | None = None
+    found = PARENTS.of(program) if preload else None
+    if found is not None:
+        parent, arguments = found
+        if parent.fits(program):
+            try:
+                forked = await parent.fork(program, arguments)
+            except ForkFailed:
+                pass  # it has been said, and is not tried again
+            else:
+                PARENTS.starts["forked"] += 1
+                return ServerProcess(forked, name, forked.close, mark=mark)
+        elif parent.state == "new":
+            lesson = parent.learn(program, arguments)
+    PARENTS.starts["plain"] += 1
+    argv, env = program.command_line(program.argv if lesson is None else lesson.argv)
+    files = () if lesson is None else lesson.files
+    try:
+        return await ServerProcess.start(
+            argv, env=env, name=name, cwd=program.cwd, files=files, listener=lesson, mark=mark
+        )
+    except BaseException:
+        if lesson is not None:
+            lesson.failed()
+        raise

@@ -20,7 +20,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from buckeye.base.request_gate import Denied, Gate, Rules
-from buckeye_mcp.gateway.access import Refusal, read_wish
 from buckeye_mcp.gateway.frames import (
     HANDSHAKE_VERSIONS,
     UNSUPPORTED_VERSION,
@@ -32,7 +31,7 @@ from buckeye_mcp.gateway.frames import (
 )
 from buckeye_mcp.gateway.gateway import Gateway
 from buckeye_mcp.gateway.session import Session
-from buckeye_mcp.gateway.settings import API_KEY_VARIABLE
+from buckeye_mcp.gateway.settings import API_KEY_VARIABLE, Refusal, read_wish
 
 log = logging.getLogger(__name__)
 
@@ -193,12 +192,8 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     try:
         yield _event(first) if first is not None else b": ping\r\n\r\n"
-        while not channel.finished:
-            message = await channel.get(_PING_SECONDS)
-            if message is not None:
-                yield _event(message)
-            elif not channel.closed:
-                yield b": ping\r\n\r\n"
+        async for event in _following(channel):
+            yield event
     finally:
         with contextlib.suppress(asyncio.CancelledError):
             await session.abandon(request_id, tell=tell)
@@ -207,14 +202,20 @@ async def _events(
 async def _unasked_events(session: Session, channel: Channel) -> AsyncIterator[bytes]:
     try:
         yield b": open\r\n\r\n"
-        while not channel.finished:
-            message = await channel.get(_PING_SECONDS)
-            if message is not None:
-                yield _event(message)
-            elif not channel.closed:
-                yield b": ping\r\n\r\n"
+        async for event in _following(channel):
+            yield event
     finally:
         session.unlisten()
+
+
+async def _following(channel: Channel) -> AsyncIterator[bytes]:
+    """What comes on a channel, as events; pings where nothing does."""
+    while not channel.finished:
+        message = await channel.get(_PING_SECONDS)
+        if message is not None:
+            yield _event(message)
+        elif not channel.closed:
+            yield b": ping\r\n\r\n"
 
 
 def _event(message: bytes) -> bytes:

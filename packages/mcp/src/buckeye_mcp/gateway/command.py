@@ -23,6 +23,9 @@ _Command = Annotated[
 _Folder = Annotated[
     Path | None, typer.Option("--dir", help="Serve all sessions with the server of this Python project.")
 ]
+_Files = Annotated[
+    Path | None, typer.Option(help="What a session's folder begins with: a folder, an archive, a file.")
+]
 _Runtime = Annotated[str, typer.Option(help="What runs images: auto, docker, podman, apptainer or chroot.")]
 _Sessions = Annotated[int, typer.Option(min=1, help="Environments that run at once; more sessions wait.")]
 _QueueSeconds = Annotated[float, typer.Option(min=0, help="How long a session waits for its turn.")]
@@ -68,6 +71,7 @@ def gateway(
     image: _Image = None,
     command: _Command = None,
     folder: _Folder = None,
+    files: _Files = None,
     runtime: _Runtime = "auto",
     sessions: _Sessions = 64,
     queue_seconds: _QueueSeconds = 120.0,
@@ -95,14 +99,12 @@ def gateway(
     from buckeye_mcp.gateway.serve import run_gateway
     from buckeye_mcp.gateway.settings import API_KEY_VARIABLE, GatewaySettings
     from buckeye_mcp.sandbox.base import Limits
-    from buckeye_mcp.sandbox.choose import FOR_IMAGES
+    from buckeye_mcp.sandbox.containers import FOR_IMAGES
 
     die_with_parent()
     forbid_looking()
     heartbeat.start()
-    given = [name for name, value in (("--image", image), ("--command", command), ("--dir", folder)) if value]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)}: choose one of them.")
+    _check_together(image, command, folder, files)
     if runtime not in ("auto", *FOR_IMAGES):
         raise UsageError(f"--runtime {runtime}: choose auto, {', '.join(FOR_IMAGES)}.")
     api_key = variables().get(API_KEY_VARIABLE) or None
@@ -140,7 +142,16 @@ def gateway(
         runtime=runtime,
         command=_words(command),
         folder=folder,
+        files=files,
     )
+
+
+def _check_together(image: str | None, command: str | None, folder: Path | None, files: Path | None) -> None:
+    given = [name for name, value in (("--image", image), ("--command", command), ("--dir", folder)) if value]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)}: choose one of them.")
+    if files is not None and not command:
+        raise UsageError("--files is for --command: an image and a project bring their own.")
 
 
 def _words(command: str | None) -> list[str] | None:

@@ -27,6 +27,7 @@ from buckeye.errors import RunError, UsageError
 from buckeye.launch.gateways import Hosts
 from buckeye.sizing.plan import LOOPBACK, Role, Site
 from buckeye_mcp.client.placed import PLACES_VARIABLE
+from buckeye_mcp.config import GymConfig, load_gym_config
 from buckeye_mcp.environment import NAME
 from buckeye_mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS
 from buckeye_mcp.tasks.task_schema import HttpServer, McpTask
@@ -171,14 +172,25 @@ def _check_keys(servers: Mapping[str, HttpServer], started: Sequence[int], known
 
 def mcp_tasks(environments: Iterable[EnvConfig]) -> list[McpTask]:
     """The tasks of those environments that are MCP servers. Raises UsageError as `read_taskset` does."""
-    names = {
-        str(env.args[name])
-        for env in environments
-        if not names_a_file(env.id) and EnvironmentId.parse(env.id).name == NAME
-        for name in ("taskset", "eval_taskset")
-        if env.args.get(name) is not None
-    }
-    return [task for name in sorted(names) for tasks in read_taskset(name) for task in tasks]
+    names = _named(environments, "taskset", "eval_taskset")
+    return [task for name in names for tasks in read_taskset(name) for task in tasks]
+
+
+def _named(environments: Iterable[EnvConfig], *arguments: str) -> list[str]:
+    """What is given as these arguments to environments that are MCP servers, each once."""
+    ours = [e for e in environments if not names_a_file(e.id) and EnvironmentId.parse(e.id).name == NAME]
+    given = [env.args.get(name) for env in ours for name in arguments]
+    return sorted({str(value) for value in given if value is not None})
+
+
+def files_of(environments: Sequence[EnvConfig]) -> list[Path]:
+    """What the rollouts of those environments begin with, and the files of functions that grade them. Raises
+    UsageError as `read_taskset` and `load_gym_config` do."""
+    written: list[GymConfig | McpTask] = [*mcp_tasks(environments)]
+    written += [load_gym_config(Path(name).expanduser()) for name in _named(environments, "config_path")]
+    functions = [grader.python for one in written for grader in one.graders if grader.python is not None]
+    named = [one.files for one in written] + [function.rpartition(":")[0] for function in functions]
+    return [Path(name) for name in dict.fromkeys(filter(None, named))]
 
 
 def variables_of(environments: Iterable[EnvConfig]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from buckeye_mcp.gateway.access import Refusal
+from buckeye_mcp.gateway.settings import Refusal
 
 # Messages on their way to one HTTP response.
 

@@ -7,17 +7,15 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 from buckeye.base import heartbeat
 from buckeye.errors import UsageError
 from buckeye_mcp.client.errors import McpFault
 from buckeye_mcp.fork_server.servers import PARENTS
-from buckeye_mcp.gateway.access import Refusal, Wish
 from buckeye_mcp.gateway.frames import SERVER_ERROR
 from buckeye_mcp.gateway.session import Session
-from buckeye_mcp.gateway.settings import GatewaySettings
+from buckeye_mcp.gateway.settings import GatewaySettings, Refusal, Wish
 from buckeye_mcp.gateway.starts import Started, WarmPool, is_larger, start
 from buckeye_mcp.sandbox.base import Places, PrepareError, Runtime, RuntimeUnavailable
 
@@ -30,10 +28,9 @@ _REMEMBERED = 1000
 class Gateway:
     """Use it inside of one event loop; `close` ends every environment."""
 
-    def __init__(self, settings: GatewaySettings, choose: Callable[[str], Runtime], places: Places) -> None:
-        """`choose` gives the runtime for an image, or raises UsageError or RuntimeUnavailable."""
+    def __init__(self, settings: GatewaySettings, runtime: Runtime, places: Places) -> None:
         self.settings = settings
-        self._choose, self._places = choose, places
+        self._runtime, self._places = runtime, places
         self._sessions: dict[str, Session] = {}
         self._named: dict[tuple[str, Wish], Session] = {}
         self._opening: dict[tuple[str, Wish], asyncio.Lock] = {}
@@ -151,9 +148,16 @@ class Gateway:
             self._queued -= 1
 
     async def _start(self, wish: Wish) -> Started:
-        runtime = self._choose(wish.image)
-        async with self._preparing.setdefault(wish.image, asyncio.Lock()):
-            await runtime.prepare(wish.image)
+        runtime, image = self._runtime, wish.image
+        if not runtime.serves and not image:
+            raise UsageError(
+                "This session names no image. Send the header Mcp-Image (in the task's mcp_config), or start "
+                "the gateway with --image, --command or --dir."
+            )
+        if runtime.serves and image and image not in self._preparing:
+            log.warning("Sessions that ask for the image %s get %s", image, runtime.serves)
+        async with self._preparing.setdefault(image, asyncio.Lock()):
+            await runtime.prepare(image)
         return await start(runtime, wish, self._places, preload=self.settings.preload)
 
     def _on_end(self, session: Session, reason: str) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from buckeye_mcp.gateway.gateway import Gateway
 from buckeye_mcp.gateway.settings import API_KEY_VARIABLE, GatewaySettings
 from buckeye_mcp.gateway.state import is_alive, own_folder
 from buckeye_mcp.sandbox.base import Limits, Places, Runtime, cache_folder
-from buckeye_mcp.sandbox.choose import ImageChoice, fixed_choice, image_runtime
-from buckeye_mcp.sandbox.containers import ContainerRuntime
+from buckeye_mcp.sandbox.command import CommandRuntime, FolderRuntime
+from buckeye_mcp.sandbox.containers import ContainerRuntime, image_runtime
 
 log = logging.getLogger(__name__)
 
@@ -35,35 +35,34 @@ def run_gateway(
     runtime: str,
     command: Sequence[str] | None,
     folder: Path | None,
+    files: Path | None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `runtime` names the one for images, or is `auto`; `command` or `folder`
-    serves all sessions instead. Raises BuckeyeError if it cannot start."""
+    """Serve until SIGTERM or SIGINT. `runtime` names the one for images, or is `auto`; `command` (in a folder
+    with `files`) or `folder` serves all sessions instead. Raises BuckeyeError if it cannot start."""
     listener = listen(settings.host, settings.port, change="Choose a --port.")
     with contextlib.ExitStack() as stack:
         if settings.api_key is None and not settings.no_key:
             made = made_key(API_KEY_VARIABLE, listener.getsockname()[1])
             settings = replace(settings, api_key=stack.enter_context(made))
         own = stack.enter_context(own_folder(cache_folder() / "gateway"))
-        choose: Callable[[str], Runtime]
-        if command is not None or folder is not None:
-            choose = fixed_choice(command, folder, limits)
+        used: Runtime
+        if folder is not None:
+            used = FolderRuntime(folder, limits)
+        elif command is not None:
+            used = CommandRuntime(command, limits, files)
         else:
-            choose = ImageChoice(image_runtime(runtime, limits, own))
-        asyncio.run(_serve(settings, choose, own, listener))
+            used = image_runtime(runtime, limits, own)
+        asyncio.run(_serve(settings, used, own, listener))
 
 
-async def _serve(
-    settings: GatewaySettings, choose: Callable[[str], Runtime], own: Path, listener: socket.socket
-) -> None:
-    if settings.image or not isinstance(choose, ImageChoice):
-        first = choose(settings.image)
-        await first.prepare(settings.image)  # what cannot work is said now, and not to the first session
-    used = choose.runtime if isinstance(choose, ImageChoice) else choose("")
+async def _serve(settings: GatewaySettings, used: Runtime, own: Path, listener: socket.socket) -> None:
+    if settings.image or used.serves:
+        await used.prepare(settings.image)  # what cannot work is said now, and not to the first session
     if isinstance(used, ContainerRuntime):
         removed = await used.remove_leftovers(lambda name: is_alive(own.parent / name))
         if removed:
             log.info("Removed %d containers of gateways that were killed", removed)
-    gateway = Gateway(settings, choose, Places(own))
+    gateway = Gateway(settings, used, Places(own))
     server = http_server(create_app(gateway), timeout_graceful_shutdown=_STOP_SECONDS)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from buckeye.base.process import without_secrets
 from buckeye_mcp.client.errors import McpFault
-from buckeye_mcp.gateway.access import Refusal, Wish
 from buckeye_mcp.gateway.frames import (
     SERVER_ERROR,
     Channel,
@@ -20,6 +19,7 @@ from buckeye_mcp.gateway.frames import (
     one_line,
     read_line,
 )
+from buckeye_mcp.gateway.settings import Refusal, Wish
 from buckeye_mcp.gateway.starts import Started
 
 _WRITE_SECONDS = 30.0

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from buckeye_mcp.client.server_process import ServerProcess
-from buckeye_mcp.fork_server.start import start_program
-from buckeye_mcp.gateway.access import Wish
+from buckeye_mcp.fork_server.servers import start_program
+from buckeye_mcp.gateway.settings import Wish
 from buckeye_mcp.sandbox.base import Launch, Places, Runtime
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,9 @@ def is_larger(place: Path, most: int) -> bool:
 def remove_tree(place: Path) -> None:
     """Delete a folder of ours, whatever its modes and however deep: an environment may have made folders
     that no path reaches. Raises OSError."""
+    if place.is_symlink():
+        place.unlink()
+        return
     moved = f".removed-{secrets.token_hex(4)}-"
     waiting, count = [place], 0
     while waiting:

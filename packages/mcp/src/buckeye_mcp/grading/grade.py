@@ -40,6 +40,8 @@ def made_call(tool: str, arguments: Mapping[str, Any], result: CallResult) -> Ma
 
 async def verdict_of(grader: Grader, played: Played) -> Verdict:
     """What a grader, which has the task's values, says of a rollout. Raises GraderFailed."""
+    if grader.needs_folder and played.workdir is not None and played.workdir.is_symlink():
+        return Verdict(0.0, "the rollout's folder was replaced by a link")
     request: dict[str, Any] = {"grader": grader.model_dump(mode="json", exclude_unset=True)}
     if grader.python is not None:
         return await run_function(grader.python, _arguments(played), grader.timeout)

@@ -5,52 +5,31 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from buckeye.base.foreign_files import NotRegularError, read_regular
-from buckeye.config.problems import closest, did_you_mean
+from buckeye.config.problems import Problem, closest, did_you_mean
 from buckeye.config.settings import KeyPath
-from buckeye.config.shared import CONFLICT, BaseConfig
-from buckeye.config.structure import fields_of
-from buckeye_mcp.grading.schema import (
-    KINDS,
-    OF_TASK,
-    CallsGrader,
-    ExpectedCall,
-    Grader,
-    Match,
-    ReplyGrader,
-    ResultGrader,
-    StateGrader,
-    last_number,
-)
+from buckeye_mcp.grading.schema import KINDS, OF_TASK, Grader, last_number
+from buckeye_mcp.problems import problems_of
 
 
-@dataclass(frozen=True, slots=True)
-class GraderProblem:
-    """Something wrong with `grade`: `path` are the keys below it."""
-
-    path: KeyPath
-    message: str
-
-
-def read_graders(raw: Any, folder: Path | None = None) -> tuple[list[Grader], list[GraderProblem]]:
+def read_graders(raw: Any, folder: Path | None = None) -> tuple[list[Grader], list[Problem]]:
     """The graders of a `grade`, one or a list, each with a name; and all that is wrong with it. With a
     `folder`, files of functions are looked for there, and named whole."""
     if raw is None:
         return [], []
     several = isinstance(raw, list)
     graders: list[Grader] = []
-    problems: list[GraderProblem] = []
+    problems: list[Problem] = []
     for index, one in enumerate(raw if several else [raw]):
         at: KeyPath = (index,) if several else ()
         if not isinstance(one, Mapping):
-            problems.append(GraderProblem(at, f"expected a table with one of {', '.join(KINDS)}"))
+            problems.append(Problem(path=at, message=f"expected a table with one of {', '.join(KINDS)}"))
             continue
         try:
             grader = Grader.model_validate(one)
@@ -58,10 +37,10 @@ def read_graders(raw: Any, folder: Path | None = None) -> tuple[list[Grader], li
                 grader = grader.model_copy(update={"python": _function(grader.python, folder)})
             graders.append(grader)
         except ValidationError as error:
-            found = [_problem(one, details) for details in error.errors(include_url=False)]
-            problems += [GraderProblem((*at, *path), message) for path, message in dict(found).items()]
+            found = problems_of(Grader, one, error)
+            problems += [replace(problem, path=(*at, *problem.path)) for problem in found]
         except OSError as error:
-            problems.append(GraderProblem((*at, "python"), str(error)))
+            problems.append(Problem(path=(*at, "python"), message=str(error)))
     return list(_named(graders, problems)), problems
 
 
@@ -91,8 +70,7 @@ def bound(grader: Grader, metadata: Mapping[str, Any]) -> Grader:
     try:
         return Grader.model_validate(filled)
     except ValidationError as error:
-        path, message = _problem(filled, error.errors(include_url=False)[0])
-        raise ValueError(f"{'.'.join(map(str, path))}: {message}") from None
+        raise ValueError(str(problems_of(Grader, filled, error)[0])) from None
 
 
 def _filled(value: Any, metadata: Mapping[str, Any], path: KeyPath) -> Any:
@@ -145,81 +123,15 @@ def _function(import_path: str, folder: Path) -> str:
     return f"{path}:{function}"
 
 
-def _named(graders: Sequence[Grader], problems: list[GraderProblem]) -> Iterator[Grader]:
+def _named(graders: Sequence[Grader], problems: list[Problem]) -> Iterator[Grader]:
     """Each with a name of its own: what it says, else its kind, with a number from the second one on."""
     taken: set[str] = set()
     for grader in graders:
         name, count = grader.name or grader.kind, 1
         if grader.name and name in taken:
-            problems.append(GraderProblem((), f"two graders are called {name}"))
+            problems.append(Problem(message=f"two graders are called {name}"))
         while name in taken:
             count += 1
             name = f"{grader.kind}_{count}"
         taken.add(name)
         yield grader.model_copy(update={"name": name})
-
-
-def _problem(values: Mapping[str, Any], error: ErrorDetails) -> tuple[KeyPath, str]:
-    """Where an error is below a grader, and what it is."""
-    path = tuple(part for part in error["loc"] if part != _FROM_TASK_TAG)
-    owner, kind = _owner(path), error["type"]
-    if kind == CONFLICT:
-        fields = error["ctx"]["fields"]
-        return (*path, *fields[:1]), f"{error['ctx']['message']}"
-    if kind == "missing":
-        return path[:-1], f"{path[-1]} is required"
-    path = _written(values, path)
-    if kind == "extra_forbidden":
-        known = fields_of(owner)
-        near = did_you_mean(closest(str(path[-1]), known)) or f" There are: {', '.join(known)}."
-        return path, f"no such key.{near}"
-    message = error["msg"].replace("Input should be", "expected").replace("valid dictionary", "table")
-    message = _EXPECTED.get(str(path[-1]), message)
-    return path, f"is {_shown(error['input'])}; {message}"
-
-
-_FROM_TASK_TAG = "constrained-str"
-_OR_OF_TASK = "or what each task has for it, as '{metadata.NAME}'"
-_EXPECTED = {
-    "name": "expected at most 60 letters, digits, dots and hyphens",
-    "python": "expected a file and a function in it, as check.py:grade",
-    "sha256": f"expected 64 hexadecimal digits, {_OR_OF_TASK}",
-    "number": f"expected a number, {_OR_OF_TASK}",
-    "set": f"expected a list, {_OR_OF_TASK}",
-    "rows": f"expected a list of rows, each a list, {_OR_OF_TASK}",
-}
-
-
-def _written(values: Any, path: KeyPath) -> KeyPath:
-    """The part of a location that is in the values: pydantic adds the kinds of a union."""
-    for depth, part in enumerate(path):
-        try:
-            values = values[part]
-        except (LookupError, TypeError):
-            return path[:depth]
-    return path
-
-
-def _owner(path: KeyPath) -> type[BaseConfig]:
-    """The class that a location is a field of."""
-    owner: type[BaseConfig] = Grader
-    classes: dict[str, type[BaseConfig]] = {
-        "reply": ReplyGrader,
-        "calls": CallsGrader,
-        "result": ResultGrader,
-        "state": StateGrader,
-    }
-    for part in path[:-1]:
-        if owner is Grader:
-            owner = classes.get(str(part), Grader)
-        elif part == "in_order":
-            owner = ExpectedCall
-        elif part == "matching":
-            owner = Match
-    return owner
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping | list):
-        return "a table" if isinstance(value, Mapping) else "a list"
-    return repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}…"

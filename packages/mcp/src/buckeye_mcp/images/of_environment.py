@@ -9,8 +9,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from buckeye.errors import UsageError
-from buckeye_mcp.tasks.images import ImageName, parse_image
-from buckeye_mcp.tasks.lock import LOCK_FILE, VERSION, Lock, ToolEntry, read_lock, update_lock
+from buckeye_mcp.tasks.lock import (
+    LOCK_FILE,
+    VERSION,
+    ImageName,
+    Lock,
+    ToolEntry,
+    parse_image,
+    read_lock,
+    update_lock,
+)
 
 Progress = Callable[[str], None]
 

@@ -118,7 +118,7 @@ def _again(
     try_all: bool,
     as_json: bool,
 ) -> int:
-    from buckeye_mcp.init.again import try_again
+    from buckeye_mcp.init.prepare import try_again
 
     tried = try_again(path, env, command=command, headers=headers, tasks=tasks, try_all=try_all)
     typer.echo(json.dumps(tried.as_object(), ensure_ascii=False) if as_json else tried.text())

@@ -294,13 +294,5 @@ def _comment(text: str, remarks: _Remarks | None = None) -> Iterator[str]:
 
 def _key(name: str) -> str:
     """A key; one that YAML could read as anything but this text is quoted."""
-    plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.\-]*", name) and name.lower() not in (
-        "true",
-        "false",
-        "null",
-        "yes",
-        "no",
-        "on",
-        "off",
-    )
+    plain = re.fullmatch(r"(?!(true|false|null|yes|no|on|off)$)[A-Za-z_][A-Za-z0-9_.\-]*", name, re.I)
     return name if plain else quoted(name)

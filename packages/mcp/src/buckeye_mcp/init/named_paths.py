@@ -13,23 +13,16 @@ from pathlib import Path
 from buckeye.base.disk import human_bytes
 from buckeye_mcp.workdir.folder import WORKDIR
 
-_LAUNCHERS = {"npx", "bunx", "uvx", "uv", "pipx", "run", "exec", "env", "node", "deno", "tsx", "bun", "dlx"}
-_LAUNCHERS |= {"pnpm", "yarn", "x"}
+_LAUNCHERS = {
+    "npx", "bunx", "uvx", "uv", "pipx", "run", "exec", "env", "node", "deno", "tsx", "bun", "dlx", "pnpm",
+    "yarn", "x",
+}  # fmt: skip
 _PYTHON = re.compile(r"(python|pypy)[\d.]*")
 _WITH_VALUE = {
-    "-m",
-    "-W",
-    "-X",
-    "-p",
-    "-r",
-    "--directory",
-    "--project",
-    "--from",
-    "--with",
-    "--with-editable",
-}
-_WITH_VALUE |= {"--with-requirements", "--python", "--package", "--index", "--index-url", "--extra-index-url"}
-_WITH_VALUE |= {"--require", "--import", "--loader", "--env-file", "--default-index", "--find-links"}
+    "-m", "-W", "-X", "-p", "-r", "--directory", "--project", "--from", "--with", "--with-editable",
+    "--with-requirements", "--python", "--package", "--index", "--index-url", "--extra-index-url",
+    "--require", "--import", "--loader", "--env-file", "--default-index", "--find-links",
+}  # fmt: skip
 _BEFORE = re.compile(r"(--?[\w-]+=|\w+=)?(sqlite:///|file://)?")
 _MOUNT = re.compile(r"(?:type=bind,)?(?:src=|source=)?(?P<path>[^:,]+)(?P<rest>[:,].+)")
 _KEYS = [".env", ".env.*", ".netrc", "_netrc", ".npmrc", ".pypirc", ".git-credentials", ".pgpass", ".ssh"]
@@ -98,6 +91,8 @@ def _path_in(word: str, *, of_a_flag: bool, mount: bool) -> tuple[str, Path, str
     path = Path(os.path.abspath(path))
     whole = rest.startswith(("/", "~"))
     written = of_a_flag or "/" in rest or rest in (".", "..") or bool(path.suffix) or bool(before)
+    if os.path.exists(path) and not (path.is_dir() or path.is_file()):
+        return None  # a device, a pipe, a socket
     is_there = written and os.path.exists(path)
     may_be_made = whole and path.parent != Path("/") and path.parent.is_dir()
     return (before, path, after) if is_there or may_be_made else None
@@ -131,7 +126,7 @@ class Copy:
     def __str__(self) -> str:
         left = [f"without {', '.join(dict.fromkeys(self.keys))}"] if self.keys else []
         left += ["without git's remotes and hooks"] if self.remotes else []
-        left += [f"without {self.outside} links that lead out of it"] if self.outside else []
+        left += [f"without {self.outside} links and mounts that lead out of it"] if self.outside else []
         left += [f"{self.cut} files more are too much to copy"] if self.cut else []
         return f"{self.files} files, {human_bytes(self.bytes)}" + "".join(f"; {one}" for one in left)
 
@@ -144,7 +139,7 @@ def copy_without_keys(source: Path, target: Path) -> Copy:
         _copy_file(source, target, done)
         return done
     target.mkdir(parents=True)
-    waiting = [(source, target)]
+    waiting, mount = [(source, target)], source.stat().st_dev
     while waiting:  # broad before deep: of what is cut, the deepest is missing
         folder, copy = waiting.pop(0)
         with os.scandir(folder) as entries:
@@ -155,6 +150,9 @@ def copy_without_keys(source: Path, target: Path) -> Copy:
                 elif entry.is_symlink():
                     _copy_link(path, to, source, done)
                 elif entry.is_dir():
+                    if entry.stat().st_dev != mount:  # as /proc below /
+                        done.outside += 1
+                        continue
                     if entry.name == "hooks" and (folder / "HEAD").is_file():
                         done.remotes += 1
                         continue

@@ -85,14 +85,19 @@ async def prove(
     is one, and nothing is graded. Tools that say they destroy, or act on the world outside, are called only
     with `try_all`."""
     limits = {"max_turns": 10_000, "tool_timeout": min(_CALL_SECONDS, config.defaults.tool_timeout)}
-    config = config.model_copy(update={"defaults": config.defaults.model_copy(update=limits)})
+    files = task.files if task is not None and task.files is not None else config.files
+    changes = {"defaults": config.defaults.model_copy(update=limits), "files": files}
+    config = config.model_copy(update=changes)
     by_name = {tool.name: tool for tool in tools}
     places = _places(config.files)
     trials: dict[str, Trial] = {}
     pending: list[tuple[str, str]] = []
     for action in config.actions.values():
         if action.tool is not None:
-            calls, trial = _prepared(action, by_name.get(action.tool), config, places, try_all=try_all)
+            tool = by_name.get(action.tool)
+            calls, trial = _prepared(action, tool, config, places)
+            if tool is not None and not try_all and (reason := _held_back(tool, source.reaches)):
+                calls, trial = [], Trial(action.name, "", "held back", f"{reason}; --try-all calls it")
             pending += [(action.name, call) for call in calls]
             trials[action.name] = trial
     play = _Play(config, source, trials, pending, _calls(task, by_name))
@@ -214,12 +219,9 @@ class _Script:
 
 
 def _prepared(
-    action: Action, tool: ToolEntry | None, config: GymConfig, places: Sequence[str], *, try_all: bool
+    action: Action, tool: ToolEntry | None, config: GymConfig, places: Sequence[str]
 ) -> tuple[list[str], Trial]:
     """The calls that are tried of an action, after a look whether each can be read and bound."""
-    hint = next((one for one in _HINTS if tool is not None and says(tool, one) and not try_all), None)
-    if hint is not None:
-        return [], Trial(action.name, "", "held back", f"it announces {hint}; --try-all calls it")
     schema = (tool.input_schema if tool is not None else None) or {}
     known = schema.get("properties") or {}
     waiting = [name for name, source in action.sources.items() if _is_open(source)]
@@ -254,6 +256,15 @@ def _prepared(
                 return [], Trial(action.name, call, "failed", problem)
         calls.append(by_place)
     return calls, Trial(action.name, calls[0], "not tried", "the rollout ended before")
+
+
+def _held_back(tool: ToolEntry, reaches: str) -> str:
+    """Why a tool is not called unless that is asked for; "" if nothing speaks against it."""
+    if (hint := next((one for one in _HINTS if says(tool, one)), None)) is not None:
+        return f"it announces {hint}"
+    if reaches and not says(tool, "readOnlyHint"):
+        return f"it may change what is at {reaches}, of which there is no copy"
+    return ""
 
 
 def _is_filler(value: Any) -> bool:

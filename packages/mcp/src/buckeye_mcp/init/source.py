@@ -20,8 +20,7 @@ from buckeye.errors import UsageError
 from buckeye_mcp.client.unreachable import shown_address
 from buckeye_mcp.init.generate import EnvironmentName
 from buckeye_mcp.init.named_paths import named_paths, program_at
-from buckeye_mcp.tasks.images import ImageName, parse_image
-from buckeye_mcp.tasks.lock import LOCK_FILE, Lock, ToolEntry, read_lock
+from buckeye_mcp.tasks.lock import LOCK_FILE, ImageName, Lock, ToolEntry, parse_image, read_lock
 from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer
 
 Server = StdioServer | HttpServer
@@ -36,7 +35,8 @@ class Source:
     their schemas; `tasks` is a task file beside it. The folder `to_build` must be made the image first.
 
     `written` is the server as tasks name it, where they can. `paths` are what it is given of the user's, by
-    the name in a rollout's folder, and `files` a folder with copies of them. `notes` are for the person."""
+    the name in a rollout's folder, and `files` a folder with copies of them; it `reaches` an address, of
+    which there is no copy. `notes` are for the person."""
 
     environment: EnvironmentName
     serving: Callable[[], AbstractAsyncContextManager[Server]]
@@ -49,6 +49,7 @@ class Source:
     written: Server | None = None
     paths: Mapping[str, Path] = field(default_factory=dict)
     files: Path | None = None
+    reaches: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -116,7 +117,15 @@ def of_server(server: Server) -> Source:
         serving=lambda: _there(server),
         shown="the command",
         written=server,
+        reaches=_address_in([server.command, *server.args]),
     )
+
+
+def _address_in(words: Sequence[str]) -> str:
+    """An address that a program is given to act on, as postgresql://localhost/shop; "" without one."""
+    given = " ".join(words[program_at(words) + 1 :])
+    found = re.search(r"\b(?!sqlite:|file:)[a-z][a-z0-9+.-]*://[^\s'\",]+", given)
+    return shown_address(found[0]) if found is not None else ""
 
 
 def _of_command(command: str) -> Source:
@@ -270,7 +279,7 @@ async def _there(server: Server) -> AsyncIterator[Server]:
 @asynccontextmanager
 async def _image_server(image: str) -> AsyncIterator[Server]:
     from buckeye_mcp.sandbox.base import Limits
-    from buckeye_mcp.sandbox.choose import image_runtime
+    from buckeye_mcp.sandbox.containers import image_runtime
 
     async with _launched(lambda own: image_runtime("auto", Limits(), own), image) as server:
         yield server
@@ -285,14 +294,12 @@ async def _folder_server(folder: Path) -> AsyncIterator[Server]:
     def runtime(own: Path) -> FolderRuntime:
         return FolderRuntime(folder, Limits(writable=None if keeps_all_else() else (str(own),)))
 
-    async with _launched(runtime, "", own_home=True) as server:
+    async with _launched(runtime, "") as server:
         yield server
 
 
 @asynccontextmanager
-async def _launched(
-    make: Callable[[Path], Any], image: str, *, own_home: bool = False
-) -> AsyncIterator[Server]:
+async def _launched(make: Callable[[Path], Any], image: str) -> AsyncIterator[Server]:
     """The command line that a runtime starts a session with; what the session leaves is removed."""
     from buckeye_mcp.gateway.starts import clean_up
     from buckeye_mcp.gateway.state import own_folder
@@ -302,7 +309,7 @@ async def _launched(
         runtime = make(own)
         await runtime.prepare(image)
         place = Places(own).new()
-        launch = await runtime.launch(image, place, {"HOME": str(place)} if own_home else {})
+        launch = await runtime.launch(image, place, {})
         try:
             yield escaped(
                 StdioServer(command=launch.argv[0], args=list(launch.argv[1:]), env=dict(launch.env))

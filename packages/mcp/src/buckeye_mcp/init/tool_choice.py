@@ -18,37 +18,14 @@ _NAME = re.compile(r"[^\W\d][\w.\-/]*")
 _PARAMETER = re.compile(r"[^\W\d][\w.-]*")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ADMINISTRATION = {
-    "admin",
-    "administrator",
-    "reset",
-    "restart",
-    "shutdown",
-    "sudo",
-    "debug",
-    "config",
-    "configure",
+    "admin", "administrator", "reset", "restart", "shutdown", "sudo", "debug", "config", "configure",
     "seed",
-}
+}  # fmt: skip
 _LEAK = {
-    "answer",
-    "answers",
-    "solution",
-    "solutions",
-    "grade",
-    "grader",
-    "score",
-    "scores",
-    "reward",
-    "rewards",
-    "evaluate",
-    "evaluation",
-    "groundtruth",
-    "truth",
-    "expected",
-    "oracle",
-    "verifier",
+    "answer", "answers", "solution", "solutions", "grade", "grader", "score", "scores", "reward",
+    "rewards", "evaluate", "evaluation", "groundtruth", "truth", "expected", "oracle", "verifier",
     "verify",
-}
+}  # fmt: skip
 _DESTRUCTION = {"delete", "drop", "destroy", "wipe", "purge", "truncate"}
 _POWER = {"shell", "bash", "exec", "eval", "terminal", "subprocess"}
 _SAID = re.compile(

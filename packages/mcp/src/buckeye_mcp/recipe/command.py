@@ -34,7 +34,6 @@ from buckeye_mcp.environment import McpEnvironment
 from buckeye_mcp.images.command import push_if_needed
 from buckeye_mcp.recipe.compose import RUN_CONFIG, Recipe, run_text
 from buckeye_mcp.recipe.estimate import estimate_time
-from buckeye_mcp.recipe.found import look_around
 from buckeye_mcp.recipe.missing import (
     Search,
     StarterWrittenError,
@@ -42,14 +41,14 @@ from buckeye_mcp.recipe.missing import (
     find_config,
     find_dataset,
     find_model,
+    look_around,
 )
 from buckeye_mcp.recipe.model import ModelFacts, model_facts, refuse_hosted
 from buckeye_mcp.recipe.sizes import Sizes, choose_sizes
 from buckeye_mcp.recipe.texts import Plan, plan_object, plan_text
 from buckeye_mcp.recipe.where import Place, devices_text, remote_place, this_place
 from buckeye_mcp.tasks.dataset import images_of
-from buckeye_mcp.tasks.trust import read_taskset, uses_of
-from buckeye_mcp.tasks.trust_command import ask_for_trust
+from buckeye_mcp.tasks.trust import ask_for_trust, read_taskset, uses_of
 
 _COMPOSED = "of the run put together here"
 _MACHINES = "buckeye_machines"

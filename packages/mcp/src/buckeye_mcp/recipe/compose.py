@@ -16,9 +16,9 @@ from buckeye.config.settings import KeyPath, Settings, dotted
 from buckeye.config.structure import resolve, use_field_names
 from buckeye.errors import ConfigError, UsageError
 from buckeye_mcp.environment import NAME
-from buckeye_mcp.recipe.gpu_layout import GpuLayout
 from buckeye_mcp.recipe.model import ModelFacts
 from buckeye_mcp.recipe.sizes import Sizes, learning_rate
+from buckeye_mcp.recipe.where import GpuLayout
 
 # Settings as a TOML file for people: tables in their order, with comments.
 

@@ -13,8 +13,8 @@ from buckeye.config.rl import RLConfig
 from buckeye.monitor.metrics import read_run
 from buckeye.run_files.known_runs import known_runs
 from buckeye.run_files.record import read_events
-from buckeye_mcp.recipe.gpu_layout import GpuLayout
 from buckeye_mcp.recipe.model import ModelFacts
+from buckeye_mcp.recipe.where import GpuLayout
 
 _CPU_FLOPS = 3e10  # of a core, half of what benchmarks/vs_trl.py reaches with short rollouts of one turn
 _GPU_FLOPS = 1.2e14  # of a GPU that trains

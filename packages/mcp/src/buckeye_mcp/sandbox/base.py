@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+import subprocess
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from buckeye.base.process import run_program
 from buckeye.errors import BuckeyeError
 from buckeye_mcp.fork_server.program import Program
 
@@ -59,6 +61,8 @@ class Runtime(Protocol):
     name: str
     about: str
     """For people: how far its sessions are apart."""
+    serves: str
+    """The one environment that it has, whatever a session asks for; "" for a runtime of images."""
 
     async def prepare(self, image: str) -> None:
         """Do what takes long and is done once: fetch, unpack, install. Raises PrepareError."""
@@ -86,3 +90,15 @@ def cache_folder() -> Path:
     """Where images and installed environments are kept."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "buckeye"
+
+
+def output_of(argv: Sequence[str], seconds: float, failed: str) -> str:
+    """What a program prints. Raises PrepareError, which begins with `failed` and ends with its last words."""
+    try:
+        ran = run_program(argv, seconds=seconds)
+    except subprocess.TimeoutExpired:
+        raise PrepareError(f"{failed}: {argv[0]} {argv[1]} took longer than {seconds:g} s.") from None
+    if ran.returncode != 0:
+        words = "\n".join((ran.stderr or ran.stdout).strip().splitlines()[-12:])
+        raise PrepareError(f"{failed}:\n{words}")
+    return ran.stdout.strip()

@@ -8,15 +8,14 @@ daemon.
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from buckeye.base.process import run_program
 from buckeye.errors import UsageError
 from buckeye_mcp.images.manifest import DOCKER_HUB, ImageReference, parse_reference
-from buckeye_mcp.sandbox.base import PrepareError, RuntimeUnavailable, cache_folder
+from buckeye_mcp.sandbox.base import RuntimeUnavailable, cache_folder, output_of
 from buckeye_mcp.sandbox.containers import find_program
 
 BUILDERS = ("docker", "podman", "buildah")
@@ -58,9 +57,9 @@ def build_image(folder: Path, image: str, builder: str = "auto") -> str:
     name = choose_builder(builder)
     isolation = ["--isolation", "chroot"] if name == "buildah" else []  # works inside of containers too
     argv = [name, "build", *isolation, "--tag", image, str(folder)]
-    _run(argv, _BUILD_SECONDS, f"{folder} cannot be built into an image")
+    output_of(argv, _BUILD_SECONDS, f"{folder} cannot be built into an image")
     if name == "podman":
-        return _run([name, "image", "inspect", "--format", "{{.Digest}}", image], _ANSWER_SECONDS, image)
+        return output_of([name, "image", "inspect", "--format", "{{.Digest}}", image], _ANSWER_SECONDS, image)
     return _kept_by_us(image, reference) if name == "buildah" else ""
 
 
@@ -71,7 +70,7 @@ def _kept_by_us(image: str, reference: ImageReference) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".built-", dir=folder) as temporary:
         layout = Path(temporary, "layout")
-        _run(["buildah", "push", "--quiet", image, f"oci:{layout}:built"], _BUILD_SECONDS, image)
+        output_of(["buildah", "push", "--quiet", image, f"oci:{layout}:built"], _BUILD_SECONDS, image)
         return keep_layout(layout, reference, folder).manifest.digest
 
 
@@ -80,8 +79,7 @@ def push_built(image: str, target: str, *, progress: Callable[[str], None]) -> s
 
     Raises UsageError if none was built, PrepareError if the registry does not take it.
     """
-    from buckeye_mcp.images.built import find_built, name_built
-    from buckeye_mcp.images.push import push_image
+    from buckeye_mcp.images.built import find_built, name_built, push_image
 
     reference = parse_reference(target)
     if reference.registry == DOCKER_HUB and reference.repository.startswith("library/"):
@@ -103,9 +101,9 @@ def _push_by_builder(image: str, target: str) -> str:
     if name is None:
         raise UsageError(f"{image} was not built here. Build it first: `buckeye env build`")
     if target != image:
-        _run([name, "tag", image, target], _ANSWER_SECONDS, target)
-    _run([name, "push", "--quiet", target], _PUSH_SECONDS, f"{target} cannot be pushed")
-    said = _run(
+        output_of([name, "tag", image, target], _ANSWER_SECONDS, target)
+    output_of([name, "push", "--quiet", target], _PUSH_SECONDS, f"{target} cannot be pushed")
+    said = output_of(
         [name, "image", "inspect", "--format", "{{json .RepoDigests}}", target], _ANSWER_SECONDS, target
     )
     repository = parse_reference(target).repository
@@ -121,15 +119,3 @@ def _has(name: str, image: str) -> bool:
         return False
     ran = run_program([name, "image", "inspect", image], seconds=_ANSWER_SECONDS)
     return ran.returncode == 0
-
-
-def _run(argv: Sequence[str], seconds: float, failed: str) -> str:
-    """What the program prints, or PrepareError with its last words."""
-    try:
-        ran = run_program(argv, seconds=seconds)
-    except subprocess.TimeoutExpired:
-        raise PrepareError(f"{failed}: {argv[0]} {argv[1]} took longer than {seconds:g} s.") from None
-    if ran.returncode != 0:
-        words = "\n".join((ran.stderr or ran.stdout).strip().splitlines()[-12:])
-        raise PrepareError(f"{failed}:\n{words}")
-    return ran.stdout.strip()

@@ -31,7 +31,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class ChrootRuntime:
     """Runs images in unpacked trees under `folder`."""
 
-    name = "chroot"
+    name, serves = "chroot", ""
 
     def __init__(self, limits: Limits, folder: Path) -> None:
         """Raises RuntimeUnavailable if this user can neither make namespaces nor chroot."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import hashlib
+import logging
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import tomllib
@@ -16,39 +16,58 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.process import clean_environment, run_program
+from buckeye.base.process import clean_environment
 from buckeye.errors import UsageError
 from buckeye_mcp.fork_server.program import Program
-from buckeye_mcp.sandbox.base import Launch, Limits, PrepareError, cache_folder
+from buckeye_mcp.sandbox.base import Launch, Limits, PrepareError, cache_folder, output_of
 from buckeye_mcp.sandbox.confinement import confined_by, confined_environment, confinement, walls
+from buckeye_mcp.tasks.task_schema import StdioServer
+from buckeye_mcp.workdir.folder import made_workdir
+from buckeye_mcp.workdir.surroundings import left_behind, started_in
+
+log = logging.getLogger(__name__)
 
 _INSTALL_SECONDS = 1200.0
+_PROJECT = "project"
+_PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 _NOT_SOURCE = {"__pycache__", "node_modules", "build", "dist"}
 
 
 class CommandRuntime:
-    """Runs one command for every session, in the folder the gateway was started in."""
+    """Runs one command for every session, in a folder of the session's own that begins with `files`."""
 
-    name = "command"
+    name, serves = "command", "--command"
 
-    def __init__(self, argv: Sequence[str], limits: Limits, *, cwd: Path | None = None) -> None:
+    def __init__(self, argv: Sequence[str], limits: Limits, files: Path | None = None) -> None:
         """Raises UsageError if there is no such program."""
-        cwd = cwd or Path.cwd()
         if not argv or shutil.which(argv[0]) is None:
             raise UsageError(f"--command: there is no program {shlex.join(argv[:1])!r} (PATH was searched).")
-        self._argv, self._limits, self._cwd = tuple(argv), limits, cwd
+        if files is not None and not files.exists():
+            raise UsageError(f"--files: there is no file or folder {files} (this is {Path.cwd()})")
+        self._server, self._limits = StdioServer(command=argv[0], args=list(argv[1:])), limits
+        self._files = str(files.absolute()) if files is not None else None
         self.about = walls().describe()
+        for path in left_behind(self._server) if files is None else ():
+            log.warning(
+                "The server is given %s, which is here and not in the folder that each session has for "
+                "itself: it will not find it. Put it there with --files %s and name it by {workdir}, or give "
+                "a whole path if sessions may share it.",
+                path,
+                path,
+            )
 
     async def prepare(self, image: str) -> None:
         """Nothing to do."""
 
     async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
-        """The command; its temporary files go to `place`."""
-        return command_launch(self._argv, self._limits, cwd=self._cwd, place=place, variables=variables)
+        """The command, in the session's folder below `place`."""
+        server = self._server.model_copy(update={"env": dict(variables)})
+        return await asyncio.to_thread(_launch, server, self._files, self._limits, place)
 
 
 class FolderRuntime:
-    """Installs a Python project once per state of its files, and runs its server for every session."""
+    """Installs a Python project once per state of its files, and runs its server for every session, in a copy
+    of the project."""
 
     name = "dir"
 
@@ -56,40 +75,48 @@ class FolderRuntime:
         """Raises UsageError if the folder is no project, or does not say what its server is."""
         self._folder, self._limits = folder.resolve(), limits
         self._command = server_command(self._folder)
+        self.serves = f"--dir {folder}"
         self.about = walls().describe()
-        self._bin: Path | None = None
+        self._made: Path | None = None
 
     async def prepare(self, image: str) -> None:
         """Install it, unless this state of its files is installed already."""
-        if self._bin is None:
-            self._bin = (await asyncio.to_thread(installed, self._folder)) / "bin"
+        if self._made is None:
+            self._made = await asyncio.to_thread(installed, self._folder)
 
     async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
-        """The server out of the virtual environment, with the folder as its working directory."""
+        """The server out of the virtual environment, in the session's folder below `place`."""
         await self.prepare(image)
-        assert self._bin is not None
-        path = f"{self._bin}{os.pathsep}{clean_environment({})['PATH']}"
-        program = self._bin / self._command[0]
-        argv = (str(program) if program.exists() else self._command[0], *self._command[1:])
-        variables = {"PATH": path, "VIRTUAL_ENV": str(self._bin.parent), **variables}
-        return command_launch(argv, self._limits, cwd=self._folder, place=place, variables=variables)
+        assert self._made is not None
+        programs = self._made / "bin"
+        program = programs / self._command[0]
+        path = f"{programs}{os.pathsep}{clean_environment({})['PATH']}"
+        server = StdioServer(
+            command=str(program) if program.exists() else self._command[0],
+            args=self._command[1:],
+            env={"PATH": path, "VIRTUAL_ENV": str(self._made), **variables},
+        )
+        return await asyncio.to_thread(_launch, server, str(self._made / _PROJECT), self._limits, place)
 
 
-def command_launch(
-    argv: Sequence[str], limits: Limits, *, cwd: Path, place: Path, variables: Mapping[str, str]
-) -> Launch:
-    """A command behind the walls of this machine."""
-    confine = confinement(limits=limits, walls=walls(), cwd=cwd)
+def _launch(server: StdioServer, files: str | None, limits: Limits, place: Path) -> Launch:
+    """A server in a folder of its own, behind the walls of this machine. Raises PrepareError."""
+    try:
+        workdir = made_workdir(place, files, limits.disk)
+    except (UsageError, OSError) as error:
+        raise PrepareError(f"the session's folder cannot be made: {error}") from None
+    server = started_in(server, workdir)
+    confine = confinement(limits=limits, walls=walls(), cwd=workdir.path)
     program = Program(
-        argv=tuple(argv),
-        env=clean_environment({"TMPDIR": str(place), **variables}),
-        cwd=cwd,
+        argv=(server.command, *server.args),
+        env=clean_environment(server.env),
+        cwd=workdir.path,
         confine=confine,
         outer=lambda inner, env: (confined_by(confine, inner), confined_environment(env)),
     )
     outer, env = program.command_line(program.argv)
     # a process that imports ahead has the network
-    return Launch(argv=outer, env=env, cwd=cwd, program=program if limits.network else None)
+    return Launch(argv=outer, env=env, cwd=workdir.path, program=program if limits.network else None)
 
 
 def server_command(folder: Path) -> list[str]:
@@ -121,7 +148,8 @@ def server_command(folder: Path) -> list[str]:
 
 
 def installed(folder: Path) -> Path:
-    """A virtual environment with the project in it. Made anew when a file of the project changes.
+    """A virtual environment with the project in it, and a copy of the project as `_PROJECT`. Made anew when a
+    file of the project changes.
 
     Raises PrepareError with the installer's last words.
     """
@@ -133,10 +161,9 @@ def installed(folder: Path) -> Path:
     environments.mkdir(parents=True, exist_ok=True)
     with (environments / f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (target / ".complete").exists():
+        if not (target / _PROJECT).exists():
             shutil.rmtree(target, ignore_errors=True)
             _install(folder, target)
-            (target / ".complete").touch()
     return target
 
 
@@ -144,30 +171,23 @@ def _install(folder: Path, target: Path) -> None:
     # from a copy: build tools write beside the sources
     with tempfile.TemporaryDirectory(prefix="buckeye-install-") as temporary:
         copy = Path(temporary, folder.name)
-        for path in _sources(folder):
-            to = copy / path.relative_to(folder)
-            to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, to)
+        _copy_sources(folder, copy)
         uv = shutil.which("uv")
         python = str(target / "bin" / "python")
-        if uv is not None:
-            _run([uv, "venv", "--quiet", "--python", sys.executable, str(target)], folder)
-            _run([uv, "pip", "install", "--quiet", "--python", python, str(copy)], folder)
-        else:
-            _run([sys.executable, "-m", "venv", str(target)], folder)
-            _run(
-                [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(copy)], folder
-            )
+        make = [uv, "venv", "--quiet", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
+        install = [uv, "pip", "install", "--quiet", "--python", python] if uv else [python, *_PIP]
+        for argv in ([*make, str(target)], [*install, str(copy)]):
+            output_of(argv, _INSTALL_SECONDS, f"{folder} does not install")
+    part = target / f".{_PROJECT}"
+    _copy_sources(folder, part)
+    part.rename(target / _PROJECT)  # last: with it the environment is whole
 
 
-def _run(argv: list[str], folder: Path) -> None:
-    try:
-        ran = run_program(argv, seconds=_INSTALL_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise PrepareError(f"{folder} did not install within {_INSTALL_SECONDS:g} s.") from None
-    if ran.returncode != 0:
-        words = "\n".join((ran.stderr or ran.stdout).strip().splitlines()[-12:])
-        raise PrepareError(f"{folder} does not install ({shlex.join(argv[:4])} ...):\n{words}")
+def _copy_sources(folder: Path, to: Path) -> None:
+    for path in _sources(folder):
+        target = to / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
 
 
 def _sources(folder: Path) -> Iterator[Path]:

@@ -14,12 +14,11 @@ from pathlib import Path
 
 from buckeye.base.process import clean_environment, run_program
 from buckeye.errors import UsageError
-from buckeye_mcp.sandbox.base import Launch, Limits, PrepareError, RuntimeUnavailable
+from buckeye_mcp.sandbox.base import Launch, Limits, PrepareError, Runtime, RuntimeUnavailable, cache_folder
 
 _ANSWER_SECONDS = 15.0
 _PULL_SECONDS = 1800.0
 _REMOVE_SECONDS = 60.0
-_PIDS = 1024
 _LABEL = "buckeye.gateway"
 _OF_THE_CLIENT = re.compile(
     r"^(PATH|HOME|LD_.*|XDG_.*|DOCKER_.*|BUILDKIT_.*|PODMAN_.*|CONTAINERS?_.*|REGISTRY_AUTH_FILE|"
@@ -30,6 +29,8 @@ _OF_THE_CLIENT = re.compile(
 
 class ContainerRuntime:
     """docker or podman: one container per session, removed with it."""
+
+    serves = ""
 
     def __init__(self, name: str, limits: Limits, owner: Path) -> None:
         """`owner` is the gateway's own folder. Raises RuntimeUnavailable if the program does not answer."""
@@ -51,8 +52,7 @@ class ContainerRuntime:
         cid = place / "container"
         argv = [self._program, "run", "--rm", "--interactive", f"--cidfile={cid}", "--pull=never", "--init"]
         argv += [f"--label={_LABEL}={self._owner.name}", f"--label={_LABEL}.root={self._root()}"]
-        argv += [f"--pids-limit={_PIDS}", "--security-opt=no-new-privileges"]
-        argv.append(f"--pids-limit={self._limits.processes}")
+        argv += [f"--pids-limit={self._limits.processes}", "--security-opt=no-new-privileges"]
         if self._limits.memory is not None:
             argv.append(f"--memory={self._limits.memory}")
         if self._limits.cpus is not None:
@@ -98,7 +98,7 @@ class ContainerRuntime:
 class ApptainerRuntime:
     """apptainer: an image becomes one file, and every session a contained process."""
 
-    name = "apptainer"
+    name, serves = "apptainer", ""
 
     def __init__(self, limits: Limits, cache: Path) -> None:
         """Raises RuntimeUnavailable if the program does not answer."""
@@ -179,3 +179,35 @@ async def _output(argv: Sequence[str], seconds: float) -> subprocess.CompletedPr
         return await asyncio.to_thread(run_program, argv, seconds=seconds)
     except subprocess.TimeoutExpired:
         raise PrepareError(f"{Path(argv[0]).name} {argv[1]} gave no answer within {seconds:g} s.") from None
+
+
+FOR_IMAGES = ("docker", "podman", "apptainer", "chroot")
+"""Runtimes of images, the first that works being preferred."""
+
+
+def image_runtime(name: str, limits: Limits, owner: Path) -> Runtime:
+    """The runtime called `name`, or for `auto` the first that works here; `owner` is the gateway's folder.
+
+    Raises RuntimeUnavailable, saying of each what is missing.
+    """
+    makers: dict[str, Callable[[], Runtime]] = {
+        "docker": lambda: ContainerRuntime("docker", limits, owner),
+        "podman": lambda: ContainerRuntime("podman", limits, owner),
+        "apptainer": lambda: ApptainerRuntime(limits, cache_folder() / "apptainer"),
+        "chroot": lambda: _chroot(limits),
+    }
+    if name != "auto":
+        return makers[name]()
+    missing = []
+    for maker in makers.values():
+        try:
+            return maker()
+        except RuntimeUnavailable as error:
+            missing.append(str(error))
+    raise RuntimeUnavailable("No runtime for images works on this machine:\n  " + "\n  ".join(missing))
+
+
+def _chroot(limits: Limits) -> Runtime:
+    from buckeye_mcp.sandbox.chroot import ChrootRuntime  # brings an HTTP client along
+
+    return ChrootRuntime(limits, cache_folder() / "images")

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from buckeye.config.lines import json_lines
-from buckeye.config.problems import closest, did_you_mean
+from buckeye.config.problems import Problem
 from buckeye.config.settings import KeyPath, dotted
 from buckeye.config.source import load_json
-from buckeye.config.structure import fields_of
 from buckeye.errors import UsageError
 from buckeye_mcp.grading.reading import as_written, read_graders
-from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer, ToolCall
+from buckeye_mcp.problems import problems_of, shown_value
+from buckeye_mcp.tasks.task_schema import McpTask
 from buckeye_mcp.workdir.files import beside
 
 _JSON_COLUMNS = ("mcp_config", "setup_tool", "evaluate_tool", "grade", "metadata")
 _CALLS = ("setup_tool", "evaluate_tool")
-_LONGEST_VALUE = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +38,6 @@ class Row:
         """The id, if it is written and a text."""
         name = self.value.get("id") if isinstance(self.value, Mapping) else None
         return name if isinstance(name, str) else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    path: KeyPath
-    message: str
 
 
 def read_tasks(path: Path) -> list[McpTask]:
@@ -84,7 +76,7 @@ def tasks_of(rows: Iterable[Row], where: str, folder: Path | None = None) -> lis
         task, problems = _task(row.value, number, folder)
         name = task.id if task is not None else row.name
         if name and (first := numbers.setdefault(name, number)) != number:
-            problems.append(_Problem(("id",), f"{name!r} is the id of task {first} too."))
+            problems.append(Problem(path=("id",), message=f"{name!r} is the id of task {first} too"))
         texts += [_shown(problem, number, row, where) for problem in problems]
         tasks += [task] if task is not None else []
     if number == 0:
@@ -96,41 +88,45 @@ def tasks_of(rows: Iterable[Row], where: str, folder: Path | None = None) -> lis
     return tasks
 
 
-def _shown(problem: _Problem, number: int, row: Row, where: str) -> str:
+def _shown(problem: Problem, number: int, row: Row, where: str) -> str:
     lines = (row.lines.get(problem.path[:n]) for n in range(len(problem.path), -1, -1))
     line = next((line for line in lines if line is not None), None)
     place = f"{where}:{line}" if line is not None else where
     task = f"task {number}" + (f" ({row.name})" if row.name else "")
-    return ": ".join(part for part in (place, task, dotted(problem.path), problem.message) if part)
+    message = problem.message if problem.message[-1] in ".?" else f"{problem.message}."
+    return ": ".join(part for part in (place, task, dotted(problem.path), message) if part)
 
 
-def _task(value: Any, number: int, folder: Path | None) -> tuple[McpTask | None, list[_Problem]]:
+def _task(value: Any, number: int, folder: Path | None) -> tuple[McpTask | None, list[Problem]]:
     if not isinstance(value, Mapping):
-        return None, [_Problem((), f"is {_value(value)}; expected an object with prompt, mcp_config, ...")]
+        said = f"is {shown_value(value)}; expected an object with prompt, mcp_config, ..."
+        return None, [Problem(message=said)]
     values, problems = _decoded(value)
     values.setdefault("id", f"task-{number:04d}")
     problems += _graded(values, folder)
     try:
         task = McpTask.model_validate(values)
     except ValidationError as error:
-        found = [_problem(values, one) for one in error.errors(include_url=False) if one["loc"]]
+        found = [problem for problem in problems_of(McpTask, values, error) if problem.path]
         told = {problem.path[:1] for problem in problems}
         return None, problems + [problem for problem in found if problem.path[:1] not in told]
     return (None if problems else task), problems
 
 
-def _graded(values: dict[str, Any], folder: Path | None) -> list[_Problem]:
+def _graded(values: dict[str, Any], folder: Path | None) -> list[Problem]:
     """What is wrong with the graders; those of the values have their functions in whole paths then."""
     graders, wrong = read_graders(values.get("grade"), folder)
     if graders and not wrong:
         values["grade"] = as_written(graders)
-    problems = [_Problem(("grade", *one.path), f"{one.message.rstrip('.')}.") for one in wrong]
+    problems = [replace(one, path=("grade", *one.path)) for one in wrong]
     if folder is None and any(grader.python is not None for grader in graders):
-        problems.append(_Problem(("grade",), "a dataset holds no functions; name it in the configuration."))
+        problems.append(
+            Problem(path=("grade",), message="a dataset holds no functions; name it in the configuration")
+        )
     return problems
 
 
-def _decoded(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[_Problem]]:
+def _decoded(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     """The row with its JSON texts as values. An empty object among them stands for no call."""
     values, problems = dict(row), []
     for column in _JSON_COLUMNS:
@@ -140,54 +136,10 @@ def _decoded(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[_Problem]]:
             values[column] = load_json(values[column])
         except (ValueError, RecursionError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else error
-            problems.append(_Problem((column,), f"its text is not valid JSON: {reason}."))
+            problems.append(Problem(path=(column,), message=f"its text is not valid JSON: {reason}"))
         if column in _CALLS and values[column] == {}:
             values[column] = []
     return values, problems
-
-
-def _problem(values: Mapping[str, Any], error: ErrorDetails) -> _Problem:
-    path = _path(values, error["loc"])
-    kind, message = error["type"], error["msg"]
-    if kind == "missing":
-        return _Problem(path, "required.")
-    if kind == "extra_forbidden":
-        known = fields_of(_owner(path, error["loc"]))
-        hint = did_you_mean(closest(str(path[-1]), known)) or f" There are: {', '.join(known)}."
-        return _Problem(path, f"no such field.{hint}")
-    if kind == "string_pattern_mismatch":
-        message = "expected an address, as http://localhost:8765/mcp"
-    if kind == "too_short":
-        message = "must not be empty"
-    expected = message.replace("Input should be", "expected").replace("valid dictionary", "object")
-    return _Problem(path, f"is {_value(error['input'])}; {expected.replace('String should', 'must')}.")
-
-
-def _path(values: Mapping[str, Any], location: tuple[str | int, ...]) -> KeyPath:
-    """Where an error is in the file. pydantic's location has the kind of a server in between, and the index
-    of a call that is written without a list."""
-    if location[0] == "mcp_config":
-        return location[:2] + location[3:]
-    if location[0] in _CALLS and isinstance(values.get(str(location[0])), Mapping):
-        return location[:1] + location[2:]
-    return location
-
-
-def _owner(
-    path: KeyPath, location: tuple[str | int, ...]
-) -> type[McpTask | StdioServer | HttpServer | ToolCall]:
-    if len(path) == 1:
-        return McpTask
-    if path[0] in _CALLS:
-        return ToolCall
-    return HttpServer if location[2] == "http" else StdioServer
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping | list):
-        return "an object" if isinstance(value, Mapping) else "a list" if value else "an empty list"
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
 def _text(path: Path) -> str:

@@ -14,8 +14,14 @@ import typer
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
-    from buckeye_mcp.tasks.push import DatasetRepository
     from buckeye_mcp.tasks.task_schema import McpTask
+
+import re
+from typing import Any
+
+from buckeye.base.distribution import need
+from buckeye.base.keys import key
+from buckeye.errors import RunError
 
 _USUAL = ("tasks.json", "tasks.jsonl", "task.json", "*_tasks.json", "*_tasks.jsonl")
 
@@ -50,8 +56,7 @@ def hf(
 ) -> None:
     """Check tasks and make a dataset of them. A token for the hub comes from HF_TOKEN or `hf auth login`."""
     from buckeye_mcp.tasks.lock import read_lock
-    from buckeye_mcp.tasks.push import check_name
-    from buckeye_mcp.tasks.rows import read_with_lock, split_tasks
+    from buckeye_mcp.tasks.rows import read_with_lock, refuse_local, split_tasks
 
     path = tasks or _usual_file()
     if name is None:
@@ -60,6 +65,7 @@ def hf(
     lock_file = _lock_file(path)
     lock = read_lock(lock_file) if lock_file is not None else None
     found, inferred = read_with_lock(path, lock)
+    refuse_local(found, path)
     splits = split_tasks(found, split)
     folder = output or (None if push else Path(name))
     counts = ", ".join(f"{len(part)} {which}" for which, part in splits.items())
@@ -91,7 +97,6 @@ def _made(
 ) -> str | None:
     """Write the dataset, push it if asked to, and return its address on the hub."""
     from buckeye_mcp.tasks.dataset import write_dataset
-    from buckeye_mcp.tasks.push import DatasetRepository
 
     repository = DatasetRepository(name, private=private) if push else None
     if repository is not None:
@@ -169,3 +174,95 @@ def _note_in_lock(lock_file: Path | None, reference: str, count: int) -> None:
         return
     update(lock_file, {"primary_dataset": dataset_reference(reference, count)})
     typer.echo(f"{lock_file}: primary_dataset is {reference}")
+
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
+_MADE_BY_THE_HUB = {".gitattributes"}
+
+
+class DatasetRepository:
+    """The dataset repository `org/name`, which may not exist yet. `files` are those in it, None if it does
+    not exist; `private` is what it is, or will be.
+
+    Raises UsageError without a token, and for a public one where a private one is asked for; RunError if the
+    hub does not answer.
+    """
+
+    def __init__(self, name: str, *, private: bool) -> None:
+        need("huggingface_hub", "Pushing to the Hugging Face hub")
+        from huggingface_hub import HfApi, get_token
+
+        token = key("HF_TOKEN") or get_token()
+        if token is None:
+            raise UsageError(
+                "pushing needs a token that may write: `buckeye auth set HF_TOKEN`, or `hf auth login`. "
+                "With --no-push the dataset stays here."
+            )
+        self.name = name
+        self._api = HfApi(token=token)
+        info = self._info()
+        self.private = private if info is None else bool(info.private)
+        self.files: list[str] | None = None if info is None else self._files()
+        if private and not self.private:
+            raise UsageError(
+                f"--private: {name} is there already, and public. Make it private on the hub, or choose "
+                "another --name."
+            )
+
+    @property
+    def visibility(self) -> str:
+        """Who will see what is pushed."""
+        kind = "private" if self.private else "public"
+        if self.files is not None:
+            return f"there already, {kind}"
+        return f"new, {kind}" + ("" if self.private else "; --private changes that")
+
+    def push(self, folder: Path) -> str:
+        """Upload the folder in one commit, create the repository if need be, and return the address. Data
+        files that are not in the folder are removed."""
+        try:
+            url = self._api.create_repo(self.name, repo_type="dataset", private=self.private, exist_ok=True)
+            self._api.upload_folder(
+                repo_id=self.name,
+                repo_type="dataset",
+                folder_path=folder,
+                commit_message="Tasks written by Buckeye",
+                delete_patterns="data/*.parquet",
+            )
+        except Exception as error:  # network, rights, quota: one message whatever the library raises
+            raise RunError(
+                f"pushing to {self.name} failed: {_reason(error)}\nThe same command tries it again."
+            ) from error
+        return str(url)
+
+    def _info(self) -> Any:
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        try:
+            return self._api.dataset_info(self.name)
+        except RepositoryNotFoundError:
+            return None
+        except Exception as error:
+            raise RunError(f"the hub could not be asked for {self.name}: {_reason(error)}") from error
+
+    def _files(self) -> list[str]:
+        try:
+            files = self._api.list_repo_files(self.name, repo_type="dataset")
+        except Exception as error:
+            raise RunError(f"the hub could not be asked for {self.name}: {_reason(error)}") from error
+        return sorted(set(files) - _MADE_BY_THE_HUB)
+
+
+def check_name(name: str, *, push: bool) -> None:
+    """Raises UsageError for a name that the hub would refuse, or that names no folder."""
+    if push and not _NAME.fullmatch(name):
+        raise UsageError(
+            f"--name {name}: write the name of a dataset on the hub as ORG/NAME, or add --no-push"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", name, re.ASCII):
+        raise UsageError(f"--name {name}: use letters, digits, hyphens, dots, and at most one slash")
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

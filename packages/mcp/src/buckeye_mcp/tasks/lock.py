@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -18,7 +19,6 @@ from buckeye.config.shared import BaseConfig, conflict
 from buckeye.config.source import read_yaml
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError
-from buckeye_mcp.tasks.images import ImageName, parse_image
 
 LOCK_FILE = "buckeye.lock.yaml"
 VERSION = 1
@@ -170,3 +170,41 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value.isoformat() if isinstance(value, date) else value
+
+
+_REFERENCE = re.compile(
+    r"(?P<name>(?:[A-Za-z0-9][A-Za-z0-9.\-]*(?::\d+)?/)?[a-z0-9]+(?:(?:[./]|_{1,2}|-+)[a-z0-9]+)*)"
+    r"(?::(?P<tag>\w[\w.\-]{0,127}))?"
+    r"(?:@(?P<digest>sha256:[0-9a-f]{6,64}))?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageName:
+    """An image: `name` with its registry, `tag` and `digest` (`sha256:...`), "" where there is none."""
+
+    name: str
+    tag: str = ""
+    digest: str = ""
+
+    @property
+    def tagged(self) -> str:
+        """Name and tag, for people and for starting it: the digest may be one of this machine only. Name and
+        digest if there is no tag."""
+        if self.tag:
+            return f"{self.name}:{self.tag}"
+        return f"{self.name}@{self.digest}" if self.digest else self.name
+
+    @property
+    def short(self) -> str:
+        """The last part of the name, which files and jobs are called after."""
+        return self.name.rpartition("/")[2]
+
+
+def parse_image(text: str) -> ImageName | None:
+    """The parts of a reference; None if it is none."""
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
+        return None
+    return ImageName(match["name"], match["tag"] or "", match["digest"] or "")

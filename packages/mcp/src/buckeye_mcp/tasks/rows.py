@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from buckeye.errors import UsageError
 from buckeye_mcp.tasks.files import Row, file_rows, tasks_of
 from buckeye_mcp.tasks.lock import Lock
 from buckeye_mcp.tasks.task_schema import HttpServer, McpTask
+from buckeye_mcp.workdir.files import beside
 
 COLUMNS = ("id", "prompt", "mcp_config", "setup_tool", "evaluate_tool", "metadata")
 GRADE = "grade"
@@ -49,11 +50,7 @@ def read_with_lock(path: Path, lock: Lock | None) -> tuple[list[McpTask], int]:
             row = Row({**row.value, "mcp_config": gateway_config(lock)}, row.lines, row.unreadable)
             inferred += 1
         rows.append(row)
-    tasks = tasks_of(rows, str(path))
-    if (named := next((task for task in tasks if task.files is not None), None)) is not None:
-        raise UsageError(
-            f"{path}: task {named.id} has files, which a dataset cannot hold; name them in the configuration"
-        )
+    tasks = [beside(task, path) for task in tasks_of(rows, str(path), path.absolute().parent)]
     problems = [problem for task in tasks for problem in _written_keys(task)]
     if problems:
         hint = "Write a variable instead, as $NAME: it is looked up when the task is played."
@@ -61,6 +58,18 @@ def read_with_lock(path: Path, lock: Lock | None) -> tuple[list[McpTask], int]:
             "\n".join([f"{path} has keys written out. {hint}", *(f"  {one}" for one in problems)])
         )
     return tasks, inferred
+
+
+def refuse_local(tasks: Iterable[McpTask], path: Path) -> None:
+    """Raise UsageError for a task with something that is only on this machine."""
+    for task in tasks:
+        function = any(grader.python is not None for grader in task.graders)
+        if task.files is not None or function:
+            raise UsageError(
+                f"{path}: task {task.id} has {'files' if task.files is not None else 'a grader in Python'}, "
+                "which a dataset cannot hold: write that into the configuration, and what differs by task "
+                "into its metadata or its setup_tool"
+            )
 
 
 def as_row(task: McpTask) -> dict[str, str | None]:

@@ -12,10 +12,14 @@ import json
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from buckeye.base.json_lines import printable
 from buckeye.base.keys import home_folder, masked
@@ -147,3 +151,38 @@ def _file() -> Path:
 
 def _once(found: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(found)))
+
+
+def trust(
+    dataset: Annotated[str, typer.Argument(metavar="ORG/NAME", help="A dataset of the Hugging Face hub.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Allow it without a question.")] = False,
+) -> None:
+    """Show the programs, images, addresses and variables that a dataset's tasks use, and allow them."""
+
+    if not is_of_others(dataset):
+        print(f"{dataset} is of this project: nobody has to allow it.", file=sys.stderr)
+    ask_for_trust(dataset, yes=yes)
+
+
+def ask_for_trust(dataset: str, *, yes: bool) -> None:
+    """Have the user allow what the tasks of a hub use, unless that was done. Raises UsageError if it is not
+    allowed, or if nobody can be asked."""
+    from buckeye.cli.terminal import ask_text, can_ask
+
+    if not is_of_others(dataset):
+        return
+    tasks, held_out = read_taskset(dataset, checked=False)
+    uses = uses_of([*tasks, *held_out])
+    if uses.digest in trusted_digests():
+        return
+    print(f"The tasks of {dataset} are somebody else's. They use:", file=sys.stderr)
+    for line in uses.lines():
+        print(f"  {line}", file=sys.stderr)
+    if not yes:
+        if not can_ask(yes=False, as_json=False):
+            raise UsageError(
+                f"nobody can be asked whether that is allowed. Say so: buckeye env trust {dataset} --yes"
+            )
+        if ask_text("Allow it, here and for all runs? Type yes").lower() != "yes":
+            raise UsageError(f"{dataset} was not allowed; nothing was started.")
+    print(f"Allowed, and noted in {allow(dataset, uses)}", file=sys.stderr)

@@ -77,30 +77,39 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
     configuration keeps them. Raises StartError if it cannot be made."""
     limits = config.defaults
     try:
-        workdir = await asyncio.to_thread(_made, task.files or config.files, limits.workdir_bytes)
+        files = task.files or config.files
+        workdir = await asyncio.to_thread(made_workdir, places().new(), files, limits.workdir_bytes)
     except (OSError, UsageError) as error:
         raise StartError(f"the rollout's folder cannot be made: {error}") from None
     try:
         yield workdir
     finally:
         if limits.keep_workdir is None:
-            await asyncio.to_thread(remove_tree, workdir.place)
+            await asyncio.to_thread(_remove, workdir.place, task.id)
         else:
             await asyncio.to_thread(_keep, workdir, Path(limits.keep_workdir), task.id)
 
 
-def _made(files: str | None, most: int) -> Workdir:
+def made_workdir(place: Path, files: str | None, most: int) -> Workdir:
+    """The folder below an empty `place`, which is removed if the files cannot be put there. Raises UsageError
+    and OSError."""
     started = time.monotonic()
-    place = places().new()
     (place / "work").mkdir()
-    copied = 0
     try:
-        if files is not None:
-            copied = copy_tree(_prepared(files, most), place / "work", most)
+        copied = copy_tree(_prepared(files, most), place / "work", most) if files is not None else 0
     except BaseException:
         remove_tree(place)
         raise
     return Workdir(place=place, limit=most, seconds=time.monotonic() - started, bytes=copied)
+
+
+def _remove(place: Path, task: str) -> None:
+    """What a model did to its folder is no reason to leave out what it earned."""
+    try:
+        remove_tree(place)
+    except OSError as error:
+        if place.exists():
+            log.warning("The folder of a rollout of %s cannot be removed: %s: %s", task, place, error)
 
 
 def _keep(workdir: Workdir, root: Path, task: str) -> None:
