@@ -11,6 +11,7 @@ from buckeye.envs import registry
 from buckeye.envs.registry import load_environment, open_environment
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import EnvironmentNotFoundError, UsageError
+from buckeye.orchestrator.environments import NamedEnvironment, check_isolation
 from buckeye_adapters.workers.environment import WorkerEnvironment
 
 ECHO = '''
@@ -111,3 +112,29 @@ def test_what_is_nowhere_is_not_found_however_it_shall_be_played(isolation):
 def test_a_wrong_argument_is_an_error_at_once_also_in_a_worker(echo):
     with pytest.raises(UsageError, match=r"takes no argument 'time'\. Did you mean 'times'"):
         open_environment(echo, {"time": 3}, WorkerSettings(isolation="process"))
+
+
+LOOKS = """
+    async def check_isolation(self):
+        from buckeye.errors import UsageError
+        if self.times == 1:
+            raise UsageError("rollouts of this environment see what others do")
+        return f"rollouts are the same, {self.times} times"
+"""
+
+
+def test_a_look_at_whether_rollouts_see_each_other_is_had_in_the_worker(isolated, tmp_path):
+    assert "is not looked at" in asyncio.run(isolated.check_isolation())
+    path = tmp_path / "looks.py"
+    path.write_text(ECHO.replace("    def tasks(", f"{LOOKS}\n    def tasks("))
+    for times, said in ((2, "the same, 2 times"), (1, None)):
+        environment = open_environment(str(path), {"times": times}, WorkerSettings(isolation="process"))
+        named = [NamedEnvironment(name="looks", environment=environment)]
+        try:
+            if said is not None:
+                assert said in asyncio.run(environment.check_isolation())
+            else:
+                with pytest.raises(UsageError, match="see what others do"):
+                    asyncio.run(check_isolation(named))
+        finally:
+            asyncio.run(environment.close())

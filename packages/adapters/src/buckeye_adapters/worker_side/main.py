@@ -159,6 +159,9 @@ class WorkerSide:
         if kind == "score_group":
             outcomes = await self._adapter.score_group(frame["task"], frame["handles"])
             return [self._outcomes.checked_outcome(outcome) for outcome in outcomes]
+        if kind == "isolation":
+            check = getattr(self._adapter, "check_isolation", None)
+            return None if check is None else await check()
         raise ValueError(f"this worker does not know {kind!r}")
 
     def _load(self, frame: dict[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from buckeye_adapters.workers.errors import Fault, WorkerFault, fault_of
 from buckeye_adapters.workers.hub import hub
 from buckeye_adapters.workers.pool import WorkerPool
 
+_ISOLATION_SECONDS = 90.0  # of a check that takes 20, with the start of its servers
 _ABANDONED = 4  # times the longest rollout: all its retries
 
 
@@ -85,6 +86,19 @@ class WorkerEnvironment:
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
         """Play one rollout; a group of its own where rewards depend on the group."""
         return await self._play(task, policy, in_group=False)
+
+    async def check_isolation(self) -> str:
+        """A line about whether rollouts see each other, which is looked at in a worker. Raises UsageError if
+        they do, and are not meant to."""
+        try:
+            found = await hub().do(self._pool.isolation(_ISOLATION_SECONDS))
+        except Fault as fault:
+            return f"whether rollouts see each other is not known: {fault}"
+        if found is None:
+            return "whether rollouts see each other is not looked at, as it has no servers of MCP"
+        if "refused" in found:
+            raise UsageError(found["refused"])
+        return found.get("said", "")
 
     def workers(self) -> list[int]:
         """The process ids of its workers."""

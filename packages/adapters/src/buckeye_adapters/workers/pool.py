@@ -80,6 +80,14 @@ class WorkerPool:
             return str(answer["missing"])
         return [task for page in pages for task in page]
 
+    async def isolation(self, seconds: float) -> dict[str, str] | None:
+        """What the environment says of whether its rollouts see each other, within so many seconds; None if
+        it cannot tell. Raises Fault."""
+        worker = await self._worker_at(self._places[0])
+        what = "whether rollouts see each other"
+        answer, _ = await worker.ask({"type": "isolation"}, seconds=seconds, what=what)
+        return {str(key): str(value) for key, value in answer.items()} if isinstance(answer, dict) else None
+
     async def rollout(self, question: Mapping[str, Any], *, place: int | None) -> tuple[Any, int]:
         """Have a rollout played, at a certain place or by the worker that has the least to do: the outcome,
         and the number of the worker. Raises Fault."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from types import ModuleType
@@ -73,6 +74,7 @@ class BuckeyeEnvironment:
         )
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
+        self._base.ROLLOUT_ENDS.set(time.monotonic() + context["deadline"])
         played = self._base.Task(id=task["id"], messages=tuple(task["messages"]), data=task["data"])
         try:
             outcome = await self._env.rollout(played, _Policy(self._base, endpoint))
@@ -84,6 +86,17 @@ class BuckeyeEnvironment:
             return failed(outcome.boundary or "step", "OutcomeError", str(outcome.error))
         fields = ("reward", "components", "stop_reason", "turn_rewards")
         return {name: getattr(outcome, name) for name in fields}
+
+    async def check_isolation(self) -> Json | None:
+        """What comes of its own look at whether rollouts see each other: what it `said`, or why they must not
+        be trained on (`refused`). None if it cannot tell."""
+        check = getattr(self._env, "check_isolation", None)
+        if check is None:
+            return None
+        try:
+            return {"said": str(await check())}
+        except importlib.import_module("buckeye.errors").UsageError as error:
+            return {"refused": str(error)}
 
     async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
         raise single_group_only(self._env.name)
