@@ -89,6 +89,32 @@ def test_keys_that_are_known_or_given_to_servers_go_along_and_no_others(project,
     assert dict(read_project(config, resume=False).secrets) == {"HF_TOKEN": "1", "OTHER": "3"}
 
 
+def test_what_rollouts_begin_with_travels_whole_and_so_do_functions_that_grade(project, tmp_path):
+    """Also what would else be left out: a repository's history, and what `.gitignore` names."""
+    for name in ("start/.git/HEAD", "start/.env.example", "start/notes.txt", "own/data.db"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("content")
+    Path(".gitignore").write_text("own/\ngraders/\n")
+    Path("graders").mkdir()
+    Path("graders/check.py").write_text("def grade(**given):\n    return 1.0\n")
+    task = {"id": "a", "prompt": "Act.", "mcp_config": {"s": {"command": "server"}}, "files": "own"}
+    Path("tasks.json").write_text(json.dumps([task]))
+    Path("gym.yaml").write_text(
+        "system_prompt: Act.\naction_mappings: {act: {_tool: act}}\nfiles: start\n"
+        "grade: {python: 'graders/check.py:grade'}\n"
+    )
+    config = project(env="buckeye-vf-gym")
+    text = config.read_text().replace(
+        'path = "tasks.json"', 'taskset = "tasks.json", config_path = "gym.yaml"'
+    )
+    config.write_text(text)
+    wanted = {"start/.git/HEAD", "start/.env.example", "start/notes.txt", "own/data.db", "graders/check.py"}
+    assert wanted <= set(read_project(config, resume=False).manifest.files)
+    Path("gym.yaml").write_text(Path("gym.yaml").read_text().replace("start", str(tmp_path)))
+    with pytest.raises(UsageError, match="is not in the folder where we are, which is what travels"):
+        read_project(config, resume=False)
+
+
 def test_what_is_outside_of_the_project_is_refused(project, tmp_path):
     (tmp_path / "far.json").write_text("[]")
     for path in (tmp_path / "far.json", "../far.json", Path("tasks.json").resolve()):

@@ -18,6 +18,7 @@ from buckeye_machines.environments import NeededEnvironment, needed_environments
 from buckeye_machines.manifest import Manifest, project_manifest
 from buckeye_machines.steer import REMOTE_LOG
 from buckeye_machines.travel import inside, named_here
+from buckeye_mcp.gateway.for_runs import files_of
 
 _STAYS = (
     *("batches", "checkpoints", "exports", "logs", "rollouts", "skipped", "wandb", "weights"),
@@ -70,7 +71,9 @@ def project_of(config: RLConfig, config_path: Path, *, resume: bool, pack: bool 
     settings = config.model_dump(mode="json")
     for section in (settings, *(settings[name] or {} for name in ("trainer", "orchestrator", "inference"))):
         section.pop("model", None)  # which has a way of its own
+    played = played_environments(config)
     needed = [config_path.absolute(), *(path.absolute() for path in named_here(settings, root))]
+    needed += [root / inside(path, root) for path in files_of(played)]
     manifest = project_manifest(root, needed=needed, skipped=[output])
     words += _add_model(manifest, config, model, root)
     if resume:
@@ -83,7 +86,7 @@ def project_of(config: RLConfig, config_path: Path, *, resume: bool, pack: bool 
         output_there=there,
         manifest=manifest,
         secrets=keys_of_run(config),
-        environments=needed_environments(played_environments(config), pack=pack),
+        environments=needed_environments(played, pack=pack),
     )
 
 
