@@ -14,7 +14,7 @@ from packages.mcp.tests.init.test_init import EVALUATE, SERVER, STARTS, calls, t
 from tests.command import run_here
 
 from buckeye_mcp.config import load_gym_config
-from buckeye_mcp.init import trial
+from buckeye_mcp.init import examples, trial
 from buckeye_mcp.init.named_paths import copy_without_keys, named_paths
 from buckeye_mcp.init.source import find_source
 from buckeye_mcp.sandbox.confinement import keeps_all_else
@@ -303,6 +303,14 @@ def test_example_tasks_are_written_that_pass_their_own_check(place):
     path.write_text("[]")  # a person's by now
     run(place, "--command", f"{sys.executable} {program}", "--force")
     assert path.read_text() == "[]"
+
+
+def test_a_slow_server_has_no_example_tasks_and_that_is_said(place, monkeypatch):
+    monkeypatch.setattr(examples, "_SECONDS", 0.0)
+    done = run(place, "--command", f"{sys.executable} {started(place, [tool('look')])}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "within 0 s there was no time to play more tasks" in done.stderr
+    assert [path.name for path in (place / "work" / "configs").iterdir()] == ["tool_server.yaml"]
 
 
 @pytest.mark.slow

@@ -26,9 +26,10 @@ from buckeye_mcp.environment import McpEnvironment
 from buckeye_mcp.sandbox.base import cache_folder
 from buckeye_mcp.tasks.files import read_tasks
 from buckeye_mcp.tasks.rows import read_with_lock, refuse_local
-from buckeye_mcp.tasks.task_schema import McpTask
+from buckeye_mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye_mcp.workdir.files import prepare
 from buckeye_mcp.workdir.folder import Workdir
+from buckeye_mcp.workdir.surroundings import from_here, left_behind
 
 NOTES = str(Path(__file__).with_name("notes_server.py"))
 TOOLS = {"add": ["text"], "notes": [], "where": [], "environment": [], "fill": ["count"], "daemon": []}
@@ -139,6 +140,17 @@ def test_a_server_may_name_a_folder_itself_and_its_script_from_where_buckeye_was
     server = {"command": sys.executable, "args": ["-m", "notes_server"]}
     _, (where,) = play(task(mcp_config={"notes": server}), "where()")
     assert json.loads(where)["cwd"] == "{workdir}"
+
+
+def test_a_program_without_a_suffix_is_found_and_its_data_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("bin/server", "data/shop"):
+        Path(name).parent.mkdir()
+        Path(name).touch()
+    Path("bin/server").chmod(0o755)
+    server = StdioServer(command="node", args=["bin/server", "./data", "data/shop", "x" * 300, "x" * 5000])
+    assert from_here(server, tmp_path / "data").args == [str(tmp_path / "bin/server"), *server.args[1:]]
+    assert left_behind(server) == ["data", "data/shop"]
 
 
 def test_two_servers_of_a_task_share_the_folder():

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from buckeye.envs.base import Message, Outcome, Reply, Tool
 from buckeye_mcp.actions.check import DONE
 from buckeye_mcp.actions.mapping import BoundCall, Constant, bind
@@ -40,16 +42,21 @@ async def example_tasks(
     if source.written is None:
         return []
     found: list[tuple[Trial, _Row]] = []
-    async with asyncio.timeout(_SECONDS):
-        for trial in worked[:_MOST_TRIED]:
-            task = await _checked([trial], config, by_name, source)
-            found += [(trial, task)] if task is not None else []
-            if len(found) == 2:
-                break
-        tasks = [task for _, task in found]
-        if found:  # both of them, or the only one twice
-            both = await _checked([found[0][0], found[-1][0]], config, by_name, source)
-            tasks += [both] if both is not None else []
+    both: _Row | None = None
+    try:
+        async with asyncio.timeout(_SECONDS):
+            for trial in worked[:_MOST_TRIED]:
+                task = await _checked([trial], config, by_name, source)
+                found += [(trial, task)] if task is not None else []
+                if len(found) == 2:
+                    break
+            if found:  # both of them, or the only one twice
+                both = await _checked([found[0][0], found[-1][0]], config, by_name, source)
+    except TimeoutError:
+        typer.echo(
+            f"note: within {_SECONDS:g} s there was no time to play more tasks to begin with", err=True
+        )
+    tasks = [task for _, task in found] + ([both] if both is not None else [])
     servers = {source.name: source.written, **source.beside}
     mcp_config = {name: one.model_dump(exclude_defaults=True) for name, one in servers.items()}
     return [

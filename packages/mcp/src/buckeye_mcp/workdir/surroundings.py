@@ -72,9 +72,7 @@ def left_behind(server: StdioServer) -> list[str]:
     named = [word.partition("=")[2] if word.startswith("-") else word for word in server.args]
     paths = [Path(word) for word in named if "/" in word or Path(word).suffix]
     return [
-        str(path)
-        for path in paths
-        if not path.is_absolute() and path.suffix not in _CODE and len(str(path)) < 4096 and path.exists()
+        str(path) for path in paths if not path.is_absolute() and os.path.exists(path) and not _is_code(path)
     ]
 
 
@@ -98,9 +96,13 @@ def _installed() -> dict[str, str]:
 def _program(word: str, here: Path, workdir: Path | None) -> str:
     """A word of the command line; the whole path of a script that is here and not in the folder."""
     path = Path(word)
-    theirs = workdir is not None and (workdir / path).exists()
-    ours = path.suffix in _CODE and not theirs and (here / path).is_file()
-    return str(here / path) if ours else word
+    theirs = workdir is not None and os.path.exists(workdir / path)
+    return str(here / path) if not theirs and _is_code(here / path) else word
+
+
+def _is_code(path: Path) -> bool:
+    """Whether it is a file that is run: by its name, or as `node_modules/.bin/server`."""
+    return os.path.isfile(path) and (path.suffix in _CODE or (not path.suffix and os.access(path, os.X_OK)))
 
 
 def _searched(command: str, args: list[str], env: Mapping[str, str], here: Path) -> dict[str, str]:

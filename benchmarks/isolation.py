@@ -1,0 +1,94 @@
+"""Rollouts on published servers that keep state, one by one and side by side: they must be the same.
+
+    python benchmarks/isolation.py [--folder DIR] [--rollouts 200] [--at-once 20] [NAME ...]
+
+`buckeye play --policy random` plays the same games of chance twice, on servers of published_servers.py.
+What chance calls depends on what it has read, so a rollout that sees another one goes another way.
+`shared` is a server with a file for all rollouts: it has to differ, or nothing is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from published_servers import BUCKEYE, SERVERS, init, install
+
+STATEFUL = [
+    "git",
+    "sqlite",
+    "filesystem",
+    "memory",
+    "memory-bank",
+    "learning-memory",
+    "task-manager",
+    "thinking",
+]
+PLANTED = "shared"
+_NOISE = re.compile(
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b\d{10,}\b|\b[0-9a-f]{7,40}\b"
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*"
+)
+
+
+def main() -> None:
+    """Print a row for each server."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", choices=[*STATEFUL, PLANTED, []], help="which; all by default")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--rollouts", type=int, default=200)
+    parser.add_argument("--at-once", type=int, default=20)
+    given = parser.parse_args()
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="isolation-"))
+    print("| server | rollouts | calls | that differ | one by one, side by side (s) |\n|---|---|---|---|---|")
+    for name in given.names or [*STATEFUL, PLANTED]:
+        print(row(name, folder.absolute() / name, given.rollouts, given.at_once), flush=True)
+
+
+def row(name: str, folder: Path, rollouts: int, at_once: int) -> str:
+    """Play both ways, and compare."""
+    server = SERVERS["memory" if name == PLANTED else name]
+    folder.mkdir(parents=True, exist_ok=True)
+    programs, _ = install(server, folder)
+    init(server, programs, folder)
+    if name == PLANTED:
+        tasks = folder / "tasks.json"
+        tasks.write_text(tasks.read_text().replace("{workdir}/memory.jsonl", f"{folder}/all.jsonl"))
+    alone, slow = played(folder, rollouts, 1)
+    beside, fast = played(folder, rollouts, at_once)
+    calls = sum(chat.count('"role": "assistant"') for chat in alone.elements())
+    differ = sum((alone - beside).values())
+    return f"| {name} | {rollouts} | {calls} | {differ} | {slow:.0f}, {fast:.0f} |"
+
+
+def played(folder: Path, rollouts: int, at_once: int) -> tuple[Counter[str], float]:
+    """What each rollout was asked, said, read and earned, without clocks and chance of the server's; and the
+    seconds of all."""
+    words = ["play", "configs/env.yaml", "--dataset", "tasks.json", "--policy", "random", "--json"]
+    argv = [*BUCKEYE, *words, "-n", str(rollouts), "--at-once", str(at_once)]
+    started = time.monotonic()
+    done = subprocess.run(
+        argv, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True
+    )
+    (folder / f"{at_once}.jsonl").write_text(done.stdout)
+    return Counter(map(told, done.stdout.splitlines())), time.monotonic() - started
+
+
+def told(line: str) -> str:
+    """A rollout as it has to be again."""
+    record = json.loads(line)
+    parts: Sequence[object] = [record[key] for key in ("task_id", "reward", "error", "messages")]
+    return _NOISE.sub("#", json.dumps(parts))
+
+
+if __name__ == "__main__":
+    main()
