@@ -89,6 +89,7 @@ RUN_COMMANDS = (
     "events",
     "rollouts",
     "curve",
+    "diagnose",
     "replay",
     "stop",
     "scale",

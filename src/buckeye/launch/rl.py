@@ -195,6 +195,7 @@ def _last_words(config: RLConfig, seconds: float) -> str | None:
         log.log(_success(steps), "RL training finished!")
     else:
         log.warning("RL training finished! But %s", why)
+    ask_if_there("buckeye_audit.diagnosis.command:tell_at_end", lambda run: None)(config.output_dir)
     log.info("%s | %s", human_duration(seconds), _what_is_there(config))
     return why
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics
@@ -11,6 +12,8 @@ from buckeye_audit.diagnosis.learning import NUMBERS, findings
 log = logging.getLogger(__name__)
 
 _AGAIN_AFTER = (50, 500)
+_FIRST_WHOLE = 8
+"""The step after which all records are looked at; then whenever there are twice as many steps."""
 _KEPT = frozenset((*HEAD, *NUMBERS))
 
 
@@ -22,6 +25,8 @@ class RunWatch:
         self._tail = MetricsTail(output_dir / "metrics.jsonl", 0)
         self._metrics = RunMetrics()
         self._told: set[str] = set()
+        self._next = _FIRST_WHOLE
+        self._whole: threading.Thread | None = None
 
     def look(self) -> None:
         """Warn of what is found now and was not at the last look, and seldom again."""
@@ -32,3 +37,21 @@ class RunWatch:
             if one.name not in self._told or one.until - one.since + 1 in _AGAIN_AFTER:
                 log.warning("%s", one)
         self._told = {one.name for one in found}
+        steps = self._metrics.steps()
+        if steps and steps[-1].number >= self._next and (self._whole is None or not self._whole.is_alive()):
+            self._next = 2 * steps[-1].number
+            self._whole = threading.Thread(target=warn_of_what_is_sure, args=(self._run,), daemon=True)
+            self._whole.start()
+
+
+_told: set[str] = set()
+
+
+def warn_of_what_is_sure(run: Path) -> None:
+    """Look at all that the run has recorded, and warn of what is sure, once in this process."""
+    from buckeye_audit.diagnosis.command import found_in
+
+    for one in found_in(run):
+        if one.confidence == "sure" and one.name not in _told:
+            _told.add(one.name)
+            log.warning("%s", one)

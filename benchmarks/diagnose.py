@@ -1,0 +1,146 @@
+"""How long it takes to say what is wrong with a long run, and how much memory.
+
+The directory is made, as of a run that learns.
+
+python benchmarks/diagnose.py [--steps 1000] [--rollouts 128] [--kilobytes 3] [--kept 200] [--dir DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from buckeye.base.process import RunIdentity
+from buckeye.transport.batches import Batch, Sample, TrainedBatch, keep_trained
+
+_GROUP = 8
+_TOKENS = 250
+_MEASURE = """
+import resource, sys, time
+begun = time.perf_counter()
+from buckeye_audit.diagnosis.diagnose import diagnose
+found, notes = diagnose(sys.argv[1])
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+seconds = time.perf_counter() - begun
+print(f"{seconds:.1f} s, {memory:.0f} MiB at most, found: {[one.name for one in found]} {notes}")
+"""
+
+
+def make(run: Path, *, steps: int, rollouts: int, kilobytes: int, kept: int) -> None:
+    """Write what a run of so many steps leaves, with `kept` batches of tokens."""
+    rng, words = random.Random(0), ["".join(random.Random(n).choices("etaoin", k=5)) for n in range(500)]
+    (run / "rollouts").mkdir(parents=True)
+    with (run / "metrics.jsonl").open("w") as metrics:
+        for step in range(steps):
+            share = 0.2 + 0.6 * step / steps
+            lines, rewards = [], []
+            for number in range(rollouts):
+                group, reward = step * rollouts // _GROUP + number // _GROUP, float(rng.random() < share)
+                rewards.append(reward)
+                said = " ".join(rng.choices(words, k=kilobytes * 60))
+                prompt = {"role": "user", "content": f"task {group % 5000}: " + " ".join(words[:20])}
+                lines.append(
+                    json.dumps(
+                        {
+                            "group": group,
+                            "env": "made",
+                            "task_id": f"train-{group % 5000}",
+                            "reward": reward,
+                            "shaped_reward": reward,
+                            "advantages": [_given(number, reward)],
+                            "components": {"exact": reward},
+                            "stop_reason": "done",
+                            "seconds": 3.0,
+                            "completion_tokens": _TOKENS,
+                            "oldest_version": step,
+                            "turns": 1,
+                            "text": [prompt["content"] + said],
+                            "messages": [prompt, {"role": "assistant", "content": said}],
+                        }
+                    )
+                )
+            (run / "rollouts" / f"step_{step}.jsonl").write_text("\n".join(lines) + "\n")
+            if step >= steps - kept:
+                keep(run, step, rewards)
+            figures = {f"more/{number}": rng.random() for number in range(60)}
+            for process, known in (
+                ("orchestrator", {"reward/mean": share, "reward/std": 0.4, "batch/with_spread": 0.9}),
+                ("trainer", {"trained_tokens": 30000, "entropy": 1.0, "loss": 0.0, "mismatch_kl": 1e-4}),
+            ):
+                record = {
+                    "time": 1.7e9 + step,
+                    "attempt": 1,
+                    "process": process,
+                    "step": step,
+                    **known,
+                    **figures,
+                }
+                metrics.write(json.dumps(record) + "\n")
+
+
+def _given(number: int, reward: float) -> float:
+    """A made advantage: what earns is above 0."""
+    return reward - 0.5 + 0.01 * (number % 3)
+
+
+def keep(run: Path, step: int, rewards: list[float]) -> None:
+    """A batch that was trained on: 40 tokens of prompt and the rest sampled."""
+    rng = np.random.default_rng(step)
+    mask = np.arange(40 + _TOKENS) >= 40
+    samples, logprobs = [], []
+    given = [_given(number, reward) for number, reward in enumerate(rewards)]
+    for number in range(len(rewards)):
+        found = -rng.exponential(1.0, len(mask)).astype(np.float32)
+        samples.append(
+            Sample(
+                token_ids=rng.integers(0, 150_000, len(mask), dtype=np.int32),
+                loss_mask=mask,
+                logprobs=np.where(mask, found, np.float32(0)),
+                versions=np.where(mask, np.int32(step), np.int32(-1)),
+                advantages=np.where(mask, np.float32(given[number]), np.float32(0)),
+                temperature=1.0,
+            )
+        )
+        logprobs.append(found[mask] + rng.normal(0, 1e-3, int(mask.sum())).astype(np.float32))
+    batch = Batch(step=step, samples=tuple(samples), orchestrator_state={})
+    trained = TrainedBatch(
+        samples=np.arange(len(rewards), dtype=np.int32),
+        logprobs=np.concatenate(logprobs).astype(np.float32),
+        record={"values": {}},
+    )
+    identity = RunIdentity(run_id="made", attempt=1)
+    keep_trained(run / "batches", run / "trained", batch, trained, identity=identity)
+
+
+def main() -> None:
+    """Print the time and the memory, at first and again."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("steps", 1000), ("rollouts", 128), ("kilobytes", 3), ("kept", 200)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dir", type=Path, default=None, help="made there if it is not, and left")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = given.dir or Path(folder) / "run"
+        if not run.exists():
+            begun = time.perf_counter()
+            make(run, steps=given.steps, rollouts=given.rollouts, kilobytes=given.kilobytes, kept=given.kept)
+            print(f"made in {time.perf_counter() - begun:.0f} s")
+        for what in ("without an index", "with the index"):
+            if what == "without an index":
+                (run / "rollouts" / "index.sqlite").unlink(missing_ok=True)
+            done = subprocess.run(
+                [sys.executable, "-c", _MEASURE, run], capture_output=True, text=True, check=True
+            )
+            print(f"{what}: {done.stdout.strip()}")
+
+
+if __name__ == "__main__":
+    main()

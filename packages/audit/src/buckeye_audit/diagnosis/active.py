@@ -1,0 +1,229 @@
+"""Tests that separate causes: a model is loaded, an environment played, a step computed again."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from buckeye.base.storage import step_directory
+from buckeye.config.load import load_config
+from buckeye.errors import BuckeyeError
+from buckeye_audit.diagnosis.facts import Facts
+from buckeye_audit.diagnosis.finding import Finding
+from buckeye_audit.diagnosis.statistics import mean_interval, rms
+from buckeye_audit.diagnosis.templates import decoded, tokenizer_of
+
+if TYPE_CHECKING:
+    from buckeye.trainer.model.policy import Policy
+    from buckeye.transport.batches import Sample
+
+_SAMPLES = 16
+_ENOUGH = 40
+_SECONDS = 20.0
+_MUCH = 0.3  # nats
+
+
+def try_all(facts: Facts) -> Iterator[Finding | str]:
+    """Findings of all tests, and why a test was not made."""
+    for name, test in TESTS.items():
+        try:
+            yield from test(facts)
+        except (BuckeyeError, OSError, ValueError, LookupError, RuntimeError) as error:
+            yield f"{name}: {error}"
+
+
+def _logprobs(policy: Policy, sample: Sample, mask: np.ndarray) -> np.ndarray:
+    """f32: the log-probs of the tokens under the mask, which does not hold the first one."""
+    import torch
+
+    from buckeye.trainer.data.packing import pack_micro_batch
+
+    row = pack_micro_batch([sample.token_ids], [mask], policy.device)
+    temperatures = torch.full((int(mask.sum()),), float(sample.temperature), device=policy.device)
+    with torch.no_grad(), policy.computing():
+        return np.asarray(policy.token_logprobs(row, temperatures)[0].float().cpu().numpy())
+
+
+def _load(model: Path) -> Policy:
+    import torch
+
+    from buckeye.trainer.model.policy import load_policy
+
+    return load_policy(str(model), torch.device("cpu"))
+
+
+def other_tokenizer(facts: Facts) -> Iterator[Finding | str]:
+    """A model that knows its chat template finds it likelier than chance; one with the tokenizer of another
+    finds it less likely. And the tokens that files name are those that the tokenizer has."""
+    named = facts.run.setting("trainer.model.name")
+    model = Path(str(named)) if named and Path(str(named)).is_dir() else facts.model
+    if model is None or not facts.batches:
+        yield "the tokenizer: there is no model, or no batch was kept"
+        return
+    tokenizer, sizes = tokenizer_of(model), facts.file_of_model("config.json")
+    vocabulary = int(sizes.get("vocab_size") or 0)
+    policy = _load(model)
+    found = list[np.ndarray]()
+    for sample in facts.batches[0].batch.samples[:_SAMPLES]:
+        places = np.flatnonzero(sample.loss_mask)
+        if not len(places) or places[0] < 3:
+            continue
+        context = np.zeros(len(sample.token_ids), bool)
+        context[1 : places[0]] = True
+        found.append(_logprobs(policy, sample, context))
+    values = np.concatenate(found) if found else np.empty(0)
+    size = tokenizer.get_vocab_size() if tokenizer is not None else 0
+    if len(values) < _ENOUGH or not vocabulary:
+        yield "the tokenizer: too few tokens of prompts were kept"
+        return
+    _, high = mean_interval(values)
+    if high < -math.log(vocabulary) - _MUCH:
+        yield facts.finding(
+            "wrong_tokenizer",
+            f"The model finds the prompts less likely ({values.mean():.1f} nats a token) than chance would "
+            f"({-math.log(vocabulary):.1f})",
+            f"the tokenizer ({size} tokens) is that of another model (vocabulary of {vocabulary})",
+            "copy tokenizer.json and tokenizer_config.json of the very model into its directory",
+            evidence=[
+                (
+                    "the first prompt, decoded: "
+                    f"{decoded(model, facts.batches[0].batch.samples[0].token_ids)!r}",
+                    facts.rollouts(facts.batches[0].batch.step),
+                )
+            ],
+            confidence="sure",
+            logprob=float(values.mean()),
+        )
+
+
+def which_weights(facts: Facts) -> Iterator[Finding | str]:
+    """Sampler against these weights themselves, on fresh tokens alone: is it the engine, or only age?"""
+    for batch in reversed(facts.batches):
+        path = step_directory(facts.run.path / "weights", batch.batch.step)
+        if not (path / "model.safetensors").is_file():
+            continue
+        policy = _load(path)
+        apart = [
+            _logprobs(policy, sample, fresh) - sample.logprobs[fresh]
+            for sample in batch.batch.samples[:_SAMPLES]
+            if (fresh := sample.loss_mask & (sample.versions == batch.batch.step)).any()
+        ]
+        values = np.concatenate(apart) if apart else np.empty(0)
+        if len(values) < _ENOUGH:
+            continue
+        if rms(values) > 3 * facts.rounding:
+            step = batch.batch.step
+            yield facts.finding(
+                "engine_differs",
+                f"Of tokens that claim to be of version {step}, the weights of that version say otherwise by "
+                f"{rms(values):.3f} nats",
+                "it is not age: the engine computes with other weights, or otherwise",
+                "restart the engines; compare their kind of numbers with the trainer's",
+                evidence=[("weights and batch of that step", facts.command("replay", "--step", step))],
+                difference=rms(values),
+            )
+        return
+    yield "sampler against its weights: of no step both batch and weights were kept"
+
+
+def updated_towards_rewards(facts: Facts) -> Iterator[Finding | str]:
+    """Replay: the step makes likelier what has an advantage, and less likely what has none."""
+    for batch in reversed(facts.batches):
+        before, after = (
+            step_directory(facts.run.path / "weights", batch.batch.step + more) for more in (0, 1)
+        )
+        if not all((path / "model.safetensors").is_file() for path in (before, after)):
+            continue
+        gained = list[float]()
+        old, new = _load(before), _load(after)
+        for sample in batch.batch.samples:
+            mask = sample.loss_mask
+            if mask.any() and sample.advantages[mask].any():
+                change = _logprobs(new, sample, mask) - _logprobs(old, sample, mask)
+                gained.append(float((change * sample.advantages[mask]).sum()))
+        _, high = mean_interval(np.array(gained), 3.0)
+        if len(gained) >= 8 and high < 0:
+            step = batch.batch.step
+            yield facts.finding(
+                "update_against_advantages",
+                f"Step {step} made less likely what has an advantage: {np.mean(gained):.2g} nats x "
+                "advantage a sample",
+                "the loss has the wrong sign, or another term of it outweighs the rewards",
+                "see trainer.loss, and a custom loss if there is one",
+                evidence=[("the step again", facts.command("replay", "--step", step))],
+                confidence="likely",
+                gained=float(np.mean(gained)),
+            )
+        return
+    yield "the update against its advantages: of no step batch and the weights before and after were kept"
+
+
+def graded_twice(facts: Facts) -> Iterator[Finding | str]:
+    """The checks of `env check`: the grader called twice, policies without content, answers in prompts."""
+    from buckeye_audit.check import CheckOptions, check_environment
+
+    names = {
+        "same grade again": ("grader_random", "the grader does not judge by the answer alone"),
+        "no answer in the prompt": ("answer_in_prompt", "prompts tell the answer"),
+        "train and held-out apart": ("evaluated_on_train", "what is evaluated is trained on"),
+        "accepted answers are paid": ("answers_unpaid", "right answers earn nothing"),
+    }
+    for env in facts.run.setting("orchestrator.env") or []:
+        options = CheckOptions(limit=0.03, budget=_SECONDS, sample=50)
+        report = asyncio.run(check_environment(str(env["id"]), env.get("args") or {}, options))
+        for check in report.checks:
+            name, cause = names.get(check.name, (check.name.replace(" ", "_"), check.name))
+            if check.status not in ("error", "warning"):
+                continue
+            yield facts.finding(
+                name,
+                f"`buckeye env check {env['id']}`: {check.name}: {check.detail}",
+                cause,
+                "mend the environment",
+                evidence=[("the check again", f"buckeye env check {env['id']}")],
+                confidence="sure" if check.status == "error" else "possible",
+            )
+
+
+def same_again(facts: Facts) -> Iterator[Finding | str]:
+    """The newest step that can be computed again is."""
+    from buckeye.config.trainer import TrainerConfig
+    from buckeye.trainer.replay import replay_step
+
+    file = facts.run.path / "configs" / "trainer.json"
+    if not file.is_file() or not facts.batches:
+        yield "a step again: no batch was kept, or the trainer's settings are not recorded"
+        return
+    config, step = load_config(TrainerConfig, ["@", str(file)]), facts.batches[-1].batch.step
+    with tempfile.TemporaryDirectory(prefix="buckeye-replay-") as scratch:
+        found = replay_step(
+            facts.run.path, config, step, until="gradient", device=None, scratch=Path(scratch)
+        )
+    if not found.within_tolerance:
+        first = found.first_difference
+        assert first is not None
+        yield facts.finding(
+            "not_repeatable",
+            f"Step {first.step} computed again differs in {first.stage}: {first.recorded}, then "
+            f"{first.replayed}",
+            "the code, the settings or the machine are not those of the run",
+            "see what changed",
+            evidence=[("the step again", facts.command("replay", "--step", step))],
+            confidence="likely",
+        )
+
+
+TESTS: Mapping[str, Callable[[Facts], Iterator[Finding | str]]] = {
+    "tokenizer": other_tokenizer,
+    "weights": which_weights,
+    "update": updated_towards_rewards,
+    "replay": same_again,
+    "environment": graded_twice,
+}
+"""What `--try` makes, by name."""

@@ -1,0 +1,65 @@
+"""`buckeye rl diagnose`, and what a run says of itself at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from buckeye.base.columns import aligned
+from buckeye.base.json_lines import printable
+from buckeye_audit.diagnosis.finding import Finding
+
+log = logging.getLogger(__name__)
+
+_NOTHING = "Nothing is wrong with it, as far as its records tell."
+
+
+def show_diagnosis(run: Path, *, step: int | None, tests: bool, as_json: bool) -> bool:
+    """Print what is wrong with a run; whether that is nothing but what is merely `possible`. With `tests`
+    models are loaded, and environments played, to separate causes."""
+    from buckeye_audit.diagnosis.diagnose import diagnose
+
+    found, notes = diagnose(run, step=step, tests=tests)
+    if as_json:
+        print(json.dumps({"findings": [dataclasses.asdict(one) for one in found], "not_looked_at": notes}))
+    else:
+        print("\n\n".join(_text(number, one) for number, one in enumerate(found, 1)) or _NOTHING)
+        for note in notes:
+            print(f"\nnot looked at: {printable(note)}")
+    return all(one.confidence == "possible" for one in found)
+
+
+def _text(number: int, one: Finding) -> str:
+    """A finding in words: what, why it is thought so with commands, what to do."""
+    rows = [("", "because", one.cause), ("", "do", one.advice)]
+    rows += [("", "seen", f"{evidence.fact}: {evidence.command}") for evidence in one.evidence]
+    if not one.evidence:
+        rows.append(("", "see", one.command))
+    steps = f"steps {one.since} to {one.until}" if one.since != one.until else f"step {one.since}"
+    head = f"{number}. {one.name} ({one.confidence}, {steps}): {one.seen}"
+    return printable(f"{head}\n{aligned(rows)}")
+
+
+def found_in(run: Path) -> Sequence[Finding]:
+    """What is wrong with a run, but for what is merely `possible`; what hinders that is said in the log. It
+    never is the reason that a run ends."""
+    from buckeye_audit.diagnosis.diagnose import diagnose
+
+    try:
+        found, _ = diagnose(run)
+    except Exception as error:
+        log.info("What may be wrong with the run could not be looked at: %s", error)
+        return ()
+    return [one for one in found if one.confidence != "possible"]
+
+
+def tell_at_end(run: Path) -> None:
+    """Say in the log what is wrong with a run that has ended."""
+    accused = found_in(run)
+    for one in accused:
+        log.warning("Found (%s): %s", one.confidence, one)
+    if accused:
+        log.warning("All of it, with evidence: buckeye rl diagnose %s", run)

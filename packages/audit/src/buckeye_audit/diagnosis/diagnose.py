@@ -1,0 +1,165 @@
+"""All rules, in the order in which their findings are told: what makes all figures wrong first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from buckeye import runs
+from buckeye.run_files.record import read_events
+from buckeye_audit.diagnosis.facts import Facts
+from buckeye_audit.diagnosis.finding import CONFIDENCES, Finding
+from buckeye_audit.diagnosis.learning import findings
+from buckeye_audit.diagnosis.rollout_rules import (
+    advantages_against_rewards,
+    answer_in_prompt,
+    duplicate_tasks,
+    evaluated_on_train,
+    failing_rollouts,
+    grader_disagrees,
+    slow_environment,
+    truncated_replies,
+)
+from buckeye_audit.diagnosis.setup_rules import (
+    bounds_too_narrow,
+    kl_of_the_wrong_sign,
+    learning_rate_too_high,
+    learning_rate_too_low,
+    no_assistant_header,
+    optimizer_state_lost,
+    training_without_transfer,
+)
+from buckeye_audit.diagnosis.token_rules import (
+    ends_not_trained,
+    equal_seeds,
+    mismatch_from_the_start,
+    mismatch_grows,
+    rounded_logprobs,
+    shifted_logprobs,
+    unsampled_tokens,
+    weights_do_not_arrive,
+)
+
+Rule = Callable[[Facts], Finding | Sequence[Finding] | None]
+
+
+def _figures(facts: Facts) -> Sequence[Finding]:
+    """What the figures alone say."""
+    return findings(facts.steps, facts.run.path)
+
+
+def _failed(facts: Facts) -> Finding | None:
+    """The run has ended with an error, and nobody has gone on."""
+    ends = [
+        event for event in read_events(facts.run.path) if event["event"] in ("failure", "start", "attempt")
+    ]
+    if not ends or ends[-1]["event"] != "failure":
+        return None
+    cause = " ".join(str(ends[-1].get("cause") or "no cause is recorded").split())
+    return facts.finding(
+        "failed",
+        "The run has ended with an error",
+        cause[:500],
+        "mend that, and go on with `buckeye rl resume`",
+        evidence=[("what it printed last", facts.command("logs")), ("its events", facts.command("events"))],
+        confidence="sure",
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    _failed,
+    unsampled_tokens,
+    shifted_logprobs,
+    rounded_logprobs,
+    advantages_against_rewards,
+    kl_of_the_wrong_sign,
+    optimizer_state_lost,
+    no_assistant_header,
+    ends_not_trained,
+    equal_seeds,
+    weights_do_not_arrive,
+    mismatch_from_the_start,
+    mismatch_grows,
+    bounds_too_narrow,
+    grader_disagrees,
+    evaluated_on_train,
+    failing_rollouts,
+    slow_environment,
+    answer_in_prompt,
+    duplicate_tasks,
+    learning_rate_too_high,
+    truncated_replies,
+    _figures,
+    learning_rate_too_low,
+    training_without_transfer,
+)
+
+EXPLAINS = {
+    "mask_misplaced": (
+        "mismatch_from_the_start",
+        "temperature_mismatch",
+        "end_not_trained",
+        "mismatch_after_updates",
+    ),
+    "rounded_log_probs": ("mismatch_from_the_start", "temperature_mismatch", "mismatch_after_updates"),
+    "stale_weights": ("mismatch_after_updates", "moved_too_far", "biased"),
+    "one_engine_stale": ("mismatch_after_updates", "moved_too_far"),
+    "adapter_scale": ("mismatch_after_updates", "moved_too_far"),
+    "weights_arrive_changed": ("mismatch_after_updates", "moved_too_far"),
+    "bounds_too_narrow": ("moved_too_far", "learning_rate_too_low", "learning_rate_too_high"),
+    "equal_seeds": ("collapsed", "no_spread", "learning_rate_too_low"),
+    "kl_wrong_sign": ("learning_rate_too_high", "collapsed", "moved_too_far", "endless"),
+    "learning_rate_too_high": (
+        "collapsed",
+        "moved_too_far",
+        "endless",
+        "no_spread",
+        "none_solved",
+        "truncated",
+    ),
+    "truncated_replies": ("truncated",),
+    "answer_in_prompt": ("no_transfer",),
+    "wrong_tokenizer": (
+        "none_solved",
+        "no_spread",
+        "endless",
+        "truncated",
+        "truncated_replies",
+        "learning_rate_too_low",
+    ),
+    "temperature_mismatch": ("mismatch_from_the_start", "mismatch_after_updates"),
+}
+"""What a finding makes appear as well, which then is not told."""
+
+
+def diagnose(
+    run: str | Path, *, step: int | None = None, tests: bool = False
+) -> tuple[list[Finding], list[str]]:
+    """What is wrong with a run as it was after `step`, by default now: the surest first, else in the order of
+    `RULES`; and what could not be looked at. With `tests` those that separate causes are made, which takes
+    about a minute. Raises UsageError where there is no run."""
+    opened = runs.open(run)
+    facts = Facts(opened) if step is None else Facts(opened, step)
+    found, notes = list[Finding](), list[str]()
+    for rule in RULES:
+        told = rule(facts)
+        found += [told] if isinstance(told, Finding) else told or ()
+    if tests:
+        from buckeye_audit.diagnosis.active import try_all
+
+        for one in try_all(facts):
+            if isinstance(one, str):
+                notes.append(one)
+            elif one.name not in [known.name for known in found]:
+                found.append(one)
+    return in_order(found), [*opened.unreadable, *notes]
+
+
+def in_order(found: Iterable[Finding]) -> list[Finding]:
+    """The surest first, without what another one explains."""
+    listed = list(found)
+    explained = {
+        name for one in listed if one.confidence != "possible" for name in EXPLAINS.get(one.name, ())
+    }
+    told = [one for one in listed if one.name not in explained]
+    return sorted(told, key=lambda one: CONFIDENCES.index(one.confidence))

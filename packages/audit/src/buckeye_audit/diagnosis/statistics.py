@@ -1,0 +1,58 @@
+"""What chance can make: the intervals that rules decide by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+SURE = 4.0
+"""Standard errors beyond which a difference is none of chance, though many rules look at many runs."""
+
+
+def share_interval(hits: float, count: float, errors: float = SURE) -> tuple[float, float]:
+    """Between which values a share lies (Wilson's interval), from `hits` of `count`; (0, 1) of none."""
+    if count <= 0:
+        return 0.0, 1.0
+    share, z = hits / count, errors
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def mean_interval(values: Sequence[float] | Array, errors: float = SURE) -> tuple[float, float]:
+    """Between which values a mean lies; all values where there are fewer than two."""
+    found = np.asarray(values, float)
+    if len(found) < 2:
+        return -math.inf, math.inf
+    half = errors * float(found.std(ddof=1)) / math.sqrt(len(found))
+    return float(found.mean()) - half, float(found.mean()) + half
+
+
+def is_below(these: Sequence[float] | Array, others: Sequence[float] | Array, errors: float = SURE) -> bool:
+    """Whether the mean of these is below that of the others, beyond chance."""
+    a, b = np.asarray(these, float), np.asarray(others, float)
+    if min(len(a), len(b)) < 2:
+        return False
+    error = math.hypot(float(a.std(ddof=1)) / math.sqrt(len(a)), float(b.std(ddof=1)) / math.sqrt(len(b)))
+    return float(b.mean() - a.mean()) > max(errors * error, 1e-9)
+
+
+def slope_interval(x: Array, y: Array, errors: float = SURE) -> tuple[float, float]:
+    """Between which values the slope of y = slope x lies."""
+    total = float(x @ x)
+    if len(x) < 3 or total <= 0.0:
+        return -math.inf, math.inf
+    slope = float(x @ y) / total
+    residual = y - slope * x
+    half = errors * math.sqrt(float((residual * residual * x * x).sum())) / total  # uneven variances (White)
+    return slope - half, slope + half
+
+
+def rms(values: Array) -> float:
+    """The root of the mean square; nan of none."""
+    return math.sqrt(float(np.mean(np.square(values)))) if len(values) else math.nan
