@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from functools import cache
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ from dakota1890.tasks import (
     TaskOptions,
     TrainTasks,
     eval_tasks,
+    find_held_out_draws,
     held_out_forms,
     train_cells,
     train_depths,
@@ -91,6 +93,11 @@ def test_train_items_depend_on_options_and_index_alone():
     assert TrainTasks(TaskOptions(seed=8), 50)[:20] != again[:20]
     with pytest.raises(IndexError):
         once[1_000]
+
+
+def test_the_draws_that_are_evaluated_are_those_that_were_found():
+    folder = resources.files("dakota1890") / "data"
+    assert json.loads((folder / "held_out_draws.json").read_text("utf-8")) == find_held_out_draws()
 
 
 def test_tasks_are_the_same_in_every_process():

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from dakota1890.corpus import Entry, load_corpus
 from dakota1890.orthography import canonical
@@ -134,6 +134,7 @@ def held_out_lemma(lemma: str) -> bool:
     return hash_fraction(f"{SALT}:{group}") < HELD_OUT_LEMMAS
 
 
+@cache
 def gloss_parts(entry: Entry) -> frozenset[str]:
     """The senses a gloss lists: `to bind, tie` -> {to bind, tie}; a name has one."""
     if entry.pos == "name":

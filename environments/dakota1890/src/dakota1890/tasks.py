@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from typing import Any, overload
 
 from dakota1890.draws import Draws
@@ -216,28 +217,56 @@ def _recorded_train(family: str, depths: tuple[int, ...], hint: bool) -> tuple[I
 def _held_out(family: str) -> Mapping[str, Sequence[Question]]:
     """Axis -> the questions evaluated on it."""
     source = FAMILIES[family]
-    by_side: dict[str, dict[str, Question]] = defaultdict(dict)
-    for question in _all_known(source):
-        side = side_of(question, exception=source.exceptions)
+    if source.recorded is not None:
+        known: Iterable[Question] = source.recorded()
+    else:
+        known = (_drawn(source, index) for index in _held_out_draws()[family])
+    return {side: questions for side, (_, questions) in _sampled(source, enumerate(known)).items()}
+
+
+@lru_cache(maxsize=1)
+def _held_out_draws() -> Mapping[str, Sequence[int]]:
+    """Family -> which of its draws are evaluated, as `find_held_out_draws` has found them."""
+    text = (resources.files("dakota1890") / "data" / "held_out_draws.json").read_text("utf-8")
+    found: dict[str, list[int]] = json.loads(text)
+    return found
+
+
+def find_held_out_draws() -> dict[str, list[int]]:
+    """Family without recorded questions -> those of its first 20,000 draws that are evaluated, which takes
+    seconds and never changes: `data/held_out_draws.json` has the result as JSON."""
+    return {
+        name: sorted(
+            index
+            for indices, _ in _sampled(
+                family, ((index, _drawn(family, index)) for index in range(_EVAL_DRAWS))
+            ).values()
+            for index in indices
+        )
+        for name, family in FAMILIES.items()
+        if family.recorded is None
+    }
+
+
+def _sampled(
+    family: Family, numbered: Iterable[tuple[int, Question]]
+) -> dict[str, tuple[list[int], list[Question]]]:
+    """Axis -> the numbers and the questions that are evaluated on it."""
+    by_side: dict[str, dict[str, tuple[int, Question]]] = defaultdict(dict)
+    for number, question in numbered:
+        side = side_of(question, exception=family.exceptions)
         if side != "train":
-            by_side[side].setdefault(question.ask, question)
-    return {side: _sample(questions.values()) for side, questions in by_side.items()}
-
-
-def _all_known(family: Family) -> Iterable[Question]:
-    if family.recorded is not None:
-        return family.recorded()
-    return (_drawn(family, index) for index in range(_EVAL_DRAWS))
+            by_side[side].setdefault(question.ask, (number, question))
+    chosen = {}
+    for side, asked in by_side.items():
+        first = sorted(asked.values(), key=lambda one: hash_fraction(f"eval:{one[1].ask}"))[:EVAL_PER_SIDE]
+        chosen[side] = [number for number, _ in first], [question for _, question in first]
+    return chosen
 
 
 def _drawn(family: Family, index: int) -> Question:
     assert family.draw is not None
     return family.draw(Draws(_EVAL_SEED, index))
-
-
-def _sample(questions: Iterable[Question]) -> list[Question]:
-    ordered = sorted(questions, key=lambda question: hash_fraction(f"eval:{question.ask}"))
-    return ordered[:EVAL_PER_SIDE]
 
 
 def _depths_of_families(families: Sequence[str]) -> str:
