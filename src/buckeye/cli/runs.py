@@ -35,7 +35,6 @@ from buckeye.run_files.logs import LogLine, follow_logs, read_logs
 from buckeye.run_files.record import GOING_ON, read_events, read_record
 from buckeye.runs.clean import IN_USE, KINDS, Deletable, Kind, deletable, delete
 from buckeye.runs.fork import fork_run
-from buckeye.runs.reader import open_run
 from buckeye.runs.status import run_status
 from buckeye.runs.stop import continuation, scale_run, stop_run
 
@@ -48,6 +47,7 @@ runs_app = Commands(
 
 runs_app.offer("rl rollouts", "buckeye_audit")
 runs_app.offer("rl curve", "buckeye_audit")
+runs_app.offer("rl diagnose", "buckeye_audit")
 
 _FOLLOW_SECONDS = 0.3
 _STEERING = "buckeye_machines.steer"
@@ -270,23 +270,6 @@ def fork(
         return
     typer.echo(f"{made} ({record.run_id}) goes on from step {record.start_step} with:")
     typer.echo(f"  buckeye rl resume {shlex.quote(str(made))}")
-
-
-@runs_app.command()
-def diagnose(
-    run: _Run = None,
-    step: Annotated[int | None, typer.Option(min=0, help="As it was after this step.")] = None,
-    tests: Annotated[
-        bool, typer.Option("--try", help="Also make tests: load models, play the environment, replay a step.")
-    ] = False,
-    as_json: _Json = False,
-) -> None:
-    """What is wrong with a run, why it is thought so, and what to do; the surest first. Exit code 1 if
-    anything is."""
-    show = ask("buckeye_audit.diagnosis.command:show_diagnosis", "`rl diagnose`")
-    directory = find_run(None) if run is None else open_run(run).path
-    if not show(directory, step=step, tests=tests, as_json=as_json):
-        raise typer.Exit(1)
 
 
 @runs_app.command()

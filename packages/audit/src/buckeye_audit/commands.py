@@ -3,6 +3,7 @@
 from buckeye_audit.checks.command import env_check
 from buckeye_audit.curve import curve
 from buckeye_audit.demo.command import demo
+from buckeye_audit.diagnosis.command import diagnose_run
 from buckeye_audit.evaluation.command import evaluate
 from buckeye_audit.playing.command import play
 from buckeye_audit.report.command import env_report
@@ -15,5 +16,6 @@ COMMANDS = {
     "eval": evaluate,
     "play": play,
     "rl curve": curve,
+    "rl diagnose": diagnose_run,
     "rl rollouts": rollouts,
 }

@@ -7,9 +7,13 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from buckeye.base.columns import aligned
 from buckeye.base.json_lines import printable
+from buckeye.run_files.known_runs import find_run
 from buckeye_audit.diagnosis.finding import Finding
 
 log = logging.getLogger(__name__)
@@ -17,19 +21,30 @@ log = logging.getLogger(__name__)
 _NOTHING = "Nothing is wrong with it, as far as its records tell."
 
 
-def show_diagnosis(run: Path, *, step: int | None, tests: bool, as_json: bool) -> bool:
-    """Print what is wrong with a run; whether that is nothing but what is merely `possible`. With `tests`
-    models are loaded, and environments played, to separate causes."""
+def diagnose_run(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="A directory, name or id. Default: ./outputs, or the newest run."),
+    ] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="As it was after this step.")] = None,
+    tests: Annotated[
+        bool, typer.Option("--try", help="Also make tests: load models, play the environment, replay a step.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What is wrong with a run, why it is thought so, and what to do; the surest first. Exit code 1 if
+    anything is."""
     from buckeye_audit.diagnosis.diagnose import diagnose
 
-    found, notes = diagnose(run, step=step, tests=tests)
+    found, notes = diagnose(find_run(None) if run is None else run, step=step, tests=tests)
     if as_json:
         print(json.dumps({"findings": [dataclasses.asdict(one) for one in found], "not_looked_at": notes}))
     else:
         print("\n\n".join(_text(number, one) for number, one in enumerate(found, 1)) or _NOTHING)
         for note in notes:
             print(f"\nnot looked at: {printable(note)}")
-    return all(one.confidence == "possible" for one in found)
+    if any(one.confidence != "possible" for one in found):
+        raise typer.Exit(1)
 
 
 def _text(number: int, one: Finding) -> str:

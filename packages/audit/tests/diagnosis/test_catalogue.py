@@ -1,0 +1,35 @@
+"""Faults planted in small whole runs are named in the first place, and healthy runs are not accused."""
+
+import pytest
+import torch
+from packages.audit.tests.diagnosis.catalogue import FAULTS, HEALTHY
+from packages.audit.tests.diagnosis.small_runs import play, warm_model
+
+from buckeye_audit.diagnosis.diagnose import diagnose
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield warm_model(tmp_path_factory.mktemp("warm"))
+    torch.set_num_threads(threads)
+
+
+def accused(run, **options):
+    return [one.name for one in diagnose(run, **options)[0] if one.confidence != "possible"]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named_first(tmp_path, warm, name):
+    fault = FAULTS[name]
+    run = play(tmp_path / "run", fault.model(warm, tmp_path), fault.small, fault.plant())
+    found = accused(run, tests="wrong_tokenizer" in fault.names)
+    assert found[:1] == [next(iter(set(found[:1]) & set(fault.names)), fault.names[0])]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_is_not_accused(tmp_path, warm, name):
+    assert accused(play(tmp_path / "run", warm, HEALTHY[name])) == []
