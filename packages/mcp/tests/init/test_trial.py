@@ -5,8 +5,10 @@ import hashlib
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from buckeye_mcp.init import examples, trial
 from buckeye_mcp.init.named_paths import copy_without_keys, named_paths
 from buckeye_mcp.init.source import find_source
 from buckeye_mcp.sandbox.confinement import keeps_all_else
+from buckeye_mcp.tasks.lock import ToolEntry
 
 NOTES = Path(__file__).parents[1] / "workdir" / "notes_server.py"
 needs_walls = pytest.mark.skipif(bool(keeps_all_else()), reason="no namespaces here")
@@ -370,3 +373,40 @@ def test_devices_and_pipes_are_not_taken_for_files(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/zero", "/dev/urandom", str(tmp_path / "pipe")):
         assert named_paths(["server", f"--log={path}"]).paths == {}
+
+
+def test_example_tasks_look_at_what_calls_leave_behind(place):
+    done = run(place, "--command", f"{sys.executable} {started(place, [tool('write', 'kept.txt')])}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *_ = json.loads((place / "work" / "configs" / "tool_server-tasks.json").read_text())
+    assert first["grade"] == [
+        {"calls": {"tool": "write", "arguments": {}}},
+        {"result": {"tool": "write", "any": True, "contains": "written"}},
+        {"state": {"file": "kept.txt", "contains": "planted"}},
+    ]
+
+
+def test_the_rows_that_a_database_has_more_of_are_counted(tmp_path):
+    before, after = tmp_path / "before.db", tmp_path / "after.db"
+    for path, rows in ((before, "(1)"), (after, "(1), (2)")):
+        with closing(sqlite3.connect(path)) as database:
+            database.executescript(
+                f"create table same (a); create table odd (a); insert into odd values {rows}"
+            )
+    wanted = {"query": 'SELECT count(*) FROM "odd"', "rows": [[2]]}
+    assert examples._changed(after, before) == ("database", wanted)
+    assert examples._changed(before, before) is None
+
+
+def test_what_a_tool_announces_of_its_result_is_looked_at_first():
+    schema = {"properties": {"total": {"type": "integer"}, "result": {"type": "string"}}}
+    entry = ToolEntry(name="sum", output_schema=schema)
+    said = examples._result(entry, '{"note": "made up", "total": 5}')
+    assert (said["json_path"], said["exact"]) == ('$["total"]', 5)
+    plain = ToolEntry(name="sum", output_schema={"properties": {"result": {"type": "integer"}}})
+    assert examples._result(plain, "5") == {
+        "tool": "sum",
+        "any": True,
+        "json_path": '$["result"]',
+        "exact": 5,
+    }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +21,20 @@ from buckeye_mcp.actions.parser import parse_reply
 from buckeye_mcp.actions.schema_words import harmless, literal
 from buckeye_mcp.config import GymConfig
 from buckeye_mcp.environment import TRAIN, McpEnvironment
+from buckeye_mcp.grading.read_only_sql import rows_of
 from buckeye_mcp.init.scripted_rollout import Trial
 from buckeye_mcp.init.source import Source
 from buckeye_mcp.init.trial import trial_task
 from buckeye_mcp.tasks.lock import ToolEntry
+from buckeye_mcp.workdir.folder import places
 
 _FULL = 0.999
 _LONGEST_SHOWN = 80
 _SECONDS = 120.0
 _MOST_TRIED = 4
+_MOST_FILES, _LARGEST = 200, 1_000_000
+_SHORT = r"(?!.*\d{4})[^\ufffd\0]{1,80}"  # without what looks like a time
+_SQLITE = b"SQLite format 3\0"
 
 _Row = dict[str, Any]
 
@@ -72,10 +80,13 @@ async def _checked(
     calls: _Row = {"in_order": [{"tool": one.tool, "arguments": dict(one.arguments)} for one in bound]}
     if len(bound) == 1:
         calls = calls["in_order"][0]
-    results = [_result(one.tool, trial.result) for one, trial in zip(bound, draft, strict=True)]
+    results = [_result(tools[str(one.tool)], trial.result) for one, trial in zip(bound, draft, strict=True)]
+    found: list[_Row] = [{"result": one} for one in results if one is not None][:1]
     prompt = " Then: ".join(_said(one, config, tools) for one in bound) + " Then end the task."
-    for more in ([one for one in results if one is not None], []):
-        task = {"prompt": prompt, "grade": [{"calls": calls}, *({"result": one} for one in more[:1])]}
+    task: _Row = {"prompt": prompt, "grade": [{"calls": calls}]}
+    left = await _left_by(task, [trial.call for trial in draft], config, source)
+    for more in ([*found, *left], found, left, []):
+        task["grade"] = [{"calls": calls}, *more]
         reference, nothing = await asyncio.gather(
             _played(task, [trial.call for trial in draft], config, source), _played(task, [], config, source)
         )
@@ -105,23 +116,69 @@ def _said(call: BoundCall, config: GymConfig, tools: Mapping[str, ToolEntry]) ->
     return f"{what}{f' ({given})' if given else ''}."
 
 
-def _result(tool: str | None, text: str) -> _Row | None:
-    """What the result of a call has to be: a value that it announces, else its first line."""
+def _result(tool: ToolEntry, text: str) -> _Row | None:
+    """What the result of a call has to be: a value that its schema announces, else one that it has, else its
+    first line."""
+    announced = (tool.output_schema or {}).get("properties") or {}
     try:
         value = json.loads(text)
     except ValueError:
-        value = None
+        value = text
+    if list(announced) == ["result"] and not isinstance(value, Mapping):  # as SDKs say of a plain value
+        value = {"result": value}
     if isinstance(value, Mapping):
-        for key, item in _plain(value):
-            return {"tool": tool, "any": True, "json_path": f"$[{json.dumps(key)}]", "exact": item}
+        for key, item in _plain({key: value[key] for key in (*announced, *value) if key in value}):
+            return {"tool": tool.name, "any": True, "json_path": f"$[{json.dumps(key)}]", "exact": item}
     line = text.strip().split("\n")[0][:_LONGEST_SHOWN]
-    return {"tool": tool, "any": True, "contains": line} if line else None
+    return {"tool": tool.name, "any": True, "contains": line} if line else None
+
+
+async def _left_by(task: _Row, calls: Sequence[str], config: GymConfig, source: Source) -> list[_Row]:
+    """A grader of a file or a database that the calls have made or changed; none where there is no such."""
+    kept = places().new()
+    limits = config.defaults.model_copy(update={"keep_workdir": str(kept)})
+    await _played(task, calls, config.model_copy(update={"defaults": limits}), source)
+    for folder in kept.glob("*/work"):
+        for path in itertools.islice(sorted(folder.rglob("[!.]*")), _MOST_FILES):
+            name = path.relative_to(folder)
+            before = source.files / name if source.files is not None else None
+            hidden = any(part.startswith(".") for part in name.parts)
+            if not hidden and path.is_file() and not path.is_symlink() and (row := _changed(path, before)):
+                kind, fields = row
+                return [{"state": {kind: str(name), **fields}}]
+    return []
+
+
+def _changed(path: Path, before: Path | None) -> tuple[str, _Row] | None:
+    """What a file has to hold that it did not: a number of rows, or its last line."""
+    if path.stat().st_size > _LARGEST:
+        return None
+    content = path.read_bytes()
+    old = before.read_bytes() if before is not None and before.is_file() else b""
+    if content.startswith(_SQLITE):
+        known = _counts(before) if before is not None and old else {}
+        changed = ((query, count) for query, count in _counts(path).items() if known.get(query, 0) != count)
+        return next((("database", {"query": query, "rows": [[count]]}) for query, count in changed), None)
+    last = content.decode(errors="replace").strip().rpartition("\n")[2]
+    is_new = last not in old.decode(errors="replace") and re.fullmatch(_SHORT, last) is not None
+    return ("file", {"contains": last}) if is_new else None
+
+
+def _counts(database: Path) -> dict[str, int]:
+    """Query -> the number of rows that it counts, for each table."""
+    found: dict[str, int] = {}
+    with suppress(sqlite3.Error, ValueError):
+        for (table,) in rows_of(database, "SELECT name FROM sqlite_master WHERE type = 'table'", []):
+            name = str(table).replace('"', '""')
+            query = f'SELECT count(*) FROM "{name}"'  # noqa: S608  of a connection that only reads
+            found[query] = int(rows_of(database, query, [])[0][0])
+    return found
 
 
 def _plain(value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Short values that look as if they were the same tomorrow."""
     for key, item in value.items():
-        if isinstance(item, str | int) and re.fullmatch(r"(?!.*\d{4}).{1,80}", str(item)):
+        if isinstance(item, str | int) and re.fullmatch(_SHORT, str(item)):
             yield key, item
 
 
