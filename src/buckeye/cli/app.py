@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import sys
@@ -201,7 +200,8 @@ _OF_RUNS = {"workers"}  # which people do not type
 
 
 for _words, _satellite in _OFFERED.items():
-    (env_app if _words.startswith("env ") else app).offer(_words, _satellite, hidden=_words in _OF_RUNS)
+    _group = env_app if _words.startswith("env ") else app
+    _group.offer(_words, f"{_satellite}.commands", hidden=_words in _OF_RUNS)
 
 
 def _show_version(value: bool) -> None:
@@ -290,6 +290,8 @@ def chat(
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 256,
 ) -> None:
     """Talk to a model in the terminal."""
+    import asyncio
+
     asyncio.run(_talk(path, prompt, temperature, max_tokens))
 
 

@@ -153,11 +153,12 @@ class Commands(Typer):
         """As typer's, with a page."""
         return super().command(name, **{"cls": PageCommand, **settings})
 
-    def offer(self, words: str, satellite: str, *, hidden: bool = False) -> None:
-        """Have the command `words` of a satellite, or one that says what to install."""
-        name = words.rpartition(" ")[2]
+    def offer(self, words: str, where: str, *, hidden: bool = False) -> None:
+        """Have the command `words` from the `COMMANDS` of a satellite's module, or one that says what to
+        install."""
+        name, satellite = words.rpartition(" ")[2], where.partition(".")[0]
         if is_there(satellite):
-            self.command(name, hidden=hidden)(ask(f"{satellite}.commands:COMMANDS", words)[words])
+            self.command(name, hidden=hidden)(ask(f"{where}:COMMANDS", words)[words])
             return
 
         def command() -> None:

@@ -45,9 +45,8 @@ runs_app = Commands(
     add_completion=False,
 )
 
-runs_app.offer("rl rollouts", "buckeye_audit")
-runs_app.offer("rl curve", "buckeye_audit")
-runs_app.offer("rl diagnose", "buckeye_audit")
+for _words in ("rl rollouts", "rl curve", "rl diagnose"):
+    runs_app.offer(_words, "buckeye_audit.run_commands")
 
 _FOLLOW_SECONDS = 0.3
 _STEERING = "buckeye_machines.steer"

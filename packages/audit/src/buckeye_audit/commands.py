@@ -1,21 +1,9 @@
 """The commands of `buckeye` that are offered here, by their words."""
 
 from buckeye_audit.checks.command import env_check
-from buckeye_audit.curve import curve
 from buckeye_audit.demo.command import demo
-from buckeye_audit.diagnosis.command import diagnose_run
 from buckeye_audit.evaluation.command import evaluate
 from buckeye_audit.playing.command import play
 from buckeye_audit.report.command import env_report
-from buckeye_audit.rollouts import rollouts
 
-COMMANDS = {
-    "demo": demo,
-    "env check": env_check,
-    "env report": env_report,
-    "eval": evaluate,
-    "play": play,
-    "rl curve": curve,
-    "rl diagnose": diagnose_run,
-    "rl rollouts": rollouts,
-}
+COMMANDS = {"demo": demo, "env check": env_check, "env report": env_report, "eval": evaluate, "play": play}

@@ -1,0 +1,7 @@
+"""The commands of `rl` that are offered here, by their words. They read more than `buckeye --help` needs."""
+
+from buckeye_audit.curve import curve
+from buckeye_audit.diagnosis.command import diagnose_run
+from buckeye_audit.rollouts import rollouts
+
+COMMANDS = {"rl curve": curve, "rl diagnose": diagnose_run, "rl rollouts": rollouts}
