@@ -17,9 +17,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from buckeye.base.json_lines import printable
 from buckeye.base.keys import home_folder, masked
@@ -151,17 +148,6 @@ def _file() -> Path:
 
 def _once(found: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(found)))
-
-
-def trust(
-    dataset: Annotated[str, typer.Argument(metavar="ORG/NAME", help="A dataset of the Hugging Face hub.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Allow it without a question.")] = False,
-) -> None:
-    """Show the programs, images, addresses and variables that a dataset's tasks use, and allow them."""
-
-    if not is_of_others(dataset):
-        print(f"{dataset} is of this project: nobody has to allow it.", file=sys.stderr)
-    ask_for_trust(dataset, yes=yes)
 
 
 def ask_for_trust(dataset: str, *, yes: bool) -> None:
