@@ -1,4 +1,4 @@
-"""The commands of `buckeye` that are offered here, by their words. What they need is imported when they run."""
+"""The commands of `buckeye` that are offered here, by their words. What they need is imported as they run."""
 
 import sys
 from typing import Annotated
