@@ -9,7 +9,7 @@ from packages.mcp.tests.environment.leaks import assert_none_left
 from packages.mcp.tests.gateway.test_runtimes import FAKE
 from tests.places import ROOT
 from tests.ports import free_port
-from tests.run.test_supervision import child, events, finished, start, trained, wait_for
+from tests.run.test_supervision import child, ended_well, events, start, trained, wait_for
 
 __all__ = ["start"]  # a fixture
 
@@ -63,7 +63,7 @@ def test_a_run_goes_on_without_its_gateway_for_a_while(runner, start, gym):
     wait_for(lambda: len(trained(runner)) >= 2, "the second step")
     first = child(runner, "gateway 0")
     os.kill(first.pid, signal.SIGKILL)
-    finished(running)
+    ended_well(running)
     assert sorted(set(trained(runner))) == list(range(8))
     restarts = [event for event in events(runner) if event["event"] == "restart"]
     assert [event["process"] for event in restarts] == ["gateway 0"]

@@ -16,6 +16,7 @@ from buckeye.monitor.log import SUCCESS
 log = logging.getLogger(__name__)
 
 _READY_POLL_SECONDS = 0.1
+_TELL_SECONDS = 60.0
 _BEAT_SECONDS = 1.0
 _REVIVE_SECONDS = 0.2
 
@@ -186,8 +187,11 @@ class Fleet:
     # --- health ---
 
     async def _wait_ready(self, replica: Replica, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while not await replica.healthy(max(0.1, deadline - time.monotonic())):
+        deadline, tell = time.monotonic() + timeout, time.monotonic() + _TELL_SECONDS
+        while not await replica.healthy(max(0.1, min(tell, deadline) - time.monotonic())):
+            if time.monotonic() >= tell:
+                log.warning("%s does not answer yet: it is waited for, at most %g s", replica.url, timeout)
+                tell = deadline
             if time.monotonic() >= deadline:
                 raise InferenceError(
                     f"{replica.url} did not answer GET /health within {timeout:g} s: "
