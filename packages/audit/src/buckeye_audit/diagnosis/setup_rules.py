@@ -18,6 +18,7 @@ from buckeye_audit.diagnosis.templates import decoded, generation_header
 
 _ENOUGH = 20
 _SAMPLES = 40
+_EARLY = 11  # steps: a policy that is uniform before has not learnt, but been thrown
 
 
 def no_assistant_header(facts: Facts) -> Finding | None:
@@ -229,12 +230,17 @@ def learning_rate_too_high(facts: Facts) -> Finding | None:
     """A step moves the policy far, and it does not earn more afterwards."""
     trained = [step for step in facts.steps if step.value("trainer/entropy") is not None]
     rewards = facts.values("orchestrator/reward/mean")
-    if len(trained) < 3 or len(rewards) < 4:
+    if not trained or len(rewards) < 4:
         return None
     entropy = {step.number: float(step.value("trainer/entropy") or 0.0) for step in trained}
     numbers = list(entropy)
     first = entropy[numbers[0]]
     fallen = next((n for n in numbers[1:6] if entropy[n] < 0.25 * first), None)
+    alike = facts.values("orchestrator/batch/alike")
+    early = (
+        [n for n in list(alike)[1:_EARLY] if alike[n] > 0.9] if min(alike.values(), default=1.0) < 0.1 else []
+    )
+    fallen = min([*early, *([fallen] if fallen is not None else [])], default=None)
     jumps = _jumps(facts)
     listed = list(rewards.values())
     best, last = max(listed), float(np.mean(listed[-3:]))
@@ -244,16 +250,18 @@ def learning_rate_too_high(facts: Facts) -> Finding | None:
     far = [n for n, size in jumps.items() if size > 1.0]
     if gained or not (far or fallen is not None) or first < 0.05:
         return None
-    if not far and last >= listed[0] - error:
+    if not far and not early and last >= listed[0] - error:
         return None
     since = min([*far, *([fallen] if fallen is not None else [])])
     rate = facts.run.setting("trainer.optim.lr")
     size = max(jumps.values(), default=float("nan"))
+    how = f"single updates move a fifth of the tokens by up to {size:.1f} nats"
+    if not far:
+        how = "the rollouts of a task are all the same" if early else "hardly anything is left to chance"
     return facts.finding(
         "learning_rate_too_high",
-        f"From step {since} on single updates move a fifth of the tokens by up to {size:.1f} nats; "
-        "entropy went "
-        f"from {first:.2f} to {entropy[numbers[-1]]:.2f}, the reward from {listed[0]:.2f} to {last:.2f}",
+        f"From step {since} on {how}; entropy went from {first:.2f} to {entropy[numbers[-1]]:.2f}, the "
+        f"reward from {listed[0]:.2f} to {last:.2f}",
         f"the updates are too large (trainer.optim.lr = {rate}), so the policy is thrown about and collapses",
         f"`buckeye rl fork {facts.run.path} --step best` with trainer.optim.lr a tenth of it",
         evidence=[
