@@ -248,6 +248,7 @@ def learning_rate_too_high(facts: Facts) -> Finding | None:
     error = 4 * max(spread) / np.sqrt(max(1.0, _rollouts(facts)))
     gained = last > listed[0] + error and last > best - error
     far = [n for n, size in jumps.items() if size > 1.0]
+    far = far if len(far) > 1 else []  # one may be a step that was taken back
     if gained or not (far or fallen is not None) or first < 0.05:
         return None
     if not far and not early and last >= listed[0] - error:
