@@ -1,4 +1,5 @@
-"""What a private folder costs a rollout, by the size of its files: made, copied into and removed.
+"""What a private folder costs a rollout, by the size of its files: made, copied into and removed; and what it
+costs to look whether rollouts see each other.
 
 python benchmarks/workdir.py [--rollouts 50]
 """
@@ -8,15 +9,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import resource
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from buckeye_mcp.config import GymConfig
+from buckeye_mcp.isolation.plays import compare_plays
 from buckeye_mcp.tasks.task_schema import McpTask
 from buckeye_mcp.workdir.folder import open_workdir
 
+_NOTES = Path(__file__).parents[1] / "packages/mcp/tests/workdir/notes_server.py"
 _CASES = (("no files", 0, 0), ("10 kB in 10 files", 10, 1_000), ("50 MB in 500 files", 500, 100_000))
 
 
@@ -50,6 +55,21 @@ async def measured(files: str | None, rollouts: int) -> list[float]:
     return seconds
 
 
+def notes_task() -> McpTask:
+    """A task on the small server of the tests, which keeps its notes in its folder."""
+    server = {"command": sys.executable, "args": [str(_NOTES)]}
+    given = {"id": "one", "prompt": "Note.", "mcp_config": {"notes": server}}
+    return McpTask.model_validate({**given, "evaluate_tool": {"name": "evaluate"}})
+
+
+def notes_config() -> GymConfig:
+    """Two tools of it: one writes, one reads."""
+    add = {"_tool": "add", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}}
+    return GymConfig.model_validate(
+        {"system_prompt": "Call tools.", "action_mappings": {"add": add, "notes": {"_tool": "notes"}}}
+    )
+
+
 def main() -> None:
     """Print a row for each size."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -63,6 +83,11 @@ def main() -> None:
             cpu = (time.process_time() - began) / (rollouts + 1)
         median, most = statistics.median(seconds) * 1000, max(seconds) * 1000
         print(f"{name}: median {median:.2f} ms, most {most:.2f} ms, {cpu * 1000:.2f} ms of a core")
+    began = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = asyncio.run(compare_plays([notes_task()], notes_config(), 120.0))
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
+    print(f"isolation: {found}; servers took {cpu:.2f} s of a core")
 
 
 if __name__ == "__main__":

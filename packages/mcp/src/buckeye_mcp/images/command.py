@@ -14,7 +14,7 @@ from buckeye.cli.terminal import confirm, status_line
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
-    from buckeye_mcp.tasks.lock import ToolEntry
+    pass
 
 _FOLDER = typer.Argument(metavar="DIR", help="The environment's folder.")
 _JSON = typer.Option("--json", help="Print one JSON object.")
@@ -37,6 +37,7 @@ def env_build(
 ) -> None:
     """Build the image of a folder, start it once, and note its tools in buckeye.lock.yaml."""
     from buckeye.base.process import die_with_parent
+    from buckeye.cli.env_args import print_table
     from buckeye_mcp.images.of_environment import build_environment
     from buckeye_mcp.sandbox.build import BUILDERS
 
@@ -57,7 +58,9 @@ def env_build(
     elif not quiet:
         digest = f" ({built.digest[:19]})" if built.digest else ""
         typer.echo(f"{built.image}{digest}: {len(built.tools)} tools, starts in {built.start_seconds:g} s")
-        _print_tools(built.tools)
+        print_table(
+            ("tool", "what it does"), [(tool.name, _first_line(tool.description)) for tool in built.tools]
+        )
         typer.echo(f"{built.lock_file}: written")
         where = "" if folder == Path() else f" {folder}"
         typer.echo(f"Next: buckeye rl init {folder}   or to share it: buckeye env push{where} --image IMAGE")
@@ -83,12 +86,6 @@ def env_push(
         typer.echo(json.dumps({"image": target, "digest": digest or None}))
     elif not quiet:
         typer.echo(f"{target}: pushed" + (f", {digest}" if digest else ""))
-
-
-def _print_tools(tools: Sequence[ToolEntry]) -> None:
-    from buckeye.cli.env_args import print_table
-
-    print_table(("tool", "what it does"), [(tool.name, _first_line(tool.description)) for tool in tools])
 
 
 def _first_line(text: str) -> str:

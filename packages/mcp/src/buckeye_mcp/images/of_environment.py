@@ -62,7 +62,7 @@ def build_environment(folder: Path, tag: str | None, builder: str, progress: Pro
         "version": VERSION,
         "image": image,
         "digest": digest or None,
-        "tools": [_entry(tool) for tool in tools],
+        "tools": [tool.model_dump(exclude_defaults=True) for tool in tools],
         "start_seconds": round(seconds, 2),
         "built_at": _now(),
     }
@@ -98,11 +98,6 @@ def _image(text: str) -> ImageName:
     if name is None or name.digest:
         raise UsageError(f"{text!r} is not the name of an image. Write it as my-org/my-env:latest")
     return name
-
-
-def _entry(tool: ToolEntry) -> dict[str, object]:
-    """The tool as the lock file writes it: what it does not announce is left out."""
-    return tool.model_dump(exclude_defaults=True)
 
 
 def _now() -> str:

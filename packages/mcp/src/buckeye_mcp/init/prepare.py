@@ -22,7 +22,7 @@ from buckeye_mcp.init.scripted_rollout import Proof, prove
 from buckeye_mcp.init.source import Source, find_source, of_server, of_tasks, with_others
 from buckeye_mcp.init.texts import proof_object, trials_text
 from buckeye_mcp.init.tool_choice import chosen_tools
-from buckeye_mcp.init.trial import live_tools, with_copies
+from buckeye_mcp.init.trial import timed_tools, with_copies
 from buckeye_mcp.sandbox.build import build_image
 from buckeye_mcp.tasks.dataset import is_dataset, read_splits
 from buckeye_mcp.tasks.lock import Lock, ToolEntry
@@ -100,7 +100,7 @@ def tools_of(source: Source) -> list[ToolEntry]:
         return list(source.tools)
     seconds = DefaultsConfig().setup_timeout
     with status_line(f"waiting for {source.shown} to start and tell its tools, at most {seconds:g} s"):
-        return asyncio.run(live_tools(source, seconds))
+        return asyncio.run(timed_tools(source, seconds))[0]
 
 
 def _generated(

@@ -193,17 +193,14 @@ def _action(tool: ToolEntry, taken: Collection[str]) -> PlannedAction:
         tool=tool,
         parameters=tuple(parameters),
         dropped=tuple(name for name in ordered if not name or name.startswith("_")),
-        known=tool.input_schema is not None and ("properties" in tool.input_schema or _is_closed(tool)),
+        known=tool.input_schema is not None
+        and ("properties" in tool.input_schema or tool.input_schema.get("additionalProperties") is False),
     )
 
 
 def _required(tool: ToolEntry) -> list[str]:
     required = (tool.input_schema or {}).get("required")
     return [str(name) for name in required] if isinstance(required, list) else []
-
-
-def _is_closed(tool: ToolEntry) -> bool:
-    return (tool.input_schema or {}).get("additionalProperties") is False
 
 
 def _spelled(name: str, pattern: re.Pattern[str]) -> str:

@@ -79,15 +79,10 @@ def kept_apart(server: Server) -> Server:
     return StdioServer(command=argv[0], args=list(argv[1:]), env=env)
 
 
-async def live_tools(source: Source, seconds: float) -> list[ToolEntry]:
-    """What the environment announces. `seconds` is what its start may take. Raises McpFault, or what its
-    runtime does."""
-    return (await timed_tools(source, seconds))[0]
-
-
 async def timed_tools(source: Source, seconds: float) -> tuple[list[ToolEntry], float]:
-    """What the environment announces, and how many seconds it took to start and announce it; fetching and
-    unpacking an image are not counted. Raises as `live_tools`."""
+    """What the environment announces, and how many seconds it took to start and announce it, of the `seconds`
+    that its start may take; fetching and unpacking an image are not counted. Raises McpFault, or what its
+    runtime does."""
     from buckeye_mcp.client.session import Deadlines
     from buckeye_mcp.client.sessions_of_rollout import open_sessions
 
