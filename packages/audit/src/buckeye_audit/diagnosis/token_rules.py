@@ -211,12 +211,15 @@ def weights_do_not_arrive(facts: Facts) -> Finding | None:
             confidence="likely",
             **figures,
         )
-    if high < 0.9 or low > 1.1:
-        lora = facts.run.setting("trainer.model.experimental.lora") is not None
+    lora = facts.run.setting("trainer.model.experimental.lora") is not None
+    if high < 0.9 or low > 1.1 or (lora and exact_high < 0.5):
         return facts.finding(
             "adapter_scale" if lora else "weights_arrive_changed",
-            f"What the sampler learns of an update is {low:.2f} to {high:.2f} times what was trained",
-            "the engine applies the adapter with another scale than the trainer (alpha / rank)"
+            "An update moves the sampler's log-probs otherwise than the trainer's, "
+            f"{rms(sampler) / rms(trainer):.2f} times as far",
+            "the engine applies the adapter otherwise than the trainer: with another scale (alpha / "
+            "rank), or to "
+            "other modules"
             if lora
             else "the weights that the engines have are not those that were trained",
             "compare alpha and rank in adapter_config.json with trainer.model.experimental.lora"
