@@ -171,10 +171,11 @@ def test_a_store_is_all_that_outlives_a_run_which_is_killed_in_an_upload(
         env |= {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-tests"}
         words = (moto(), "-H", hosts[0].address, "-p", 5000)
         hosts[0].start(*words, out=tmp_path / "moto.log", env=env, cwd=tmp_path)
-        put = hosts[0].argv(sys.executable, "-c", f"import httpx; httpx.put('{url}/b').raise_for_status()")
+        make = f"import httpx; httpx.put('{url}/bucket').raise_for_status()"
+        put = hosts[0].argv(sys.executable, "-c", make)
         wait_until(lambda: subprocess.run(put, capture_output=True).returncode == 0, 120, "a bucket")
         with ray_cluster(tmp_path / "ray", hosts, env) as cluster:
-            store = ("--ckpt.store", "s3://b/x", "--ckpt.keep", "1")
+            store = ("--ckpt.store", "s3://bucket/x", "--ckpt.keep", "1")
             faulty = replace(cluster, env={**env, FAULTS: "store.upload=kill@20", DONE: str(marks)})
             running, log = start(project, faulty, "apart_store", *store)
             assert running.wait(SECONDS) == -9, log.read_text()
