@@ -64,6 +64,7 @@ USES = {
     "rl rollouts RUN": None,
     "rl curve RUN": None,
     "rl replay RUN --step 1 --json": "train",
+    "rl diagnose RUN": "train",
     "rl status RUN": None,
     "rl logs RUN": None,
     "rl events RUN": None,
@@ -104,6 +105,7 @@ USES = {
     "hf tasks.json --name org/tasks --yes": "hub",
     "chat MODEL hello": "train",
     "demo": "train",
+    "workers --port PORT": None,
     "node --head 127.0.0.1:9 --key-file key --patience 1": None,
 }
 """Commands that do something, and the extra that each needs."""

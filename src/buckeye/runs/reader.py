@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,7 +23,9 @@ from buckeye.run_files.known_runs import find_run
 from buckeye.run_files.record import read_events
 from buckeye.runs.frames import Frame, frame, index_frame
 from buckeye.runs.index import open_index
-from buckeye.runs.trained import TrainedStep, read_step
+
+if TYPE_CHECKING:
+    from buckeye.runs.trained import TrainedStep
 
 _OF_A_RUN = ("metrics.jsonl", "events.jsonl", "run.json", "status.json", "rollouts", "trained")
 
@@ -113,6 +115,8 @@ class Run:
 
     def trained(self, step: int) -> TrainedStep | None:
         """The batch of a step and what was made of it; None if it was not kept, or is damaged."""
+        from buckeye.runs.trained import read_step  # needs numpy, which commands that read no tokens do not
+
         try:
             return read_step(self.path, step, self.query(_SEGMENTS, step))
         except TransportError as error:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.envs.stdlib_only.outcomes import OutcomeError, checked_outcome, failure, shortened
+from buckeye.envs.stdlib_only.outcomes import OutcomeError, checked_outcome, described, failure, shortened
 from buckeye_adapters import worker_side
 
 ANYTHING = st.recursive(
@@ -49,6 +49,10 @@ def test_a_long_message_says_how_long_it_was():
     assert shortened("x" * 4000) == "x" * 4000
     assert shortened("x" * 4001) == "x" * 4000 + "... (4001 characters in all)"
     assert len(failure("step", "E" * 999, "x" * 10**6)["type"]) == 200
+
+
+def test_a_frame_between_two_lines_has_none():
+    assert described("made.py", None, "rollout") == "made.py:? in rollout: "
 
 
 def test_what_runs_in_the_environment_is_python_3_10_and_imports_nothing_of_buckeye():

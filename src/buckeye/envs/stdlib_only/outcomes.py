@@ -165,10 +165,10 @@ def frames_of(error: BaseException, *ours: str) -> list[str]:
     return [described(*place) for place in (theirs or places)[-MAX_FRAMES:]]
 
 
-def described(file: str, line: int, function: str) -> str:
-    """One frame, shortened if it is very long."""
-    code = linecache.getline(file, line).strip()
-    return f"{file}:{line} in {function}: {code}"[:_MAX_FRAME]
+def described(file: str, line: int | None, function: str) -> str:
+    """One frame, shortened if it is very long. Between two lines a frame has none."""
+    code = linecache.getline(file, line or 0).strip()
+    return f"{file}:{line or '?'} in {function}: {code}"[:_MAX_FRAME]
 
 
 def place_of(frames: Sequence[str]) -> str:
