@@ -105,7 +105,7 @@ USES = {
     "hf tasks.json --name org/tasks --yes": "hub",
     "chat MODEL hello": "train",
     "demo": "train",
-    "workers --port PORT": None,
+    "workers --port PORT": "mcp",
     "node --head 127.0.0.1:9 --key-file key --patience 1": None,
 }
 """Commands that do something, and the extra that each needs."""

@@ -69,7 +69,7 @@ _OFTEN = {
 _COMMANDS = {
     "init": "Write the configuration of an MCP environment.",
     "doctor": "Would it work here? Memory, versions, disk, model.",
-    "list, status, logs, events": "See runs.",
+    "list, status, logs, events, diagnose": "See runs, and why they do not learn.",
     "rollouts, curve, replay": "See what one played; its reward; a step again.",
     "attach, stop, resume, fork": "Steer one, or go on from a checkpoint.",
     "clean, scale, pods": "Free disk; more engines; rented machines.",
