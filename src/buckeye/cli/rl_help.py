@@ -69,10 +69,10 @@ _OFTEN = {
 _COMMANDS = {
     "init": "Write the configuration of an MCP environment.",
     "doctor": "Would it work here? Memory, versions, disk, model.",
-    "list, status, logs, events, diagnose": "See runs, and why they do not learn.",
-    "rollouts, curve, replay": "See what one played; its reward; a step again.",
+    "list, status, logs, events": "See runs.",
+    "rollouts, curve, diagnose": "What one played; its reward; why none is learnt.",
     "attach, stop, resume, fork": "Steer one, or go on from a checkpoint.",
-    "clean, scale, pods": "Free disk; more engines; rented machines.",
+    "clean, scale, replay, pods": "Free disk; more engines; a step again; machines.",
     "export, schema": "Files for SkyPilot, Kubernetes, editors.",
 }
 
