@@ -31,10 +31,7 @@ _ISOLATION_SECONDS = 20.0
 
 
 def load_environment(
-    taskset: str,
-    config_path: str,
-    eval_taskset: str | None = None,
-    num_tasks: int | None = None,
+    taskset: str, config_path: str, eval_taskset: str | None = None, num_tasks: int | None = None
 ) -> McpEnvironment:
     """The environment of the tasks in `taskset`, a JSON file, the folder of a dataset or its name on the
     Hugging Face hub, and the configuration at `config_path`.

@@ -88,11 +88,7 @@ def _module(
     module = words[1]
     own = (module.partition(".")[0],)
     command = PythonCommand(
-        interpreter=interpreter,
-        flags=flags,
-        target=("module", module),
-        own=own,
-        variables=variables,
+        interpreter=interpreter, flags=flags, target=("module", module), own=own, variables=variables
     )
     return command, tuple(words[2:])
 
@@ -128,11 +124,7 @@ def _script(path: Path, variables: tuple[tuple[str, str], ...]) -> PythonCommand
     if rest:
         return None
     return PythonCommand(
-        interpreter=words[0],
-        flags=flags,
-        target=("file", str(path)),
-        own=_imports(tree),
-        variables=variables,
+        interpreter=words[0], flags=flags, target=("file", str(path)), own=_imports(tree), variables=variables
     )
 
 

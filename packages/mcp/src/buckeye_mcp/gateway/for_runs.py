@@ -228,11 +228,7 @@ def _check_key(url: str, server: HttpServer, known: Mapping[str, str]) -> None:
 
 @contextmanager
 def ensure_gateway(
-    urls: Iterable[str],
-    log_file: Path,
-    *,
-    words: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
+    urls: Iterable[str], log_file: Path, *, words: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> Iterator[list[int]]:
     """Have something listen on every address of this machine among `urls` (those of the tasks' servers).
 

@@ -12,12 +12,7 @@ from typing import Any
 _MOST_ROWS = 1_000
 _LONGEST_VALUE = 16 * 2**20
 _SECONDS = 5.0
-_READING = {
-    sqlite3.SQLITE_SELECT,
-    sqlite3.SQLITE_READ,
-    sqlite3.SQLITE_FUNCTION,
-    sqlite3.SQLITE_RECURSIVE,
-}
+_READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _QUERY = re.compile(r"\s*(select|with|values)\b", re.I)
 _DEPENDS = ("no such table", "no such column", "no such function", "bindings")
 

@@ -194,12 +194,7 @@ def _first_task(prompt: str, config: GymConfig) -> dict[str, Any]:
     else:
         servers = {config.job.name or "environment": server or {"command": "", "args": []}}
     tool = next((action.tool for action in config.actions.values() if action.tool is not None), "evaluate")
-    return {
-        "id": "task-001",
-        "prompt": prompt,
-        "mcp_config": servers,
-        "grade": [{"calls": {"tool": tool}}],
-    }
+    return {"id": "task-001", "prompt": prompt, "mcp_config": servers, "grade": [{"calls": {"tool": tool}}]}
 
 
 def _lacks_servers(path: Path) -> bool:

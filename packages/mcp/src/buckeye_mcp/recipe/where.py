@@ -146,10 +146,7 @@ def plan_gpus(gpus: Gpus, parameters: int) -> GpuLayout:
         sample = (gpus.count - train) // tp * tp
         if sample > 0:
             return GpuLayout(
-                inference=tuple(range(sample)),
-                trainer=tuple(range(sample, gpus.count)),
-                tp=tp,
-                lora=lora,
+                inference=tuple(range(sample)), trainer=tuple(range(sample, gpus.count)), tp=tp, lora=lora
             )
     raise UsageError(_too_large(parameters, gpus, tp))
 

@@ -67,12 +67,7 @@ def walls() -> Walls:
 
 
 def confined(
-    argv: Sequence[str],
-    *,
-    limits: Limits,
-    walls: Walls,
-    cwd: Path | None = None,
-    root: Root | None = None,
+    argv: Sequence[str], *, limits: Limits, walls: Walls, cwd: Path | None = None, root: Root | None = None
 ) -> tuple[str, ...]:
     """The command line that runs `argv` behind `walls`: with its own root, or in `cwd`."""
     return confined_by(confinement(limits=limits, walls=walls, cwd=cwd, root=root), argv)

@@ -32,10 +32,7 @@ _VARIABLE = re.compile(r"\$[A-Za-z_{]")
 def gateway_config(lock: Lock) -> dict[str, Any]:
     """How a task reaches the environment of a lock file: through `buckeye gateway` on this machine. The key
     may be unset, as it may be for the gateway."""
-    headers = {
-        "Authorization": "Bearer ${BUCKEYE_API_KEY:-none}",
-        "Mcp-Image": lock.image_name.tagged,
-    }
+    headers = {"Authorization": "Bearer ${BUCKEYE_API_KEY:-none}", "Mcp-Image": lock.image_name.tagged}
     return {"buckeye": {"url": _GATEWAY, "headers": headers}}
 
 
