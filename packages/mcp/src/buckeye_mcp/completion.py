@@ -55,22 +55,15 @@ async def completion(task: McpTask, config: GymConfig, stage: Stage, played: Pla
         verdicts.append((grader.name, grader.weight, verdict))
     total = sum(weight for _, weight, _ in verdicts)
     score = sum(weight * verdict.score for _, weight, verdict in verdicts) / total if verdicts else 0.0
+    if not graders and not failed:
+        return Completion(score=score, components=numbers, explanations={})
+    numbers["graders_failed"] = float(failed)
     if not graders:
-        return Completion(
-            score=score,
-            components=numbers | ({"graders_failed": float(failed)} if failed else {}),
-            explanations={name: verdict.said for name, _, verdict in verdicts if failed},
-        )
+        return Completion(score=score, components=numbers, explanations={_EVALUATE: verdict.said})
     of_each = {f"grade/{name}": verdict for name, _, verdict in verdicts}
-    return Completion(
-        score=score,
-        components={
-            **numbers,
-            **{name: verdict.score for name, verdict in of_each.items()},
-            "graders_failed": float(failed),
-        },
-        explanations={name: verdict.said for name, verdict in of_each.items()},
-    )
+    said = {name: verdict.said for name, verdict in of_each.items()}
+    scores = {name: verdict.score for name, verdict in of_each.items()}
+    return Completion(score=score, components=numbers | scores, explanations=said)
 
 
 async def _evaluated(task: McpTask, config: GymConfig, sessions: Sessions) -> tuple[float, dict[str, float]]:

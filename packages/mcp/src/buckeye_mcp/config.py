@@ -69,9 +69,8 @@ class WeightsConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _check_weights(self) -> Self:
-        if self.task_completion + self.tool_execution + self.format_compliance <= 0:
-            fields = ("task_completion", "tool_execution", "format_compliance")
-            raise conflict("one of the weights must be above 0", *fields)
+        if sum(dict(self).values()) <= 0:
+            raise conflict("one of the weights must be above 0", *dict(self))
         return self
 
 
@@ -164,9 +163,7 @@ def load_gym_config(path: Path) -> GymConfig:
     problems += [_problem(_GRADE, one, settings) for one in unfit]
     if config is None or problems:
         whole = Place(str(path), Layer.FILE)
-        raise ConfigError(
-            report(problem if problem.place else replace(problem, place=whole) for problem in problems)
-        )
+        raise ConfigError(report(one if one.place else replace(one, place=whole) for one in problems))
     config = config.model_copy(update={_GRADE: as_written(graders)}) if graders else config
     return beside(config, path)
 

@@ -50,9 +50,11 @@ def load_environment(
                 f"eval_taskset is given, and {held_out[0].id!r} in {taskset} has the split eval too: "
                 "have one of them"
             )
-        splits[EVAL] = [task for tasks in read_taskset(eval_taskset) for task in tasks]
+        splits[EVAL] = [task for each in read_taskset(eval_taskset) for task in each]
     if num_tasks is not None:
-        splits[TRAIN] = _first(splits[TRAIN], num_tasks, taskset)
+        if not 1 <= num_tasks <= len(tasks):
+            raise UsageError(f"num_tasks is {num_tasks}, and {taskset} has {len(tasks)} tasks to train on")
+        splits[TRAIN] = tasks[:num_tasks]
     check_graded((task for tasks in splits.values() for task in tasks), config)
     return McpEnvironment(config, {name: tasks for name, tasks in splits.items() if tasks})
 
@@ -128,12 +130,8 @@ class McpEnvironment:
         """Warn of calls that break a server, at the first time and at each power of ten."""
         self._lost[lost] += 1
         if (count := self._lost[lost]) in _POWERS_OF_TEN:
-            log.warning(
-                "%s: a call of the model broke its server, in %d rollouts until now: %s",
-                self.name,
-                count,
-                lost,
-            )
+            said = "%s: a call of the model broke its server, in %d rollouts until now: %s"
+            log.warning(said, self.name, count, lost)
 
     async def isolation(self, seconds: float) -> Isolation:
         """Whether rollouts see each other: some tasks are played alone and side by side."""
@@ -204,9 +202,3 @@ def _tell_left_behind(config: GymConfig, tasks: Iterable[McpTask]) -> None:
             task_id,
             path,
         )
-
-
-def _first(tasks: list[McpTask], count: int, taskset: str) -> list[McpTask]:
-    if not 1 <= count <= len(tasks):
-        raise UsageError(f"num_tasks is {count}, and {taskset} has {len(tasks)} tasks to train on")
-    return tasks[:count]

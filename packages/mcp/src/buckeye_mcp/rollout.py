@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
 from buckeye.envs.base import ROLLOUT_ENDS, Message, Outcome, Policy, Reply, TextCaller, Tool
@@ -63,7 +64,7 @@ async def play(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
     parts = {
         "task_completion": done.score,
         "tool_execution": counts.successes / counts.attempts if counts.attempts else 0.0,
-        "format_compliance": _mean(counts.format_scores),
+        "format_compliance": fmean(counts.format_scores) if counts.format_scores else 0.0,
     }
     return Outcome(
         reward=score(parts, config.rubric.weights),
@@ -84,11 +85,8 @@ class _Conversation:
     """The turns of one rollout."""
 
     def __init__(self, task: McpTask, config: GymConfig, policy: Policy, stage: Stage) -> None:
-        self._task = task
-        self._config = config
-        self._policy = policy
-        self._stage = stage
-        self._sessions = stage.sessions
+        self._task, self._config, self._policy = task, config, policy
+        self._stage, self._sessions = stage, stage.sessions
         self._reply_is_graded = any(grader.reply for grader in graders_of(task, config))
         self._native = config.parser.format == "tools"
         offered = offered_tools(config, stage.sessions.tools)
@@ -143,11 +141,10 @@ class _Conversation:
 
     def _parsed(self, reply: Reply) -> ParsedReply:
         parser, actions = self._config.parser, self._config.actions
-        parsed = (
-            parse_tool_calls(reply.message, parser, actions)
-            if self._native
-            else parse_reply(reply.text, parser, actions)
-        )
+        if self._native:
+            parsed = parse_tool_calls(reply.message, parser, actions)
+        else:
+            parsed = parse_reply(reply.text, parser, actions)
         if reply.text or reply.finish_reason == "stop":
             answers = parsed.is_answer and self._may_answer
             self.counts.format_scores.append(parsed.answer_score if answers else parsed.format_score)
@@ -225,10 +222,6 @@ def _native_answers(
         }
         for call in reply.message["tool_calls"]
     ]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def _counted(counts: _Counts) -> dict[str, float]:

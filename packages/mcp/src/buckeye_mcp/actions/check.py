@@ -105,15 +105,14 @@ class SeveralArguments(BaseConfig):
 
 
 def _one_kind(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        kinds = [kind for kind in _KINDS if kind in value]
-        if not kinds:
-            near = did_you_mean([name for key in value for name in closest(key, _KINDS, count=1)][:1])
-            raise conflict(
-                f"expected static, from_arg or from_args; for an object write static: {{...}}.{near}"
-            )
-        if len(kinds) > 1:
-            raise conflict(f"it has {' and '.join(kinds)}; keep one")
+    if not isinstance(value, Mapping):
+        return value
+    kinds = [kind for kind in _KINDS if kind in value]
+    if not kinds:
+        near = did_you_mean([name for key in value for name in closest(key, _KINDS, count=1)][:1])
+        raise conflict(f"expected static, from_arg or from_args; for an object write static: {{...}}.{near}")
+    if len(kinds) > 1:
+        raise conflict(f"it has {' and '.join(kinds)}; keep one")
     return value
 
 

@@ -252,9 +252,7 @@ class _Evaluation:
     def text(self, value: Any) -> str:
         """A value as a text, charged beforehand."""
         self.charge(size_of(value))
-        text = str(value)
-        self.made(text)
-        return text
+        return self.made(str(value))
 
     def binary(self, node: ast.BinOp, names: Mapping[str, Any]) -> Any:
         left, right = self.value(node.left, names), self.value(node.right, names)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from buckeye.config.problems import closest, did_you_mean
 from buckeye_mcp.actions.expressions import Transform
 from buckeye_mcp.actions.literals import short
 from buckeye_mcp.actions.operations import ExpressionError
@@ -90,11 +90,8 @@ def bind(
     if action is None:
         raise ActionError(f"there is no {short(call.name)}. There are: {', '.join(actions)}.")
     given = _given(call, action)
-    arguments = {}
-    for name, source in action.sources.items():
-        found = _value(source, given, action)
-        if found:
-            arguments[name] = found[0]
+    found = {name: _value(source, given, action) for name, source in action.sources.items()}
+    arguments = {name: values[0] for name, values in found.items() if values}
     required = schemas.get(action.tool or "", {}).get("required") or ()
     missing = [name for name in required if name not in arguments]
     if missing:
@@ -114,8 +111,7 @@ def _given(call: ParsedCall, action: Action) -> dict[str, Any]:
         if name in given:
             raise ActionError(f"{action.name} was given {short(name)} twice. {_usage(action)}")
         if name not in action.parameters:
-            close = difflib.get_close_matches(name[:100], action.parameters, 1)
-            meant = f" Did you mean {close[0]}?" if close else ""
+            meant = did_you_mean(closest(name[:100], action.parameters, count=1))
             raise ActionError(f"{action.name} has no argument {short(name)}.{meant} {_usage(action)}")
         given[name] = value
     return given

@@ -139,19 +139,11 @@ def _round(value: Any, digits: int = 0) -> Any:
     return round(value, digits) if digits else round(value)
 
 
+_BUILT_IN: Final[tuple[Any, ...]] = (int, float, str, bool, list, len, abs, min, max, sorted)
 FUNCTIONS: Final[Mapping[str, Function]] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": bool,
-    "list": list,
-    "len": len,
-    "abs": abs,
-    "min": min,
-    "max": max,
+    **{function.__name__: function for function in _BUILT_IN},
     "round": _round,
     "sum": lambda values: sum(values),
-    "sorted": sorted,
 }
 
 

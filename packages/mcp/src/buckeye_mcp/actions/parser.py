@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from buckeye.config.problems import closest, did_you_mean
 from buckeye.config.source import load_json
 from buckeye_mcp.actions.literals import MAX_DEPTH, LiteralError, read_call, short
 
@@ -53,11 +53,8 @@ class ParseProblem:
     call_id: str | None = None
 
     def __str__(self) -> str:
-        return (
-            self.message
-            if self.position is None
-            else f"line {self.line}, column {self.column}: {self.message}"
-        )
+        where = "" if self.position is None else f"line {self.line}, column {self.column}: "
+        return where + self.message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,9 +110,8 @@ def parse_reply(text: str, parser: ParserConfig, actions: Collection[str]) -> Pa
     tags = [part for part in parts if isinstance(part, _Tag)]
     thoughts = [part for part in parts if isinstance(part, _Thought)]
     problems = [_problem(text, tag.message, tag.position) for tag in tags if tag.call is None]
-    problems += [
-        _problem(text, "<think> is not closed by </think>", t.start) for t in thoughts if not t.closed
-    ]
+    unclosed = [thought.start for thought in thoughts if not thought.closed]
+    problems += [_problem(text, "<think> is not closed by </think>", start) for start in unclosed]
     if not tags:
         problems.append(_problem(text, f"no call; write {_OPEN}name(...){_CLOSE}", len(text)))
     calls, surplus = _chosen([tag.call for tag in tags], parser)
@@ -234,8 +230,7 @@ def _skip_blank(text: str, position: int) -> int:
 
 
 def _unknown(name: str, actions: Collection[str]) -> str:
-    close = difflib.get_close_matches(name[:_LONGEST_NAME], actions, 1)
-    meant = f" Did you mean {close[0]}?" if close else ""
+    meant = did_you_mean(closest(name[:_LONGEST_NAME], actions, count=1))
     return f"there is no {short(name)}. There are: {', '.join(actions)}.{meant}"
 
 
@@ -282,13 +277,8 @@ def _weighted(parser: ParserConfig, shape: float, share: float) -> float:
 
 
 def _problem(text: str, message: str, position: int) -> ParseProblem:
-    before = text[:position]
-    return ParseProblem(
-        message=message,
-        position=position,
-        line=before.count("\n") + 1,
-        column=position - (before.rfind("\n") + 1) + 1,
-    )
+    line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
+    return ParseProblem(message=message, position=position, line=line, column=column)
 
 
 def _native(one: Mapping[str, Any], actions: Collection[str]) -> ParsedCall | ParseProblem:

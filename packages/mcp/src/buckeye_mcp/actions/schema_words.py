@@ -144,9 +144,8 @@ def _resolved(schema: Any, root: Schema) -> Schema:
             return schema
         found: Any = root
         for part in reference[2:].split("/"):
-            found = (
-                found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else {}
-            )
+            key = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(key) if isinstance(found, Mapping) else {}
         schema = {**found, **{key: schema[key] for key in schema if key != "$ref"}} if found else {}
     return {}
 

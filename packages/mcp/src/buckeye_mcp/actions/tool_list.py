@@ -41,11 +41,8 @@ def _parameters(action: Action, schema: Mapping[str, Any]) -> dict[str, Any]:
     for argument, source in action.sources.items():
         if isinstance(source, FromArg) and source.transform is None:
             properties[source.name] = dict(known.get(argument) or {})
-        if isinstance(source, FromArg) and source.default:
-            continue
-        if isinstance(source, FromArgs) and source.defaults:
-            continue
-        if argument in needed_by_tool:
+        default = source.default if isinstance(source, FromArg) else None
+        if argument in needed_by_tool and not (default or (isinstance(source, FromArgs) and source.defaults)):
             required += source.names
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     return {

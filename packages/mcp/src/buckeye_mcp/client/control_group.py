@@ -43,10 +43,8 @@ def _above() -> Path | None:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
         root = next(Path(mount[1]) for mount in mounts if mount[2] == "cgroup2")
-        own = next(
-            line[4:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line[:3] == "0::"
-        )
-        above = root / own
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
+        above = root / next(line[4:] for line in groups if line.startswith("0::"))
         for left in above.glob(f"{_NAME}*"):
             if not Path("/proc", left.name.removeprefix(_NAME).partition("-")[0]).exists():
                 end_group(left)
@@ -55,10 +53,6 @@ def _above() -> Path | None:
 
 
 def _remove(group: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError):  # something in it still ends
         group.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:  # something in it still ends
-        return False
-    return True
+    return not group.exists()

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -35,11 +35,15 @@ async def at_a_gateway(server: HttpServer) -> HttpServer:
         if await answers(place):
             chosen = place
             break
-    headers = dict(server.headers)
-    if not any(name.lower() == "authorization" for name in headers) and (own := key(API_KEY_VARIABLE)):
-        headers["Authorization"] = f"Bearer {own}"
     url = parts._replace(netloc=urlsplit(chosen).netloc).geturl()
+    headers = with_key(server.headers, key(API_KEY_VARIABLE))
     return server.model_copy(update={"url": url, "headers": headers})
+
+
+def with_key(headers: Mapping[str, str], own: str) -> dict[str, str]:
+    """The headers; where they name no key, with `own`, if that is one."""
+    named = any(name.lower() == "authorization" for name in headers)
+    return {**headers, **({"Authorization": f"Bearer {own}"} if own and not named else {})}
 
 
 async def is_lost(server: HttpServer) -> bool:

@@ -78,18 +78,14 @@ class ServerProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        self._process = process
-        self._name = name
-        self._release = release
-        self._listener = listener
-        self._mark = mark
+        self._process, self._name, self._release = process, name, release
+        self._listener, self._mark = listener, mark
         GUARD.watch(process.pid)
         self._group = group_of(process.pid)
         self._stdin, self._stdout = process.stdin, process.stdout
         self._buffer = bytearray()
         self._unasked = self._unasked_garbage = 0
-        self._stderr_tail = b""
-        self._garbage = b""
+        self._stderr_tail = self._garbage = b""
         self.garbage_lines = 0
         self.fault: McpFault | None = None
         self._stderr = asyncio.create_task(self._keep_stderr(process.stderr))

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import shutil
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from buckeye_mcp.client.errors import (
     ToolsChanged,
     ToolTimeout,
 )
+from buckeye_mcp.client.placed import with_key
 from buckeye_mcp.client.server_process import ServerProcess
 from buckeye_mcp.client.unreachable import BoundedTransport, shown_address, until_it_listens, why_unreachable
 from buckeye_mcp.fork_server.program import Program
@@ -98,17 +100,13 @@ class Session:
     def __init__(
         self, name: str, server: Server, deadlines: Deadlines, secrets: Sequence[str], *, preload: bool
     ) -> None:
-        self.name = name
-        self._preload = preload
+        self.name, self._server, self._preload = name, server, preload
         self.tools: Mapping[str, ToolInfo] = {}
-        self._server = server
-        self._deadlines = deadlines
-        self._secrets = secrets
+        self._deadlines, self._secrets = deadlines, secrets
         self._client: Client | None = None
         self._process: ServerProcess | None = None
         self._http: BoundedTransport | None = None
-        self._changed = False
-        self._is_lost = False
+        self._changed = self._is_lost = False
         self._grace = _SHORT_GRACE
         self._over = asyncio.Event()
 
@@ -147,7 +145,7 @@ class Session:
             text=without_secrets(text, self._secrets) if result.is_error else text,
             structured=result.structured_content,
             is_error=result.is_error,
-            dropped=_dropped(result),
+            dropped=Counter(one.type for one in result.content if not isinstance(one, types.TextContent)),
         )
 
     async def _refused(self, tool: str, error: MCPError, seconds: float) -> CallResult:
@@ -166,9 +164,8 @@ class Session:
     def _failure(self, error: MCPError, doing: str) -> McpFault:
         if error.code == types.CONNECTION_CLOSED or "Session terminated" in error.message:
             return self._lost()
-        return self._broken_limit() or BadAnswer(
-            self._message(f"{doing} failed: {error.message} (code {error.code})")
-        )
+        said = self._message(f"{doing} failed: {error.message} (code {error.code})")
+        return self._broken_limit() or BadAnswer(said)
 
     def _lost(self) -> McpFault:
         self._is_lost = True
@@ -180,12 +177,10 @@ class Session:
         return self._process.fault if self._process is not None else None
 
     def _message(self, what: str) -> str:
-        words = self._process.last_words() if self._process is not None else ""
-        if self._http is not None:
-            words = self._http.last_words()
-        return without_secrets(
-            f"server {self.name!r}: {what}" + (f"; {words}" if words else ""), self._secrets
-        )
+        speaks = self._http or self._process
+        words = speaks.last_words() if speaks is not None else ""
+        said = f"server {self.name!r}: {what}" + (f"; {words}" if words else "")
+        return without_secrets(said, self._secrets)
 
     def end_with(self, fault: McpFault) -> None:
         """End the session's process, if it has one; what is asked of it, now and later, raises the fault."""
@@ -269,19 +264,17 @@ class Session:
             await until_it_listens(server.url, self._deadlines.listen)
             self._http = BoundedTransport(server.url)
             timeout = httpx2.Timeout(30.0, read=None)  # calls have a deadline of their own
-            async with httpx2.AsyncClient(
-                transport=self._http, headers=_with_key(server), timeout=timeout
-            ) as http_client:
-                yield streamable_http_client(server.url, http_client=http_client)
+            # where the task names no key, that which a gateway of this user has made for itself
+            headers = with_key(server.headers, local_key(API_KEY_VARIABLE, server.url))
+            async with httpx2.AsyncClient(transport=self._http, headers=headers, timeout=timeout) as client:
+                yield streamable_http_client(server.url, http_client=client)
 
     async def open(self) -> asyncio.Task[None]:
         """Connect. Returns the task that holds the connection. Raises StartError, or what is more exact."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        owner = asyncio.create_task(self._own(ready))
+        owner, seconds = asyncio.create_task(self._own(ready)), self._deadlines.start
         try:
-            await asyncio.wait(
-                {owner, ready}, timeout=self._deadlines.start, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({owner, ready}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
                 return owner
         except BaseException:
@@ -289,7 +282,7 @@ class Session:
             raise
         if not owner.done():
             await _ended(owner)
-            seconds, url = self._deadlines.start, getattr(self._server, "url", None)
+            url = getattr(self._server, "url", None)
             what = "it did not start" if url is None else f"{shown_address(url)} did not answer"
             raise StartError(self._message(f"{what} and shake hands within {seconds:g} s"))
         raise self._why_not(owner)
@@ -403,14 +396,6 @@ def _text_of(result: types.CallToolResult) -> str:
     return "\n".join(part.text for part in result.content if isinstance(part, types.TextContent))
 
 
-def _dropped(result: types.CallToolResult) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for part in result.content:
-        if not isinstance(part, types.TextContent):
-            counts[part.type] = counts.get(part.type, 0) + 1
-    return counts
-
-
 def _root(error: BaseException | None) -> BaseException | None:
     """The first error inside nested groups of errors."""
     while isinstance(error, BaseExceptionGroup):
@@ -420,12 +405,3 @@ def _root(error: BaseException | None) -> BaseException | None:
 
 def _short(error: BaseException | None) -> str:
     return "it was cancelled" if error is None else " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def _with_key(server: HttpServer) -> dict[str, str]:
-    """The headers for a server; where they name no key, with that which a gateway of this user has made for
-    itself."""
-    headers = dict(server.headers)
-    named = any(name.lower() == "authorization" for name in headers)
-    key = "" if named else local_key(API_KEY_VARIABLE, server.url)
-    return {**headers, "Authorization": f"Bearer {key}"} if key else headers

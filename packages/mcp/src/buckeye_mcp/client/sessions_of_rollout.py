@@ -14,7 +14,7 @@ from buckeye.base.keys import variables
 from buckeye.errors import UsageError
 from buckeye_mcp.client.errors import GatewayLost, McpFault, StartError, WorkdirFull
 from buckeye_mcp.client.placed import at_a_gateway, is_lost
-from buckeye_mcp.client.session import CallResult, Deadlines, Server, Session, ToolInfo, open_session
+from buckeye_mcp.client.session import CallResult, Deadlines, Server, Session, open_session
 from buckeye_mcp.gateway.starts import is_larger
 from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer
 from buckeye_mcp.tasks.variables import resolve, values_of
@@ -37,9 +37,7 @@ class Sessions:
                 if name in self._owners:
                     raise StartError(f"two tools are called {name!r}")
                 self._owners[name] = session, tool
-        self.tools: dict[str, ToolInfo] = {
-            name: session.tools[tool] for name, (session, tool) in self._owners.items()
-        }
+        self.tools = {name: session.tools[tool] for name, (session, tool) in self._owners.items()}
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:

@@ -106,9 +106,7 @@ def _proxy_for(url: str) -> str | None:
     """The proxy that the environment names for a URL; never one for this machine."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if host == "localhost" or host.startswith("127.") or host == "::1" or proxy_bypass(host):
-        return None
-    return getproxies().get(parts.scheme)
+    return None if is_loopback(host) or proxy_bypass(host) else getproxies().get(parts.scheme)
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shlex
 import shutil
@@ -17,6 +18,8 @@ _FLAGS = re.compile(r"-[bBEIOPsSu]+")
 _FLAGS_WITH_VALUE = ("-W", "-X")
 _LONGEST_SCRIPT = 10_000
 _AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "OPENBLAS_", "MKL_")
+
+Variables = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +49,7 @@ class PythonCommand:
     flags: tuple[str, ...]
     target: tuple[str, str]
     own: tuple[str, ...]
-    variables: tuple[tuple[str, str], ...]
+    variables: Variables
 
     @property
     def shown(self) -> str:
@@ -59,32 +62,31 @@ class PythonCommand:
         return (program.cwd or Path.cwd()) if kind == "module" else Path(name).resolve().parent
 
 
-def start_variables(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+WithArguments = tuple[PythonCommand, tuple[str, ...]]
+
+
+def start_variables(env: Mapping[str, str]) -> Variables:
     """Those that act on an interpreter, or on libraries that are not Python, before any Python code runs."""
     return tuple(sorted((name, value) for name, value in env.items() if name.startswith(_AT_START)))
 
 
-def python_command(
-    argv: Sequence[str], variables: tuple[tuple[str, str], ...], path: str | None
-) -> tuple[PythonCommand, tuple[str, ...]] | None:
+@functools.lru_cache(maxsize=1000)  # it reads files: not for every session
+def python_command(argv: tuple[str, ...], variables: Variables, path: str | None) -> WithArguments | None:
     """The Python program that `argv` is with this PATH, and its arguments; None for other commands."""
     found = shutil.which(argv[0], path=path)
     if found is None:
         return None
     if _PYTHON.fullmatch(Path(found).name):
-        command, arguments = _module(found, list(argv[1:]), variables)
-    else:
-        command, arguments = _script(Path(found), variables), tuple(argv[1:])
-    return None if command is None else (command, arguments)
+        return _module(found, list(argv[1:]), variables)
+    command = _script(Path(found), variables)
+    return None if command is None else (command, argv[1:])
 
 
-def _module(
-    interpreter: str, words: list[str], variables: tuple[tuple[str, str], ...]
-) -> tuple[PythonCommand | None, tuple[str, ...]]:
+def _module(interpreter: str, words: list[str], variables: Variables) -> WithArguments | None:
     """`[flags] -m MODULE [arguments]`."""
     flags = _flags(words)
     if len(words) < 2 or words[0] != "-m":
-        return None, ()
+        return None
     module = words[1]
     own = (module.partition(".")[0],)
     command = PythonCommand(
@@ -105,7 +107,7 @@ def _flags(words: list[str]) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def _script(path: Path, variables: tuple[tuple[str, str], ...]) -> PythonCommand | None:
+def _script(path: Path, variables: Variables) -> PythonCommand | None:
     """A script that an installer has put beside its interpreter, which it names in its first line."""
     try:
         if path.stat().st_size > _LONGEST_SCRIPT:

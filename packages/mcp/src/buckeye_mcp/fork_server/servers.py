@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -141,11 +140,8 @@ class Parent:
         self._reads = {name: env.get(name) for name in answer["reads"]}
         self._modules = frozenset(answer["modules"])
         self._control = control
-        log.info(
-            "Sessions of %s are forked from a process that has imported %d modules",
-            self.command.shown,
-            answer["count"],
-        )
+        said = "Sessions of %s are forked from a process that has imported %d modules"
+        log.info(said, self.command.shown, answer["count"])
         self.state = "ready"
 
 
@@ -191,7 +187,7 @@ class Parents:
         """The parent of a program, with the program's arguments; None if it can have none."""
         if not hasattr(os, "memfd_create"):  # not Linux
             return None
-        found = _command(program)
+        found = python_command(program.argv, start_variables(program.env), program.env.get("PATH"))
         if found is None:
             return None
         command, arguments = found
@@ -204,18 +200,6 @@ class Parents:
 
 
 PARENTS = Parents()
-
-
-def _command(program: Program) -> tuple[PythonCommand, tuple[str, ...]] | None:
-    return _looked_up(program.argv, start_variables(program.env), program.env.get("PATH"))
-
-
-@functools.lru_cache(maxsize=1000)
-def _looked_up(
-    argv: tuple[str, ...], variables: tuple[tuple[str, str], ...], path: str | None
-) -> tuple[PythonCommand, tuple[str, ...]] | None:
-    """Reads files, and so is not done for every session."""
-    return python_command(argv, variables, path)
 
 
 async def start_program(program: Program, *, name: str, preload: bool) -> ServerProcess:

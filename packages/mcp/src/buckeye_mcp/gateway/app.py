@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 
 SESSION_HEADER, OWN_SESSION_HEADER = "mcp-session-id", "buckeye-session"
 MAX_BODY_BYTES = 16 * 2**20
-_PING_SECONDS = 15.0
+_PING_SECONDS, _PING = 15.0, b": ping\r\n\r\n"
 _INVALID_REQUEST = -32600
 _SSE_HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
 
@@ -119,7 +120,8 @@ class _Endpoint:
             return Response(status_code=499)
         if channel.finished and first is not None:
             return _json(first, status=502 if channel.broken else 200, headers=headers)
-        events = _events(session, channel, frame.id, first, tell=modern)
+        abandon = functools.partial(session.abandon, frame.id, tell=modern)
+        events = _events(channel, _event(first) if first is not None else _PING, abandon)
         return StreamingResponse(events, media_type="text/event-stream", headers={**_SSE_HEADERS, **headers})
 
     async def _session(self, request: Request, frame: Frame) -> tuple[Session, dict[str, str]]:
@@ -140,11 +142,7 @@ class _Endpoint:
             refusal.data = {"supported": list(HANDSHAKE_VERSIONS), "requested": version or ""}
             raise refusal
         if frame.method != "initialize" or not frame.is_request:
-            raise Refusal(
-                400,
-                "session",
-                "The header Mcp-Session-Id is missing: a session begins with an initialize request.",
-            )
+            raise _no_session("a session begins with an initialize request.")
         session = await self._gateway.open(read_wish(headers, self._gateway.settings))
         return session, {SESSION_HEADER: session.id}
 
@@ -169,11 +167,9 @@ class _Endpoint:
     def _stream(self, request: Request) -> Response:
         session_id = request.headers.get(SESSION_HEADER)
         if session_id is None:
-            raise Refusal(
-                400, "session", "The header Mcp-Session-Id is missing: a stream belongs to a session."
-            )
+            raise _no_session("a stream belongs to a session.")
         session = self._gateway.find(session_id)
-        events = _unasked_events(session, session.listen())
+        events = _events(session.listen(), b": open\r\n\r\n", session.unlisten)
         return StreamingResponse(events, media_type="text/event-stream", headers=_SSE_HEADERS)
 
     def _delete(self, request: Request) -> Response:
@@ -183,39 +179,23 @@ class _Endpoint:
         elif (name := headers.get(OWN_SESSION_HEADER)) is not None:
             self._gateway.find_named(name, read_wish(headers, self._gateway.settings)).end("by its client")
         else:
-            raise Refusal(400, "session", "The header Mcp-Session-Id is missing: which session is to end?")
+            raise _no_session("which session is to end?")
         return Response(status_code=204)
 
 
-async def _events(
-    session: Session, channel: Channel, request_id: RequestId, first: bytes | None, *, tell: bool
-) -> AsyncIterator[bytes]:
+async def _events(channel: Channel, first: bytes, end: Callable[[], Awaitable[None]]) -> AsyncIterator[bytes]:
+    """The first event, then what comes on a channel; pings where nothing does. `end` is called at last."""
     try:
-        yield _event(first) if first is not None else b": ping\r\n\r\n"
-        async for event in _following(channel):
-            yield event
+        yield first
+        while not channel.finished:
+            message = await channel.get(_PING_SECONDS)
+            if message is not None:
+                yield _event(message)
+            elif not channel.closed:
+                yield _PING
     finally:
         with contextlib.suppress(asyncio.CancelledError):
-            await session.abandon(request_id, tell=tell)
-
-
-async def _unasked_events(session: Session, channel: Channel) -> AsyncIterator[bytes]:
-    try:
-        yield b": open\r\n\r\n"
-        async for event in _following(channel):
-            yield event
-    finally:
-        session.unlisten()
-
-
-async def _following(channel: Channel) -> AsyncIterator[bytes]:
-    """What comes on a channel, as events; pings where nothing does."""
-    while not channel.finished:
-        message = await channel.get(_PING_SECONDS)
-        if message is not None:
-            yield _event(message)
-        elif not channel.closed:
-            yield b": ping\r\n\r\n"
+            await end()
 
 
 def _event(message: bytes) -> bytes:
@@ -238,10 +218,11 @@ async def _disconnected(request: Request) -> None:
 
 def _refused(refusal: Refusal, request_id: RequestId | None) -> Response:
     data = {"reason": refusal.reason, **refusal.data}
-    headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
-    return _json(
-        error_frame(request_id, refusal.code, str(refusal), data), status=refusal.status, headers=headers
-    )
+    return _json(error_frame(request_id, refusal.code, str(refusal), data), status=refusal.status)
+
+
+def _no_session(said: str) -> Refusal:
+    return Refusal(400, "session", f"The header Mcp-Session-Id is missing: {said}")
 
 
 def _json(content: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

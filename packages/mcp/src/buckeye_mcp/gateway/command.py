@@ -130,20 +130,10 @@ def gateway(
         preload=preload,
     )
     setup_logging("info", "gateway", None)
-    run_gateway(
-        settings,
-        Limits(
-            memory=_bytes(memory, "--memory"),
-            cpus=cpus,
-            network=network,
-            processes=processes,
-            disk=settings.disk,
-        ),
-        runtime=runtime,
-        command=_words(command),
-        folder=folder,
-        files=files,
-    )
+    most = _bytes(memory, "--memory")
+    limits = Limits(memory=most, cpus=cpus, network=network, processes=processes, disk=settings.disk)
+    words = split_command(command) if command is not None else None
+    run_gateway(settings, limits, runtime=runtime, command=words, folder=folder, files=files)
 
 
 def _check_together(image: str | None, command: str | None, folder: Path | None, files: Path | None) -> None:
@@ -154,9 +144,8 @@ def _check_together(image: str | None, command: str | None, folder: Path | None,
         raise UsageError("--files is for --command: an image and a project bring their own.")
 
 
-def _words(command: str | None) -> list[str] | None:
-    if command is None:
-        return None
+def split_command(command: str) -> list[str]:
+    """The words of `--command`. Raises UsageError for a quote that is not closed."""
     try:
         return shlex.split(command)
     except ValueError as error:

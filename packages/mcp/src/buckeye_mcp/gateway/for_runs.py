@@ -29,7 +29,7 @@ from buckeye.sizing.plan import LOOPBACK, Role, Site
 from buckeye_mcp.client.placed import PLACES_VARIABLE
 from buckeye_mcp.config import GymConfig, load_gym_config
 from buckeye_mcp.environment import NAME
-from buckeye_mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS
+from buckeye_mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS, set_variables
 from buckeye_mcp.tasks.task_schema import HttpServer, McpTask
 from buckeye_mcp.tasks.trust import read_taskset
 from buckeye_mcp.tasks.variables import names_in_servers, resolve
@@ -151,16 +151,9 @@ def _needs(
     servers = {url: server for servers in near for url, server in servers.items()}
     words = ["--sessions", str(max(DEFAULT_SESSIONS, rollouts * most))]
     of_tasks = [server for each in near for server in each.values()]
-    for name in sorted({name for server in of_tasks for name in _set_variables(server)}):
+    for name in sorted({name for server in of_tasks for name in set_variables(server.headers)}):
         words += ["--variable", name]
     return servers, tuple(words)
-
-
-def _set_variables(server: HttpServer) -> Iterator[str]:
-    """The variables that a task sets in the process of its server, by headers for the gateway."""
-    for header in server.headers:
-        if header.lower().startswith("env-"):
-            yield header[4:].upper().replace("-", "_")
 
 
 def _check_keys(servers: Mapping[str, HttpServer], started: Sequence[int], known: Mapping[str, str]) -> None:
@@ -298,18 +291,15 @@ def _running(port: int, log_file: Path, words: Sequence[str], env: Mapping[str, 
 def _wait_until_ready(process: ChildProcess, port: int, log_file: Path) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while True:
-        ended = process.returncode is not None
+        code = process.returncode
         if _healthy(port):  # perhaps another one's, if two runs start at once; it serves as well
             return
-        if ended or time.monotonic() > deadline:
-            how = (
-                f"ended with exit code {process.returncode}"
-                if ended
-                else f"is not ready after {_READY_SECONDS:g} s"
-            )
-            last = "\n".join(log_file.read_text(errors="replace").splitlines()[-5:])
-            raise RunError(f"The gateway for the tasks' servers on port {port} {how}:\n{last}")
+        if code is not None or time.monotonic() > deadline:
+            break
         time.sleep(_POLL_SECONDS)
+    how = f"is not ready after {_READY_SECONDS:g} s" if code is None else f"ended with exit code {code}"
+    last = "\n".join(log_file.read_text(errors="replace").splitlines()[-5:])
+    raise RunError(f"The gateway for the tasks' servers on port {port} {how}:\n{last}")
 
 
 def _healthy(port: int) -> bool:

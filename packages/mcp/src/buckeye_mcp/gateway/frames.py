@@ -148,9 +148,7 @@ def one_line(body: bytes) -> bytes:
 
 def error_frame(request_id: RequestId | None, code: int, message: str, data: dict[str, Any]) -> bytes:
     """A JSON-RPC error response."""
-    error: dict[str, Any] = {"code": code, "message": message}
-    if data:
-        error["data"] = data
+    error = {"code": code, "message": message, "data": data}
     return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}, ensure_ascii=False).encode()
 
 

@@ -41,7 +41,7 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
         self._preparing: dict[str, asyncio.Lock] = {}
         self._warm = WarmPool(settings.warm, self._start, keep_seconds=settings.idle_seconds)
-        self._run(self._sweep())
+        self._sweeping = self._run(self._sweep())
         self._closing = False
 
     async def open(self, wish: Wish) -> Session:
@@ -60,10 +60,8 @@ class Gateway:
         self._sessions[session.id] = session
         self._total += 1
         self._warm.refill(wish)
-        seconds = time.monotonic() - begun
-        log.info(
-            "%s started in %.2f s: %s; %d running", session.name, seconds, _shown(wish), len(self._sessions)
-        )
+        seconds, running = time.monotonic() - begun, len(self._sessions)
+        log.info("%s started in %.2f s: %s; %d running", session.name, seconds, _shown(wish), running)
         return session
 
     async def named(self, name: str, wish: Wish) -> Session:
@@ -97,10 +95,8 @@ class Gateway:
         for session in list(self._sessions.values()):
             session.end("the gateway stops")
         await self._warm.close()
+        self._sweeping.cancel()
         while self._tasks:
-            done = [task for task in self._tasks if task.get_name() == "sweep"]
-            for task in done:
-                task.cancel()
             await asyncio.wait(set(self._tasks))
 
     def status(self) -> dict[str, Any]:
@@ -180,9 +176,6 @@ class Gateway:
             self._free.release()
 
     async def _sweep(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.set_name("sweep")
         settings = self.settings
         limits = (settings.left_seconds, settings.idle_seconds, settings.session_seconds)
         pause = min(_SWEEP_SECONDS, *(limit / 4 for limit in limits))
@@ -202,10 +195,11 @@ class Gateway:
                     session.end(f"its folder holds more than {settings.disk} bytes (--disk)")
             self._warm.drop_old()
 
-    def _run(self, work: Any) -> None:
+    def _run(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
+        return task
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -61,11 +61,6 @@ class Session:
         """Messages of the environment that nobody fetched."""
         return self._unasked.dropped
 
-    def touch(self) -> None:
-        """Something was asked."""
-        self.last_used = time.monotonic()
-        self.left_at = None
-
     async def ask(self, frame: Frame, body: bytes) -> Channel:
         """Pass a request on; the channel gets what the environment says about it, its answer last."""
         assert frame.id is not None
@@ -80,7 +75,7 @@ class Session:
 
     async def tell(self, body: bytes) -> None:
         """Pass on a notification, or the answer to a question of the environment's."""
-        self.touch()
+        self.last_used, self.left_at = time.monotonic(), None
         try:
             async with asyncio.timeout(_WRITE_SECONDS):
                 await self.started.process.write_line(one_line(body))
@@ -104,11 +99,10 @@ class Session:
         """The messages that belong to no request. Raises Refusal 409 if somebody has them already."""
         if self._listening:
             raise Refusal(409, "stream", "This session's stream is open already; there is one per session.")
-        self._listening = True
-        self.left_at = None
+        self._listening, self.left_at = True, None
         return self._unasked
 
-    def unlisten(self) -> None:
+    async def unlisten(self) -> None:
         """The stream's client has gone."""
         self._listening = False
         self.last_used = self.left_at = time.monotonic()

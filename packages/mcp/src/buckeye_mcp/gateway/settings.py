@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from buckeye.base.request_gate import is_loopback
@@ -103,14 +103,18 @@ class Wish:
     variables: tuple[tuple[str, str], ...]
 
 
+def set_variables(headers: Iterable[str]) -> dict[str, str]:
+    """The variables that headers for the gateway set in the process of a server, and by which header each."""
+    ours = [header for header in headers if header.lower().startswith("env-")]
+    return {header[4:].upper().replace("-", "_"): header for header in ours}
+
+
 def read_wish(headers: Mapping[str, str], settings: GatewaySettings) -> Wish:
     """`Mcp-Image`, or else the default, and `Env-Foo-Bar: v` as FOO_BAR=v. Raises Refusal 400 for a header
     that names no variable, and 403 for a variable that clients may not set here."""
     variables = {}
-    for header, value in headers.items():
-        if not header.lower().startswith("env-"):
-            continue
-        name = header[4:].upper().replace("-", "_")
+    for name, header in set_variables(headers).items():
+        value = headers[header]
         if not _VARIABLE.fullmatch(name) or "\0" in value:
             raise Refusal(400, "variable", f"The header {header} stands for no variable: write Env-NAME.")
         if name not in settings.variables:

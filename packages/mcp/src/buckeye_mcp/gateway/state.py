@@ -46,14 +46,11 @@ def is_alive(folder: Path) -> bool:
 
 def _remove_dead(root: Path) -> None:
     for folder in root.iterdir():
-        if folder.is_dir() and not is_alive(folder):
-            places = [path for path in folder.iterdir() if path.is_dir()]
-            try:
-                remove_tree(folder)
-                log.info(
-                    "Removed what a gateway that was killed has left: %d folders of sessions", len(places)
-                )
-            except OSError as error:
-                log.warning(
-                    "%s is left of a gateway that was killed, and cannot be removed: %s", folder, error
-                )
+        if not folder.is_dir() or is_alive(folder):
+            continue
+        places = [path for path in folder.iterdir() if path.is_dir()]
+        try:
+            remove_tree(folder)
+            log.info("Removed what a gateway that was killed has left: %d folders of sessions", len(places))
+        except OSError as error:
+            log.warning("%s is left of a gateway that was killed, and cannot be removed: %s", folder, error)

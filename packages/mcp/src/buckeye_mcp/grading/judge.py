@@ -93,9 +93,8 @@ def _is_number(match: Match, text: str, value: Any) -> tuple[bool, str]:
     if number is None:
         return False, f"{expected} and no number is there"
     off = abs(number - match.number)
-    return off <= match.tolerance or off <= 1e-9 * abs(
-        match.number
-    ), f"{expected}, the number is {number:.15g}"
+    within_it = off <= max(match.tolerance, 1e-9 * abs(match.number))
+    return within_it, f"{expected}, the number is {number:.15g}"
 
 
 def _is_set(expected: Sequence[Any], text: str, value: Any) -> tuple[bool, str]:
@@ -103,19 +102,13 @@ def _is_set(expected: Sequence[Any], text: str, value: Any) -> tuple[bool, str]:
     if not isinstance(items, list):
         items = [part.strip(" \t\r-*•") for part in re.split(r"[,;\n]", text)]
         expected = [item if isinstance(item, str) else json.dumps(item) for item in expected]
-    found, wanted = ({_key(item): item for item in side} for side in (filter(_is_there, items), expected))
+    items = [item for item in items if item != ""]
+    found, wanted = ({_key(item): item for item in side} for side in (items, expected))
     missing = [shown(wanted[key]) for key in wanted if key not in found]
     surplus = [shown(found[key]) for key in found if key not in wanted]
-    parts = [
-        f"{what}: {', '.join(which[:5])}"
-        for what, which in (("missing", missing), ("not expected", surplus))
-        if which
-    ]
+    sides = (("missing", missing), ("not expected", surplus))
+    parts = [f"{what}: {', '.join(which[:5])}" for what, which in sides if which]
     return not parts, "; ".join(parts)
-
-
-def _is_there(item: Any) -> bool:
-    return item != ""
 
 
 def _key(item: Any) -> str:

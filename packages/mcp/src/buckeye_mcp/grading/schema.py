@@ -71,18 +71,17 @@ class Match(BaseConfig):
         """The names of its tests: one, or none."""
         return tuple(name for name in _TESTS if name in self.model_fields_set)
 
-    def _must_test(self) -> None:
-        if not self.tests and self.json_path is None:
-            raise conflict(f"say what it has to be, with one of {', '.join((*_TESTS, 'json_path'))}")
+
+def _must_test(match: Match) -> Match:
+    if not match.tests and match.json_path is None:
+        raise conflict(f"say what it has to be, with one of {', '.join((*_TESTS, 'json_path'))}")
+    return match
 
 
 class ReplyGrader(Match):
     """The model's last reply, without its thoughts and calls."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self._must_test()
-        return self
+    _check = model_validator(mode="after")(_must_test)
 
 
 class ExpectedCall(BaseConfig):
@@ -138,10 +137,7 @@ class ResultGrader(Match):
     any: bool = False
     """Whether it is enough that one of the results passes."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self._must_test()
-        return self
+    _check = model_validator(mode="after")(_must_test)
 
 
 class StateGrader(Match):
@@ -198,7 +194,7 @@ class StateGrader(Match):
             if (problem := query_problem(self.query)) is not None:
                 raise conflict(f"is no query that only reads: {problem}", "query")
         if self.tool is not None:
-            self._must_test()
+            _must_test(self)
         if not self.exists and (self.tests or self.json_path or self.sha256):
             raise conflict("a file that must not be there has no content to test", "exists")
         return self

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 from buckeye.base.distribution import need
 from buckeye.errors import UsageError
 from buckeye_mcp.client.unreachable import shown_address
+from buckeye_mcp.gateway.command import split_command
 from buckeye_mcp.init.generate import EnvironmentName
 from buckeye_mcp.init.named_paths import named_paths, program_at
 from buckeye_mcp.tasks.lock import LOCK_FILE, ImageName, Lock, ToolEntry, parse_image, read_lock
@@ -74,7 +74,7 @@ def find_source(env: str | None, *, command: str | None, headers: Mapping[str, s
     if path.is_file() and path.suffix not in (".yaml", ".yml"):
         return _of_program(path)
     if path.is_file():
-        return _of_lock(path)
+        return _locked(read_lock(path), path.parent)
     image = parse_image(env)
     if image is not None and (image.tag or image.digest) and not _is_path(env):
         return _of_image(image)
@@ -90,9 +90,7 @@ def with_others(source: Source, tasks: Sequence[McpTask]) -> Source:
             servers.setdefault(name, server)
     if len(servers) < 2:
         return source
-    own = next(
-        (name for name, server in servers.items() if _same(server, source.written)), next(iter(servers))
-    )
+    own = next((name for name, one in servers.items() if _same(one, source.written)), next(iter(servers)))
     return replace(source, name=own, beside={name: server for name, server in servers.items() if name != own})
 
 
@@ -114,7 +112,7 @@ def of_server(server: Server) -> Source:
         return _of_address(server.url, server.headers)
     return Source(
         environment=_named(_name_of_command([server.command, *server.args])),
-        serving=lambda: _there(server),
+        serving=lambda: nullcontext(server),
         shown="the command",
         written=server,
         reaches=_address_in([server.command, *server.args]),
@@ -129,10 +127,7 @@ def _address_in(words: Sequence[str]) -> str:
 
 
 def _of_command(command: str) -> Source:
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise UsageError(f"--command: {error}.") from None
+    words = split_command(command)
     if not words:
         raise UsageError("--command is empty: write the program and its arguments")
     return _of_words(words)
@@ -161,11 +156,9 @@ def _of_program(path: Path) -> Source:
 def _name_of_command(words: Sequence[str]) -> str:
     """The module, package or script that a command starts."""
     word = words[program_at(words)]
-    return (
-        Path(word).stem
-        if word.endswith((".py", ".js", ".mjs", ".ts"))
-        else re.sub(r"(?<=.)@.*", "", word).rpartition("/")[2]
-    )
+    if word.endswith((".py", ".js", ".mjs", ".ts")):
+        return Path(word).stem
+    return re.sub(r"(?<=.)@.*", "", word).rpartition("/")[2]
 
 
 def _of_address(url: str, headers: Mapping[str, str]) -> Source:
@@ -174,20 +167,14 @@ def _of_address(url: str, headers: Mapping[str, str]) -> Source:
     last = [part for part in parts.path.split("/") if part and part not in ("mcp", "sse")]
     image = next((parse_image(value) for key, value in headers.items() if key.lower() == "mcp-image"), None)
     name = last[-1] if last else parts.hostname or "env"
-    environment = _of_image_name(image) if image is not None else _named(name)
-    return Source(
-        environment=environment, serving=lambda: _there(server), shown=shown_address(url), written=server
-    )
+    called = _of_image_name(image) if image is not None else _named(name)
+    given = nullcontext(server)
+    return Source(environment=called, serving=lambda: given, shown=shown_address(url), written=server)
 
 
 def _of_image(image: ImageName) -> Source:
-    return Source(
-        environment=_of_image_name(image), serving=lambda: _image_server(image.tagged), shown=image.tagged
-    )
-
-
-def _of_lock(path: Path) -> Source:
-    return _locked(read_lock(path), path.parent)
+    shown = image.tagged
+    return Source(environment=_of_image_name(image), serving=lambda: _image_server(shown), shown=shown)
 
 
 def _of_folder(folder: Path, *, build: bool) -> Source:
@@ -272,11 +259,6 @@ def _nothing(env: str, image: ImageName | None) -> str:
 
 
 @asynccontextmanager
-async def _there(server: Server) -> AsyncIterator[Server]:
-    yield server
-
-
-@asynccontextmanager
 async def _image_server(image: str) -> AsyncIterator[Server]:
     from buckeye_mcp.sandbox.base import Limits
     from buckeye_mcp.sandbox.containers import image_runtime
@@ -310,10 +292,9 @@ async def _launched(make: Callable[[Path], Any], image: str) -> AsyncIterator[Se
         await runtime.prepare(image)
         place = Places(own).new()
         launch = await runtime.launch(image, place, {})
+        program, *words = launch.argv
         try:
-            yield escaped(
-                StdioServer(command=launch.argv[0], args=list(launch.argv[1:]), env=dict(launch.env))
-            )
+            yield escaped(StdioServer(command=program, args=words, env=dict(launch.env)))
         finally:
             await clean_up(launch, place)
 
