@@ -8,7 +8,7 @@ import pytest
 from packages.mcp.tests.images.oci import MANIFEST, Image, digest, entry, fake_registry, layer
 
 from buckeye.errors import UsageError
-from buckeye_mcp.images.built import find_built, keep_layout
+from buckeye_mcp.images.built import blob_path, find_built, keep_layout
 from buckeye_mcp.images.manifest import parse_reference
 from buckeye_mcp.images.store import fetch_image
 from buckeye_mcp.sandbox.base import PrepareError, RuntimeUnavailable
@@ -55,7 +55,7 @@ def test_a_built_image_is_found_and_unpacked_without_a_registry(tmp_path):
     assert (made.root / "hello").read_bytes() == b"hi"
     assert made.argv == ("/hello",)
     lost = next(iter(kept.manifest.layers))
-    kept.path(lost.digest).unlink()
+    blob_path(kept.folder, lost.digest).unlink()
     assert find_built(NAME, tmp_path / "store") is None
 
 

@@ -32,10 +32,6 @@ class KeptImage:
     media_type: str
     folder: Path
 
-    def path(self, digest: str) -> Path:
-        """Where the blob with this digest lies."""
-        return _blob_path(self.folder, digest)
-
 
 def keep_layout(layout: Path, reference: ImageReference, folder: Path) -> KeptImage:
     """Take an image out of an OCI layout (a folder with `index.json` and `blobs/`) into the store, under a
@@ -66,11 +62,11 @@ def find_built(reference: ImageReference, folder: Path) -> KeptImage | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     blobs = (kept.manifest.config, *kept.manifest.layers)
-    return kept if all(kept.path(blob.digest).exists() for blob in blobs) else None
+    return kept if all(blob_path(folder, blob.digest).exists() for blob in blobs) else None
 
 
 def _kept(digest: str, reference: ImageReference, folder: Path) -> KeptImage:
-    raw = _blob_path(folder, digest).read_bytes()
+    raw = blob_path(folder, digest).read_bytes()
     manifest = _parsed(raw, digest, reference)
     return KeptImage(manifest=manifest, raw=raw, media_type=_media_type(json.loads(raw)), folder=folder)
 
@@ -88,7 +84,7 @@ def _media_type(content: dict[str, Any]) -> str:
 
 
 def _keep(source: Path, digest: str, folder: Path) -> None:
-    target = _blob_path(folder, digest)
+    target = blob_path(folder, digest)
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +95,8 @@ def _keep(source: Path, digest: str, folder: Path) -> None:
     part.replace(target)
 
 
-def _blob_path(folder: Path, digest: str) -> Path:
+def blob_path(folder: Path, digest: str) -> Path:
+    """Where in the store the blob with this digest lies."""
     return folder / "blobs" / digest.removeprefix("sha256:")
 
 
@@ -108,9 +105,7 @@ def _note(reference: ImageReference, folder: Path) -> Path:
     return folder / "built" / f"{key}.json"
 
 
-def push_image(
-    kept: KeptImage, to: ImageReference, *, progress: Callable[[str], None] = lambda _: None
-) -> None:
+def push_image(kept: KeptImage, to: ImageReference, progress: Callable[[str], None]) -> None:
     """Upload an image of the store under the name `to`.
 
     What was uploaded stays with the registry if it is interrupted, so the next push goes on from there.
@@ -123,7 +118,7 @@ def push_image(
             for number, blob in enumerate(blobs.values(), 1):
                 progress(f"{to}: piece {number} of {len(blobs)} ({blob.size / 1e6:.1f} MB)")
                 if not _has(registry, blob):
-                    _upload(registry, blob, kept.path(blob.digest))
+                    _upload(registry, blob, blob_path(kept.folder, blob.digest))
             headers = {"content-type": kept.media_type}
             where = f"/manifests/{to.version}"
             with registry.ask("PUT", where, headers=headers, content=kept.raw, expected=(201,)):

@@ -6,15 +6,12 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from buckeye.cli.terminal import confirm, status_line
 from buckeye.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 _FOLDER = typer.Argument(metavar="DIR", help="The environment's folder.")
 _JSON = typer.Option("--json", help="Print one JSON object.")
@@ -58,9 +55,8 @@ def env_build(
     elif not quiet:
         digest = f" ({built.digest[:19]})" if built.digest else ""
         typer.echo(f"{built.image}{digest}: {len(built.tools)} tools, starts in {built.start_seconds:g} s")
-        print_table(
-            ("tool", "what it does"), [(tool.name, _first_line(tool.description)) for tool in built.tools]
-        )
+        rows = [(tool.name, _first_line(tool.description)) for tool in built.tools]
+        print_table(("tool", "what it does"), rows)
         typer.echo(f"{built.lock_file}: written")
         where = "" if folder == Path() else f" {folder}"
         typer.echo(f"Next: buckeye rl init {folder}   or to share it: buckeye env push{where} --image IMAGE")
@@ -96,10 +92,9 @@ def push_if_needed(images: Sequence[str], *, asks: bool, yes: bool) -> None:
     """Have the image of this folder's lock file in a registry if the tasks act on it: another machine has
     nothing else. Raises UsageError for one that is only here and that nobody wants to push, or that has no
     registry in its name."""
-    from buckeye_mcp.tasks.lock import LOCK_FILE, read_lock
+    from buckeye_mcp.tasks.lock import lock_in
 
-    lock_file = Path(LOCK_FILE)
-    lock = read_lock(lock_file) if lock_file.is_file() else None
+    lock = lock_in(Path())
     for image in images:
         if "/" not in image:
             raise UsageError(

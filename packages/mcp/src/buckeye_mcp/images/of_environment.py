@@ -9,21 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from buckeye.errors import UsageError
-from buckeye_mcp.tasks.lock import (
-    LOCK_FILE,
-    VERSION,
-    ImageName,
-    Lock,
-    ToolEntry,
-    parse_image,
-    read_lock,
-    update_lock,
-)
+from buckeye_mcp.tasks.lock import LOCK_FILE, VERSION, ImageName, ToolEntry, lock_in, parse_image, update_lock
 
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class BuiltEnvironment:
     """An image that was built and started once. `digest` is "" where it is known after a push only."""
 
@@ -47,8 +38,7 @@ def build_environment(folder: Path, tag: str | None, builder: str, progress: Pro
 
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder. `buckeye env new NAME` writes an environment to start from")
-    lock_file = folder / LOCK_FILE
-    lock = _lock(lock_file)
+    lock_file, lock = folder / LOCK_FILE, lock_in(folder)
     name = _image(tag) if tag is not None else lock.image_name if lock is not None else folder_image(folder)
     image = f"{name.name}:{name.tag or 'latest'}"
     chosen = choose_builder(builder)
@@ -67,9 +57,7 @@ def build_environment(folder: Path, tag: str | None, builder: str, progress: Pro
         "built_at": _now(),
     }
     update_lock(lock_file, changes if same else {**changes, "pushed_at": None})
-    return BuiltEnvironment(
-        image=image, digest=digest, tools=tools, start_seconds=round(seconds, 2), lock_file=lock_file
-    )
+    return BuiltEnvironment(image, digest, tools, round(seconds, 2), lock_file)
 
 
 def push_environment(folder: Path, image: str | None, progress: Progress) -> tuple[str, str]:
@@ -77,8 +65,7 @@ def push_environment(folder: Path, image: str | None, progress: Progress) -> tup
     the lock file notes. Raises UsageError and PrepareError."""
     from buckeye_mcp.sandbox.build import push_built
 
-    lock_file = folder / LOCK_FILE
-    lock = _lock(lock_file)
+    lock_file, lock = folder / LOCK_FILE, lock_in(folder)
     if lock is None:
         raise UsageError(f"there is no {lock_file}. Build the image first: `buckeye env build {folder}`")
     built = lock.image_name.tagged
@@ -87,10 +74,6 @@ def push_environment(folder: Path, image: str | None, progress: Progress) -> tup
     digest = push_built(built, target, progress=progress)
     update_lock(lock_file, {"image": target, "digest": digest or None, "pushed_at": _now()})
     return target, digest
-
-
-def _lock(path: Path) -> Lock | None:
-    return read_lock(path) if path.exists() else None
 
 
 def _image(text: str) -> ImageName:

@@ -16,9 +16,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -61,12 +61,11 @@ def find_login(registry: str) -> Login | None:
 
 def _files() -> list[Path]:
     """In the order in which they are asked."""
-    environ = os.environ
-    named = [environ[name] for name in ("REGISTRY_AUTH_FILE",) if environ.get(name)]
-    docker = environ.get("DOCKER_CONFIG") or Path.home() / ".docker"
-    runtime = environ.get("XDG_RUNTIME_DIR")
-    files = [Path(name) for name in named] + [Path(docker) / "config.json"]
-    if runtime:
+    docker = os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker"
+    files = [Path(docker) / "config.json"]
+    if named := os.environ.get("REGISTRY_AUTH_FILE"):
+        files.insert(0, Path(named))
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         files.append(Path(runtime) / "containers" / "auth.json")
     return files
 
@@ -90,9 +89,8 @@ def _table(config: Any, name: str) -> dict[str, Any]:
 
 
 def _helped(config: Any, key: str) -> Login | None:
-    name = _table(config, "credHelpers").get(key) or (
-        config.get("credsStore") if key in _table(config, "auths") else None
-    )
+    store = config.get("credsStore") if key in _table(config, "auths") else None
+    name = _table(config, "credHelpers").get(key) or store
     program = shutil.which(f"docker-credential-{name}") if name else None
     if program is None:
         return None
@@ -123,15 +121,13 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 
 
-class Registry:
+class Registry(AbstractContextManager["Registry"]):
     """One registry, for one repository; use it as a context manager. Its methods raise PrepareError.
 
     To fetch from Docker Hub, the mirror is asked where one is named; to `push`, never.
     """
 
-    def __init__(
-        self, reference: ImageReference, *, push: bool = False, client: httpx.Client | None = None
-    ) -> None:
+    def __init__(self, reference: ImageReference, *, push: bool = False) -> None:
         self._reference, self._actions = reference, "pull,push" if push else "pull"
         self._host = reference.registry
         if self._host == DOCKER_HUB and not push:
@@ -140,14 +136,9 @@ class Registry:
         self._base = f"{'http' if local else 'https'}://{self._host}/v2/{reference.repository}"
         self._login: Login | None = find_login(self._host)
         self._authorization: str | None = None
-        self._client = client or httpx.Client(timeout=_TIMEOUT, follow_redirects=True, max_redirects=5)
+        self._client = httpx.Client(timeout=_TIMEOUT, follow_redirects=True, max_redirects=5)
 
-    def __enter__(self) -> Registry:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def manifest(self) -> Manifest:
@@ -209,7 +200,7 @@ class Registry:
         headers: Mapping[str, str] | None = None,
         content: bytes | Path | None = None,
         expected: tuple[int, ...] = (200,),
-    ) -> _Answer:
+    ) -> closing[httpx.Response]:
         """Ask, log in if that is wanted, ask again. `where` follows the repository's address, or is one that
         the registry gave; a login is sent to the registry only. `content` is sent, or what is in that file.
         Raises httpx.HTTPError if it cannot be
@@ -229,7 +220,7 @@ class Registry:
                 self._authorization = self._authorize(challenge)
                 continue
             if response.status_code in expected:
-                return _Answer(response)
+                return closing(response)
             response.close()
             raise PrepareError(self._refusal(response.status_code))
         raise AssertionError("unreachable")
@@ -251,20 +242,14 @@ class Registry:
             raise PrepareError(self._refusal(401))
         if urlsplit(realm).scheme == "http" and not _is_local(urlsplit(realm).netloc):
             raise PrepareError(f"{self._host} wants a login over plain HTTP at {realm}: refused.")
-        scope = f"repository:{self._reference.repository}:{self._actions}"
         query = {"service": fields["service"]} if "service" in fields else {}
+        query["scope"] = f"repository:{self._reference.repository}:{self._actions}"
         if self._login is not None and self._login.is_token:
-            form = {
-                "grant_type": "refresh_token",
-                "refresh_token": self._login.password,
-                "scope": scope,
-                **query,
-            }
+            form = {"grant_type": "refresh_token", "refresh_token": self._login.password, **query}
             asked = self._client.stream("POST", realm, data={**form, "client_id": "buckeye"}, headers=_PLAIN)
         else:
             headers = {} if self._login is None else {"authorization": _basic(self._login)}
-            params = {**query, "scope": scope}
-            asked = self._client.stream("GET", realm, params=params, headers={**headers, **_PLAIN})
+            asked = self._client.stream("GET", realm, params=query, headers={**headers, **_PLAIN})
         with asked as answer:
             content = self._read(answer, "the answer about its login")
         try:
@@ -302,21 +287,6 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-class _Answer:
-    """A streamed response that is closed at the end of its `with`."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        self._response = response
-
-    def __enter__(self) -> httpx.Response:
-        return self._response
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._response.close()
-
-
 def _basic(login: Login) -> str:
     header: str = httpx.BasicAuth(login.user, login.password)._auth_header
     return header
@@ -330,9 +300,8 @@ def _of_this_platform(index: dict[str, Any], reference: ImageReference) -> str:
         if given.get("os") == "linux" and given.get("architecture") == wanted:
             return str(entry["digest"])
         offered.append(f"{given.get('os')}/{given.get('architecture')}")
-    raise PrepareError(
-        f"image {reference} is not for linux/{wanted}, only for {', '.join(offered) or 'nothing'}."
-    )
+    others = ", ".join(offered) or "nothing"
+    raise PrepareError(f"image {reference} is not for linux/{wanted}, only for {others}.")
 
 
 def _is_local(host: str) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from buckeye.base.storage import leftovers, read_json, write_file
-from buckeye_mcp.images.built import find_built
+from buckeye_mcp.images.built import blob_path, find_built
 from buckeye_mcp.images.manifest import Blob, Manifest, parse_reference
 from buckeye_mcp.images.registry import Registry
 from buckeye_mcp.images.unpack import unpack_layers
@@ -92,17 +92,16 @@ def _make(manifest: Manifest, fetch: Fetch, name: str, folder: Path, target: Pat
     log.info("Unpacking %s (%d layers, %.1f MB)", name, len(manifest.layers), size / 1e6)
     if manifest.config.size > _MAX_CONFIG:
         raise PrepareError(f"image {name}: its configuration is too large.")
-    blobs = [
-        folder / "blobs" / blob.digest.removeprefix("sha256:") for blob in (manifest.config, *manifest.layers)
-    ]
-    for blob, path in zip((manifest.config, *manifest.layers), blobs, strict=True):
+    blobs = {blob_path(folder, blob.digest): blob for blob in (manifest.config, *manifest.layers)}
+    for path, blob in blobs.items():
         fetch(blob, path)
+    packed = [blob_path(folder, layer.digest) for layer in manifest.layers]
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     try:
-        config = read_json(blobs[0])
+        config = read_json(blob_path(folder, manifest.config.digest))
         root = temporary / "root"
         root.mkdir(parents=True)
-        done = unpack_layers(blobs[1:], config["rootfs"]["diff_ids"], root, owner=owner)
+        done = unpack_layers(packed, config["rootfs"]["diff_ids"], root, owner=owner)
         (temporary / "image.json").write_text(json.dumps({"digest": manifest.digest, "config": config}))
         os.sync()
         temporary.rename(target)

@@ -29,12 +29,9 @@ MAX_BYTES, MAX_ENTRIES = 64 * 2**30, 1_000_000
 _MAX_RATIO, _SMALL = 200, 2**28  # a layer of text is packed to a tenth; a small one may be of zeros
 _MAX_EXTENSION, _MAX_GLOBAL, _MAX_GLOBALS = 2**20, 2**16, 100
 _EXTENSIONS = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
-)
+)  # fmt: skip
 _DAMAGE = (tarfile.TarError, zlib.error, EOFError, OSError, OverflowError, ValueError, RecursionError)
 _SHOWN = 200
 _MAX_WINDOW = 2**27  # of zstd, in memory
@@ -144,9 +141,8 @@ class _Zstd:
                 "the image's layers are compressed with zstd. Push it with gzip, or install what reads them: "
                 + install_command("zstd")
             ) from None
-        self._stream = ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(
-            raw, read_across_frames=True
-        )
+        decompressor = ZstdDecompressor(max_window_size=_MAX_WINDOW)
+        self._stream = decompressor.stream_reader(raw, read_across_frames=True)
         self._damage = ZstdError
 
     def read(self, size: int) -> bytes:
@@ -334,12 +330,10 @@ class _Layer:
         """The folder of that name, opened; None if there is none, or something else."""
         try:
             return _open_folder(folder, name)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
         except OSError as error:
-            if error.errno == errno.ELOOP:  # a link
-                return None
-            raise
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # the last is a link
+                raise
+            return None
 
     def _clear(self, folder: int) -> None:
         for entry in os.listdir(folder):

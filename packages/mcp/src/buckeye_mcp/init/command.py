@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -78,19 +78,20 @@ def init(
 ) -> None:
     """Write the configuration of an MCP environment from its tools, and play a scripted rollout with it."""
     from buckeye.base.process import die_with_parent
-    from buckeye_mcp.init.prepare import prepare
+    from buckeye_mcp.init.prepare import prepare, try_again
 
     if build and dry_run:
         raise UsageError("--build makes an image, and with --dry-run nothing is made: leave one of them out")
     die_with_parent()
     headers = _headers(header or [])
     if again is not None:
-        made = [("--output", output), ("--force", force), ("--build", build), ("--dry-run", dry_run)]
-        if wrong := [
-            flag for flag, value in [*made, ("--include", include), ("--exclude", exclude)] if value
-        ]:
+        made: dict[str, Any] = {"--output": output, "--force": force, "--build": build, "--dry-run": dry_run}
+        made |= {"--include": include, "--exclude": exclude}
+        if wrong := [flag for flag, value in made.items() if value]:
             raise UsageError(f"{wrong[0]} is for a new file; --again tries {again} as it is")
-        raise typer.Exit(_again(again, env, command, headers, tasks, try_all=try_all, as_json=as_json))
+        tried = try_again(again, env, command=command, headers=headers, tasks=tasks, try_all=try_all)
+        typer.echo(json.dumps(tried.as_object(), ensure_ascii=False) if as_json else tried.text())
+        raise typer.Exit(0 if tried.proof.passed else 1)
     prepared = prepare(
         env,
         command=command,
@@ -108,26 +109,7 @@ def init(
     raise typer.Exit(write_and_prove(prepared, as_json=as_json, try_all=try_all))
 
 
-def _again(
-    path: Path,
-    env: str | None,
-    command: str | None,
-    headers: Mapping[str, str],
-    tasks: Path | None,
-    *,
-    try_all: bool,
-    as_json: bool,
-) -> int:
-    from buckeye_mcp.init.prepare import try_again
-
-    tried = try_again(path, env, command=command, headers=headers, tasks=tasks, try_all=try_all)
-    typer.echo(json.dumps(tried.as_object(), ensure_ascii=False) if as_json else tried.text())
-    return 0 if tried.proof.passed else 1
-
-
-def write_and_prove(
-    prepared: Prepared, *, as_json: bool, try_all: bool = False, goes_on: bool = False
-) -> int:
+def write_and_prove(prepared: Prepared, *, as_json: bool, try_all: bool, goes_on: bool = False) -> int:
     """Write the configuration, play a scripted rollout with it, print what came of it (and what to type next,
     unless somebody goes on with it); the exit code."""
     from buckeye.base.storage import write_directory, write_file
@@ -177,9 +159,8 @@ def _print_dry_run(prepared: Prepared, *, as_json: bool) -> None:
 
     generated, path = prepared.generated, prepared.path
     if as_json:
-        typer.echo(
-            json.dumps(as_object(generated, path, None) | {"text": generated.text}, ensure_ascii=False)
-        )
+        said = as_object(generated, path, None) | {"text": generated.text}
+        typer.echo(json.dumps(said, ensure_ascii=False))
         return
     typer.echo(generated.text, nl=False)
     for note in generated.notes:

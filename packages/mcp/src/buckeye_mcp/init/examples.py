@@ -61,15 +61,12 @@ async def example_tasks(
             if found:  # both of them, or the only one twice
                 both = await _checked([found[0][0], found[-1][0]], config, by_name, source)
     except TimeoutError:
-        typer.echo(
-            f"note: within {_SECONDS:g} s there was no time to play more tasks to begin with", err=True
-        )
+        said = f"note: within {_SECONDS:g} s there was no time to play more tasks to begin with"
+        typer.echo(said, err=True)
     tasks = [task for _, task in found] + ([both] if both is not None else [])
     servers = {source.name: source.written, **source.beside}
     mcp_config = {name: one.model_dump(exclude_defaults=True) for name, one in servers.items()}
-    return [
-        {"id": f"example-{number}", **task, "mcp_config": mcp_config} for number, task in enumerate(tasks, 1)
-    ]
+    return [{"id": f"example-{n}", **task, "mcp_config": mcp_config} for n, task in enumerate(tasks, 1)]
 
 
 async def _checked(
@@ -110,9 +107,8 @@ def _said(call: BoundCall, config: GymConfig, tools: Mapping[str, ToolEntry]) ->
     fixed = {name for name, source in action.sources.items() if isinstance(source, Constant)}
     description = harmless(tools[str(call.tool)].description)
     what = re.split(r"(?<=[.!?])\s", description)[0][:200].rstrip(". ") or f"Call {call.tool}"
-    given = ", ".join(
-        f"{harmless(name)}: {literal(value)}" for name, value in call.arguments.items() if name not in fixed
-    )
+    shown = {name: literal(value) for name, value in call.arguments.items() if name not in fixed}
+    given = ", ".join(f"{harmless(name)}: {value}" for name, value in shown.items())
     return f"{what}{f' ({given})' if given else ''}."
 
 

@@ -104,11 +104,7 @@ def tools_of(source: Source) -> list[ToolEntry]:
 
 
 def _generated(
-    source: Source,
-    tools: Sequence[ToolEntry],
-    files: Path | None,
-    tasks: Sequence[McpTask],
-    wanted: Sequence[str],
+    source: Source, tools: list[ToolEntry], files: Path | None, tasks: list[McpTask], wanted: Sequence[str]
 ) -> Generated:
     calls = [call for task in tasks for call in (*task.setup_tool, *task.evaluate_tool)]
     made = generate_config(

@@ -73,12 +73,7 @@ class Proof:
 
 
 async def prove(
-    config: GymConfig,
-    tools: Sequence[ToolEntry],
-    source: Source,
-    task: McpTask | None,
-    *,
-    try_all: bool = False,
+    config: GymConfig, tools: Sequence[ToolEntry], source: Source, task: McpTask | None, *, try_all: bool
 ) -> Proof:
     """Play every action with made-up arguments, then `done`. `task` says how to set up and grade; without
     one, or where it does so with tools of another server, `setup` is called with made-up arguments if there
@@ -130,23 +125,19 @@ def _calls(task: McpTask | None, tools: Mapping[str, ToolEntry]) -> _TaskCalls:
     return _TaskCalls(calls, [], made_up=True)
 
 
+@dataclass(slots=True)
 class _Play:
     """Rollouts until every call was made: one is enough, unless the environment ends it early."""
 
-    def __init__(
-        self,
-        config: GymConfig,
-        source: Source,
-        trials: dict[str, Trial],
-        pending: list[tuple[str, str]],
-        calls: _TaskCalls,
-    ) -> None:
-        self._config, self._source, self._calls = config, source, calls
-        self._trials, self._pending = trials, pending
-        self.stop_reason = ""
-        self.problem = ""
-        self.note = ""
-        self.reward: float | None = None
+    _config: GymConfig
+    _source: Source
+    _trials: dict[str, Trial]
+    _pending: list[tuple[str, str]]
+    _calls: _TaskCalls
+    stop_reason: str = ""
+    problem: str = ""
+    note: str = ""
+    reward: float | None = None
 
     async def run(self) -> None:
         """Play. What comes of it is in the attributes and in the trials."""
@@ -212,10 +203,8 @@ class _Script:
         self.is_broken = tells_of_a_fault(said)
         if self.is_broken or said.startswith("Invalid tool call"):
             ending = "failed"
-        worked = ending == "worked"
-        self._trials[self._made[0]] = Trial(
-            *self._made, ending, "" if worked else _said(said), said if worked else ""
-        )
+        shown, result = ("", said) if ending == "worked" else (_said(said), "")
+        self._trials[self._made[0]] = Trial(*self._made, ending, shown, result)
 
 
 def _prepared(
@@ -227,18 +216,13 @@ def _prepared(
     waiting = [name for name, source in action.sources.items() if _is_open(source)]
     if waiting:
         return [], Trial(action.name, "", "not tried", f"{', '.join(waiting)} must be filled in first")
-    needed = [
-        (n, s.name)
-        for n, s in action.sources.items()
-        if isinstance(s, FromArg) and n in (schema.get("required") or ())
-    ]
+    required = schema.get("required") or ()
+    needed = [(n, s.name) for n, s in action.sources.items() if isinstance(s, FromArg) and n in required]
     try:
         values = {given: example(known.get(name), schema) for name, given in needed}
     except NoExample as error:
         return [], Trial(action.name, "", "not tried", f"no arguments can be made up: {error}")
-    shown = {
-        given: _WORD.ljust(len(value), "s") if _is_filler(value) else value for given, value in values.items()
-    }
+    shown = {n: _WORD.ljust(len(v), "s") if _is_filler(v) else v for n, v in values.items()}
     variants = [shown]
     for name, given in needed:
         options = choices(known.get(name), schema)

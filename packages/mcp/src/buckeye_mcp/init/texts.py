@@ -40,9 +40,8 @@ def described(config: GymConfig) -> str:
         sizes = choose_sizes([task], [], config, model, on_gpu=on_gpu)
     except UsageError as error:
         return f"note: with {model.name} {error}"
-    return (
-        f"tools: {described_text(sizes, len(config.actions) - 1)} (with {model.name}: {sizes.seq_len} tokens)"
-    )
+    text = described_text(sizes, len(config.actions) - 1)
+    return f"tools: {text} (with {model.name}: {sizes.seq_len} tokens)"
 
 
 def trials_text(proof: Proof, shown: str) -> str:

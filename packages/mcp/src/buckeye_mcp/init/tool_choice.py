@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,12 +101,11 @@ def chosen_tools(
     """The tools whose names fit one of the patterns `include` (none: all of them), and none of `exclude`.
     Raises UsageError for a pattern that fits no tool."""
     names = [tool.name for tool in tools]
+    there = f" There are: {', '.join(map(harmless, names))}."
     for flag, patterns in (("--include", include), ("--exclude", exclude)):
         for pattern in patterns:
             if not any(_fits(name, [pattern]) for name in names):
-                near = (
-                    did_you_mean(closest(pattern, names)) or f" There are: {', '.join(map(harmless, names))}."
-                )
+                near = did_you_mean(closest(pattern, names)) or there
                 raise UsageError(f"{flag} {pattern}: no tool is called so.{near}")
     kept = [tool for tool in tools if not include or _fits(tool.name, include)]
     kept = [tool for tool in kept if not _fits(tool.name, exclude)]
@@ -212,12 +212,8 @@ def _spelled(name: str, pattern: re.Pattern[str]) -> str:
 
 
 def _unique(name: str, taken: Collection[str]) -> str:
-    number = 2
-    found = name
-    while found in taken:
-        found = f"{name}_{number}"
-        number += 1
-    return found
+    numbered = (f"{name}_{number}" for number in itertools.count(2))
+    return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
 
 def _context(actions: Sequence[PlannedAction]) -> dict[str, Parameter]:

@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from buckeye_mcp.client.session import found_program
@@ -57,9 +57,8 @@ async def trial_task(source: Source) -> AsyncIterator[McpTask]:
     async with source.serving() as server:
         others = {name: kept_apart(other) for name, other in source.beside.items()}
         own = server if source.written is None else kept_apart(server)
-        yield McpTask.model_construct(
-            id="init", prompt="Try every tool.", mcp_config={source.name: own, **others}
-        )
+        servers = {source.name: own, **others}
+        yield McpTask.model_construct(id="init", prompt="Try every tool.", mcp_config=servers)
 
 
 def kept_apart(server: Server) -> Server:
@@ -91,14 +90,5 @@ async def timed_tools(source: Source, seconds: float) -> tuple[list[ToolEntry], 
         begun = time.monotonic()
         async with open_sessions(task, Deadlines(start=seconds), workdir=workdir) as sessions:
             took = time.monotonic() - begun
-            tools = [
-                ToolEntry(
-                    name=name,
-                    description=tool.description,
-                    input_schema=dict(tool.input_schema),
-                    output_schema=dict(tool.output_schema) if tool.output_schema is not None else None,
-                    annotations=dict(tool.annotations),
-                )
-                for name, tool in sessions.tools.items()
-            ]
+            tools = [ToolEntry(**asdict(replace(tool, name=name))) for name, tool in sessions.tools.items()]
     return tools, took

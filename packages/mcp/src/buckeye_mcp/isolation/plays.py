@@ -196,11 +196,8 @@ def _arguments(action: Action, tool: ToolInfo) -> dict[str, Any]:
 
 
 def _value(wanted: Any, schema: Mapping[str, Any]) -> Any:
-    if (
-        not isinstance(wanted, Mapping)
-        or wanted.get("type") != "string"
-        or any(key in wanted for key in _FREE)
-    ):
+    is_text = isinstance(wanted, Mapping) and wanted.get("type") == "string"
+    if not is_text or any(key in wanted for key in _FREE):
         return example(wanted, schema)
     about = str(wanted.get("description", "")).upper()
     return f"CREATE TABLE {_WORD} (name TEXT)" if "CREATE TABLE" in about else _WORD

@@ -121,7 +121,7 @@ class Recipe:
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """The settings of the run, as `rl` reads them."""
-    sizes, layout = recipe.sizes, recipe.layout
+    sizes, layout, steps = recipe.sizes, recipe.layout, recipe.sizes.max_steps
     environment = {"id": NAME, "args": {"taskset": recipe.dataset, "config_path": str(recipe.config)}}
     orchestrator: dict[str, Any] = {
         "batch_size": sizes.batch_size,
@@ -130,25 +130,16 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
         "env": [environment],
     }
     if sizes.held_out:
-        orchestrator["eval"] = {
-            "interval": sizes.max_steps,
-            "num_examples": sizes.held_out,
-            "env": [environment],
-        }
+        orchestrator["eval"] = {"interval": steps, "num_examples": sizes.held_out, "env": [environment]}
     trainer: dict[str, Any] = {"optim": {"lr": learning_rate(recipe.model.parameters, lora=recipe.lora)}}
     if recipe.lora:
         trainer["model"] = {"experimental": {"lora": {}}}
-    values: dict[str, Any] = {
-        "output_dir": str(recipe.output_dir),
-        "max_steps": sizes.max_steps,
-        "seq_len": sizes.seq_len,
-    }
+    values: dict[str, Any] = {"output_dir": str(recipe.output_dir), "max_steps": steps}
+    values["seq_len"] = sizes.seq_len
     if layout is not None:
         values["inference_gpu_ids"] = list(layout.inference)
         values["trainer_gpu_ids"] = list(layout.trainer)
-    inference: dict[str, Any] = (
-        {"parallel": {"tp": layout.tp}} if layout is not None and layout.tp > 1 else {}
-    )
+    inference = {"parallel": {"tp": layout.tp}} if layout is not None and layout.tp > 1 else {}
     return values | {
         "model": {"name": recipe.model.name},
         "orchestrator": orchestrator,

@@ -60,23 +60,18 @@ def estimate_time(
     work = _STEP_SECONDS * steps
     tokens = config.orchestrator.seq_len * _LIKELY_LENGTH
     for rollouts, trained in ((steps * config.orchestrator.batch_size, True), (_evaluated(config), False)):
-        work += _seconds(rollouts * tokens, model, cores=cores, layout=layout, trained=trained)
-    return TimeEstimate(
-        start + work,
-        start / _START_WRONG_BY + work / _WRONG_BY,
-        start * _START_WRONG_BY + work * _WRONG_BY,
-        "roughly estimated",
-    )
+        work += _seconds(rollouts * tokens, model.parameters, cores=cores, layout=layout, trained=trained)
+    least = start / _START_WRONG_BY + work / _WRONG_BY
+    most = start * _START_WRONG_BY + work * _WRONG_BY
+    return TimeEstimate(start + work, least, most, "roughly estimated")
 
 
-def _seconds(
-    tokens: float, model: ModelFacts, *, cores: int, layout: GpuLayout | None, trained: bool
-) -> float:
+def _seconds(tokens: float, size: int, *, cores: int, layout: GpuLayout | None, trained: bool) -> float:
     """What it takes to sample these tokens, and to train on them if they are `trained`."""
-    work = (_WORK_TRAINED if trained else 0) * model.parameters * tokens
+    work = (_WORK_TRAINED if trained else 0) * size * tokens
     if layout is None:
-        return (_WORK_SAMPLED * model.parameters * tokens + work) / (_CPU_FLOPS * cores)
-    sampling = tokens * model.parameters / (_GPU_TOKENS * len(layout.inference))
+        return (_WORK_SAMPLED * size * tokens + work) / (_CPU_FLOPS * cores)
+    sampling = tokens * size / (_GPU_TOKENS * len(layout.inference))
     training = work / (_GPU_FLOPS * len(layout.trainer))
     return sampling + training if layout.shared else max(sampling, training)
 

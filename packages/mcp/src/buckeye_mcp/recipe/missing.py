@@ -19,7 +19,7 @@ from buckeye_mcp.config import GymConfig, load_gym_config
 from buckeye_mcp.init.examples import beside
 from buckeye_mcp.init.generate import SERVER
 from buckeye_mcp.recipe.model import SUGGESTED, usual_model
-from buckeye_mcp.tasks.lock import LOCK_FILE, Lock, parse_image, read_lock
+from buckeye_mcp.tasks.lock import LOCK_FILE, Lock, lock_in, parse_image
 from buckeye_mcp.tasks.rows import gateway_config
 
 _STARTER = Path("tasks.json")
@@ -91,7 +91,7 @@ def _made_config(search: Search) -> Path:
                 raise UsageError(
                     f"{prepared.path} was not written; without a configuration there is no training"
                 )
-        code = write_and_prove(prepared, as_json=False, goes_on=True)
+        code = write_and_prove(prepared, as_json=False, try_all=False, goes_on=True)
     if code != 0:
         raise UsageError(
             f"{prepared.path} is written, and its scripted rollout did not go through. "
@@ -110,11 +110,9 @@ def _tasks_too(search: Search) -> str:
 
 def _environment(search: Search) -> tuple[str | None, str | None]:
     """(environment, command) as `rl init` takes them; (None, None) if nobody says."""
-    folder = Path()
-    if search.found.lock is not None or (folder / "Dockerfile").is_file():
-        if not search.asks or confirm(
-            "\nThere is no configs/*.yaml. Write one for the environment in this folder?"
-        ):
+    if search.found.lock is not None or Path("Dockerfile").is_file():
+        question = "\nThere is no configs/*.yaml. Write one for the environment in this folder?"
+        if not search.asks or confirm(question):
             return ".", None
     elif not search.asks:
         return None, None
@@ -280,8 +278,7 @@ class Found:
 def look_around(folder: Path = Path()) -> Found:
     """Look at a folder. Nothing is started and nothing is read from a network. Raises ConfigError for a lock
     file that is none."""
-    lock_file = folder / LOCK_FILE
-    lock = read_lock(lock_file) if lock_file.is_file() else None
+    lock = lock_in(folder)
     return Found(
         lock=lock,
         configs=tuple(_configs(folder)),
@@ -333,8 +330,5 @@ def _is_model(folder: Path) -> bool:
         described = read_json(folder / "config.json")
     except (OSError, json.JSONDecodeError, UnicodeDecodeError):
         return False
-    return (
-        isinstance(described, dict)
-        and bool(described.get("architectures"))
-        and any(folder.glob("*.safetensors"))
-    )
+    is_described = isinstance(described, dict) and bool(described.get("architectures"))
+    return is_described and any(folder.glob("*.safetensors"))

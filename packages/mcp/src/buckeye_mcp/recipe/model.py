@@ -19,38 +19,25 @@ class _Service:
     """Who serves a family of models, and where an OpenAI client finds it."""
 
     name: str
-    pattern: re.Pattern[str]
+    pattern: str
     base_url: str
     key: str
 
 
+_OF_OPENAI = r"(openai/)?(chatgpt-|gpt-(?!oss|2|neo|j\b|sw3)|o[1-9](-|$))"
+_GOOGLE = "https://generativelanguage.googleapis.com"
 _SERVICES = (
-    _Service(
-        "OpenAI",
-        re.compile(r"(openai/)?(chatgpt-|gpt-(?!oss|2|neo|j\b|sw3)|o[1-9](-|$))", re.I),
-        "https://api.openai.com/v1",
-        "OPENAI_API_KEY",
-    ),
-    _Service(
-        "Anthropic",
-        re.compile(r"(anthropic/)?claude", re.I),
-        "https://api.anthropic.com/v1",
-        "ANTHROPIC_API_KEY",
-    ),
-    _Service(
-        "Google",
-        re.compile(r"(google/)?gemini", re.I),
-        "https://generativelanguage.googleapis.com/v1beta/openai",
-        "GEMINI_API_KEY",
-    ),
-    _Service("xAI", re.compile(r"(xai/|x-ai/)?grok-", re.I), "https://api.x.ai/v1", "XAI_API_KEY"),
+    _Service("OpenAI", _OF_OPENAI, "https://api.openai.com/v1", "OPENAI_API_KEY"),
+    _Service("Anthropic", r"(anthropic/)?claude", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
+    _Service("Google", r"(google/)?gemini", f"{_GOOGLE}/v1beta/openai", "GEMINI_API_KEY"),
+    _Service("xAI", r"(xai/|x-ai/)?grok-", "https://api.x.ai/v1", "XAI_API_KEY"),
 )
 
 
 def refuse_hosted(model: str, *, dataset: str, config: str) -> None:
     """Raise UsageError if nobody has the weights of `model` but who serves it, with the command that
     evaluates it on these tasks."""
-    service = next((one for one in _SERVICES if one.pattern.match(model)), None)
+    service = next((one for one in _SERVICES if re.match(one.pattern, model, re.I)), None)
     if service is None:
         return
     words = ["buckeye", "eval", "buckeye-vf-gym", "--model", model.rpartition("/")[2]]
@@ -116,9 +103,8 @@ def model_facts(name: str) -> ModelFacts:
     named = _IN_A_NAME.search(name.rpartition("/")[2])
     if named is None:
         return ModelFacts(name=name, path=path, parameters=_UNKNOWN_PARAMETERS, guessed=True)
-    return ModelFacts(
-        name=name, path=path, parameters=int(float(named[1]) * _UNIT[named[2].lower()]), guessed=False
-    )
+    parameters = int(float(named[1]) * _UNIT[named[2].lower()])
+    return ModelFacts(name=name, path=path, parameters=parameters)
 
 
 def _check_whole(name: str, path: Path) -> None:

@@ -102,7 +102,8 @@ def plan_object(plan: Plan) -> dict[str, Any]:
 
 
 def _rows(plan: Plan) -> list[tuple[str, str]]:
-    recipe, orchestrator = plan.recipe, plan.config.orchestrator
+    recipe, orchestrator, disk = plan.recipe, plan.config.orchestrator, plan.disk.total
+    needed = f"up to {human_bytes(disk)} of" if disk else "not known before the model is here;"
     return [
         ("environment", f"{plan.environment} ({recipe.config}: {', '.join(plan.actions)})"),
         ("tools", described_text(recipe.sizes, len(plan.actions) - 1)),
@@ -117,12 +118,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
         ("rollout", f"up to {orchestrator.seq_len} tokens; the longest prompt has {_prompt(plan)}"),
         ("steps", _steps(plan)),
         ("where", f"{plan.where}; {plan.devices}"),
-        (
-            "disk",
-            f"up to {human_bytes(plan.disk.total)} of {human_bytes(plan.free)} free"
-            if plan.disk.total
-            else f"not known before the model is here; {human_bytes(plan.free)} free",
-        ),
+        ("disk", f"{needed} {human_bytes(plan.free)} free"),
         ("time", _time(plan.time)),
         ("price", plan.price),
         ("writes", f"{plan.config.output_dir}"),
@@ -133,12 +129,8 @@ def _model(plan: Plan) -> str:
     model = plan.recipe.model
     size = f"{'perhaps ' if model.guessed else ''}{_parameters(model.parameters)} parameters"
     trained = "adapters are trained" if plan.recipe.lora else "all of them trained"
-    here = (
-        ""
-        if model.path is not None
-        else f"; about {human_bytes(model.parameters * _BYTES_PER_PARAMETER)} to fetch"
-    )
-    return f"{model.name} ({size}, {trained}{here})"
+    to_fetch = f"; about {human_bytes(model.parameters * _BYTES_PER_PARAMETER)} to fetch"
+    return f"{model.name} ({size}, {trained}{to_fetch if model.path is None else ''})"
 
 
 def _time(time: TimeEstimate | None) -> str:

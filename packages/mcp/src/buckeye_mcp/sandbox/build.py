@@ -91,7 +91,7 @@ def push_built(image: str, target: str, *, progress: Callable[[str], None]) -> s
     kept = find_built(parse_reference(image), folder)
     if kept is None:
         return _push_by_builder(image, target)
-    push_image(kept, reference, progress=progress)
+    push_image(kept, reference, progress)
     name_built(reference, kept.manifest.digest, folder)
     return kept.manifest.digest
 
@@ -103,9 +103,8 @@ def _push_by_builder(image: str, target: str) -> str:
     if target != image:
         output_of([name, "tag", image, target], _ANSWER_SECONDS, target)
     output_of([name, "push", "--quiet", target], _PUSH_SECONDS, f"{target} cannot be pushed")
-    said = output_of(
-        [name, "image", "inspect", "--format", "{{json .RepoDigests}}", target], _ANSWER_SECONDS, target
-    )
+    inspect = [name, "image", "inspect", "--format", "{{json .RepoDigests}}", target]
+    said = output_of(inspect, _ANSWER_SECONDS, target)
     repository = parse_reference(target).repository
     digests = [str(one).partition("@") for one in json.loads(said) or []]
     found = [digest for of, _, digest in digests if parse_reference(of).repository == repository]
@@ -117,5 +116,4 @@ def _has(name: str, image: str) -> bool:
         find_program(name)
     except RuntimeUnavailable:
         return False
-    ran = run_program([name, "image", "inspect", image], seconds=_ANSWER_SECONDS)
-    return ran.returncode == 0
+    return run_program([name, "image", "inspect", image], seconds=_ANSWER_SECONDS).returncode == 0

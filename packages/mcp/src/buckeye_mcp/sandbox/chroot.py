@@ -120,14 +120,9 @@ def _copied(tree: Path, target: Path, user: int | None) -> tuple[Path, None]:
 
 async def kill_user(user: int) -> None:
     """Kill whatever a session's user still runs, also outside of its process group."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        "-S",
-        "-c",
-        f"import os; os.setgroups([]); os.setresgid({user}, {user}, {user}); "
-        f"os.setresuid({user}, {user}, {user}); os.kill(-1, {int(signal.SIGKILL)})",
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    become = f"os.setgroups([]); os.setresgid({user}, {user}, {user}); os.setresuid({user}, {user}, {user})"
+    code = f"import os; {become}; os.kill(-1, {int(signal.SIGKILL)})"
+    argv = (sys.executable, "-I", "-S", "-c", code)
+    process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
     async with asyncio.timeout(_KILL_SECONDS):
         await process.wait()

@@ -154,8 +154,7 @@ def _new_namespaces(spec: dict[str, Any]) -> None:
         uid, gid = os.geteuid(), os.getegid()
         _unshare(_NEW_USER | flags)
         for name, line in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(line)
+            _write(f"/proc/self/{name}", line)
     else:
         _unshare(flags)
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE, None)

@@ -36,9 +36,8 @@ class Walls:
         """For people."""
         if not self.namespaces:
             return f"process groups only, no namespaces ({self.reason})"
-        return "own processes and mounts" + (
-            "" if self.overlay else ", root file systems copied (no overlayfs)"
-        )
+        copied = "" if self.overlay else ", root file systems copied (no overlayfs)"
+        return f"own processes and mounts{copied}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -119,15 +119,8 @@ class ApptainerRuntime:
     async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
         """`apptainer run`: nothing of the host's but the network, and files that are gone afterwards."""
         _check_variables(variables, self.name)
-        argv = [
-            self._program,
-            "run",
-            "--containall",
-            "--cleanenv",
-            "--writable-tmpfs",
-            "--no-privs",
-            "--no-home",
-        ]
+        argv = [self._program, "run", "--containall", "--cleanenv", "--writable-tmpfs"]
+        argv += ["--no-privs", "--no-home"]
         if self._limits.memory is not None:
             argv += ["--memory", str(self._limits.memory)]
         if self._limits.cpus is not None:

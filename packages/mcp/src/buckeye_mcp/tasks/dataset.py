@@ -95,9 +95,7 @@ def read_dataset(path: Path) -> dict[str, list[McpTask]]:
     for file in files:
         held_out = path.is_dir() and file.name.startswith(_EVAL_NAMES)
         rows.setdefault(TEST if held_out else TRAIN, []).extend(_rows(file))
-    return {
-        split: read_rows(found, f"{path} ({split})") for split, found in sorted(rows.items(), reverse=True)
-    }
+    return {split: read_rows(part, f"{path} ({split})") for split, part in sorted(rows.items(), reverse=True)}
 
 
 def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]]) -> str:

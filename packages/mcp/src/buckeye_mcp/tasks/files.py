@@ -120,9 +120,8 @@ def _graded(values: dict[str, Any], folder: Path | None) -> list[Problem]:
         values["grade"] = as_written(graders)
     problems = [replace(one, path=("grade", *one.path)) for one in wrong]
     if folder is None and any(grader.python is not None for grader in graders):
-        problems.append(
-            Problem(path=("grade",), message="a dataset holds no functions; name it in the configuration")
-        )
+        said = "a dataset holds no functions; name it in the configuration"
+        problems.append(Problem(path=("grade",), message=said))
     return problems
 
 

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from buckeye.errors import UsageError
+from buckeye.base.distribution import need
+from buckeye.base.keys import key
+from buckeye.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from buckeye_mcp.tasks.task_schema import McpTask
-
-import re
-from typing import Any
-
-from buckeye.base.distribution import need
-from buckeye.base.keys import key
-from buckeye.errors import RunError
 
 _USUAL = ("tasks.json", "tasks.jsonl", "task.json", "*_tasks.json", "*_tasks.jsonl")
 
@@ -87,13 +82,7 @@ def hf(
 
 
 def _made(
-    name: str,
-    splits: Mapping[str, Sequence[McpTask]],
-    folder: Path | None,
-    *,
-    private: bool,
-    push: bool,
-    yes: bool,
+    name: str, splits: dict[str, list[McpTask]], folder: Path | None, *, private: bool, push: bool, yes: bool
 ) -> str | None:
     """Write the dataset, push it if asked to, and return its address on the hub."""
     from buckeye_mcp.tasks.dataset import write_dataset

@@ -113,6 +113,11 @@ def read_lock(path: Path) -> Lock:
     return lock
 
 
+def lock_in(folder: Path) -> Lock | None:
+    """The lock file of a folder, None without one. Raises ConfigError as `read_lock` does."""
+    return read_lock(folder / LOCK_FILE) if (folder / LOCK_FILE).is_file() else None
+
+
 def update_lock(path: Path, changes: Mapping[str, Any]) -> None:
     """Set top-level keys of a lock file in one step; other keys and comments stay as they are. A key whose
     value is None is taken out. A file that is not there is made.

@@ -48,12 +48,10 @@ def read_with_lock(path: Path, lock: Lock | None) -> tuple[list[McpTask], int]:
             inferred += 1
         rows.append(row)
     tasks = [beside(task, path) for task in tasks_of(rows, str(path), path.absolute().parent)]
-    problems = [problem for task in tasks for problem in _written_keys(task)]
-    if problems:
+    keys = [key for task in tasks for key in _written_keys(task)]
+    if keys:
         hint = "Write a variable instead, as $NAME: it is looked up when the task is played."
-        raise UsageError(
-            "\n".join([f"{path} has keys written out. {hint}", *(f"  {one}" for one in problems)])
-        )
+        raise UsageError("\n".join([f"{path} has keys written out. {hint}", *(f"  {key}" for key in keys)]))
     return tasks, inferred
 
 
@@ -77,12 +75,10 @@ def as_row(task: McpTask) -> dict[str, str | None]:
     for name in ("setup_tool", "evaluate_tool"):
         if values[name] and len(values[name]) == 1:
             values[name] = values[name][0]
-    return {
-        name: values[name]
-        if name not in (*NESTED, GRADE) or values[name] is None
-        else json.dumps(values[name], ensure_ascii=False)
-        for name in columns
-    }
+    for name in (*NESTED, GRADE):
+        if values.get(name) is not None:
+            values[name] = json.dumps(values[name], ensure_ascii=False)
+    return {name: values[name] for name in columns}
 
 
 def split_tasks(tasks: Sequence[McpTask], fraction: float | None) -> dict[str, list[McpTask]]:

@@ -136,9 +136,8 @@ def allow(name: str, uses: Uses) -> Path:
     known = {}
     with suppress(OSError, ValueError):
         known = read_json(_file())
-    write_file(
-        _file(), json.dumps({**known, uses.digest: {"name": name, **uses.named()}}, indent=1), mode=0o600
-    )
+    known = {**known, uses.digest: {"name": name, **uses.named()}}
+    write_file(_file(), json.dumps(known, indent=1), mode=0o600)
     return _file()
 
 

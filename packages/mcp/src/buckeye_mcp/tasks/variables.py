@@ -6,7 +6,7 @@ They are resolved when a session is opened and not before: what is stored and lo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from buckeye.errors import UsageError
@@ -33,15 +33,16 @@ def resolve(value: Any, variables: Mapping[str, str]) -> Any:
             f"not set: {names}. Set it in the environment or in the file .env, "
             "or give a default as ${NAME:-default}; $$ is a dollar sign."
         )
-    return _resolved(value, variables)
+    return with_texts(value, lambda text: _VARIABLE.sub(lambda match: _replacement(match, variables), text))
 
 
-def _resolved(value: Any, variables: Mapping[str, str]) -> Any:
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` with all its texts changed; keys of objects and other values stay."""
     if isinstance(value, str):
-        return _VARIABLE.sub(lambda match: _replacement(match, variables), value)
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: _resolved(item, variables) for key, item in value.items()}
-    return [_resolved(item, variables) for item in value] if isinstance(value, list) else value
+        return {key: with_texts(item, change) for key, item in value.items()}
+    return [with_texts(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _missing(value: Any, variables: Mapping[str, str], where: str = "") -> Iterator[tuple[str, str]]:
@@ -99,9 +100,5 @@ def names_of(value: Any) -> list[str]:
 
 def names_in_servers(tasks: Iterable[McpTask]) -> list[str]:
     """The names of the variables that the servers of tasks are given, once for each server."""
-    return [
-        name
-        for task in tasks
-        for server in task.mcp_config.values()
-        for name in names_of(server.model_dump())
-    ]
+    servers = [server for task in tasks for server in task.mcp_config.values()]
+    return [name for server in servers for name in names_of(server.model_dump())]

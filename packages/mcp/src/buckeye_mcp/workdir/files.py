@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -157,28 +158,25 @@ def _made_by(script: Path) -> Path:
     if not final.is_dir():
         with suppress(FileExistsError):  # another process was faster
             final.parent.mkdir(parents=True, exist_ok=True)
-            write_directory(final, _runner(script))
+            write_directory(final, functools.partial(_run, script))
     return final
 
 
-def _runner(script: Path) -> Callable[[Path], None]:
-    def fill(folder: Path) -> None:
-        try:
-            ran = subprocess.run(  # noqa: S603  a list of words, without a shell
-                [*_SCRIPTS[script.suffix], str(script)],
-                cwd=folder,
-                env=clean_environment({}),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_SCRIPT_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise UsageError(f"files: {script} did not end within {_SCRIPT_SECONDS:g} s") from None
-        if ran.returncode != 0:
-            words = "\n".join((ran.stderr or ran.stdout).strip().splitlines()[-12:])
-            raise UsageError(f"files: {script} ended with exit code {ran.returncode}:\n{words}")
-
-    return fill
+def _run(script: Path, folder: Path) -> None:
+    try:
+        ran = subprocess.run(  # noqa: S603  a list of words, without a shell
+            [*_SCRIPTS[script.suffix], str(script)],
+            cwd=folder,
+            env=clean_environment({}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SCRIPT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"files: {script} did not end within {_SCRIPT_SECONDS:g} s") from None
+    if ran.returncode != 0:
+        words = "\n".join((ran.stderr or ran.stdout).strip().splitlines()[-12:])
+        raise UsageError(f"files: {script} ended with exit code {ran.returncode}:\n{words}")

@@ -10,7 +10,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from buckeye_mcp.gateway.starts import remove_tree
 from buckeye_mcp.gateway.state import own_folder
 from buckeye_mcp.sandbox.base import Places, cache_folder
 from buckeye_mcp.tasks.task_schema import McpTask
+from buckeye_mcp.tasks.variables import with_texts
 from buckeye_mcp.workdir.files import copy_tree, prepare
 
 log = logging.getLogger(__name__)
@@ -56,19 +57,12 @@ class Workdir:
 
     def placed(self, value: Any) -> Any:
         """`value` with the folder's path for `{workdir}` in all its texts; keys of objects stay."""
-        if isinstance(value, str):
-            return value.replace(WORKDIR, str(self.path))
-        if isinstance(value, Mapping):
-            return {key: self.placed(item) for key, item in value.items()}
-        return [self.placed(item) for item in value] if isinstance(value, list) else value
+        return with_texts(value, lambda text: text.replace(WORKDIR, str(self.path)))
 
     def hidden(self, value: Any) -> Any:
         """`value` with `{workdir}` for the folder's path in all its texts: the same in every rollout."""
-        if isinstance(value, str):
-            return value.replace(str(self.path), WORKDIR).replace(str(self.place), f"{WORKDIR}/..")
-        if isinstance(value, Mapping):
-            return {key: self.hidden(item) for key, item in value.items()}
-        return [self.hidden(item) for item in value] if isinstance(value, list) else value
+        path, place = str(self.path), str(self.place)
+        return with_texts(value, lambda text: text.replace(path, WORKDIR).replace(place, f"{WORKDIR}/.."))
 
 
 @asynccontextmanager

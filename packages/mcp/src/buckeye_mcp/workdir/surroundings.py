@@ -71,9 +71,8 @@ def left_behind(server: StdioServer) -> list[str]:
         return []
     named = [word.partition("=")[2] if word.startswith("-") else word for word in server.args]
     paths = [Path(word) for word in named if "/" in word or Path(word).suffix]
-    return [
-        str(path) for path in paths if not path.is_absolute() and os.path.exists(path) and not _is_code(path)
-    ]
+    here = [path for path in paths if not path.is_absolute() and os.path.exists(path)]
+    return [str(path) for path in here if not _is_code(path)]
 
 
 def _environment(workdir: Workdir) -> dict[str, str]:
