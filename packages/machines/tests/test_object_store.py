@@ -473,6 +473,26 @@ def test_a_store_that_fails_ends_nothing(tmp_path, url, quick, monkeypatch, capl
     assert told(run)["failures"] == 0
 
 
+@pytest.mark.parametrize(("place", "name"), [(Store, "checkpoints"), (uploads, "read_commit")])
+def test_a_checkpoint_that_is_deleted_before_it_is_uploaded_is_no_failure(
+    tmp_path, url, quick, monkeypatch, caplog, place, name
+):
+    run, function = made(tmp_path / "run"), getattr(place, name)
+
+    def too_late(*words):
+        shutil.rmtree(run / "checkpoints" / "step_4", ignore_errors=True)
+        return function(*words)
+
+    save(run, 2)
+    save(run, 4)
+    monkeypatch.setattr(place, name, too_late)
+    with Uploads(run, Store(url), keep=2, patience=20) as going:
+        pass
+    assert going.left == []
+    assert "has failed" not in caplog.text
+    assert [info.step for info in Store(url).checkpoints()] == [2]
+
+
 @pytest.mark.parametrize("patience", [0.3, 100])
 def test_the_end_of_a_run_does_not_wait_for_ever(tmp_path, url, quick, monkeypatch, caplog, patience):
     """Not longer than it is told to, and not for a store that refuses."""

@@ -181,7 +181,7 @@ class Uploads:
                     kept=self._kept(local) or (),
                     told=lambda count: self._tell(sent=count),
                 )
-        except FileNotFoundError:
+        except (FileNotFoundError, CheckpointError):
             if info in checkpoints_by_age(self._root):
                 raise
             log.info("The checkpoint of step %d went away before it was uploaded", step)

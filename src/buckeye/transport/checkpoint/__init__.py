@@ -133,8 +133,12 @@ def _attempt_of(path: Path) -> int | None:
 
 def is_complete(info: CheckpointInfo) -> bool:
     """Whether all files of a checkpoint are there. Those of ranks with another directory may be in the object
-    store alone."""
-    return all((info.path / name).is_file() for name in read_commit(info.path)["files"])
+    store alone. One that has been deleted meanwhile is not."""
+    try:
+        files = read_commit(info.path)["files"]
+    except CheckpointError:
+        return False
+    return all((info.path / name).is_file() for name in files)
 
 
 def read_commit(path: Path) -> dict[str, Any]:
