@@ -348,11 +348,11 @@ def test_a_session_that_starts_while_the_gateway_stops_is_ended(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "says"),
-    [("hang", "gave no answer within 1 s (--start-seconds)"), ("die", "no configuration")],
+    ("behaviour", "seconds", "says"),
+    [("hang", "1", "gave no answer within 1 s (--start-seconds)"), ("die", "120", "no configuration")],
 )
-def test_an_environment_that_does_not_start(tmp_path, behaviour, says):
-    with gateway(tmp_path, "--command", scripted(behaviour), "--start-seconds", "1") as running:
+def test_an_environment_that_does_not_start(tmp_path, behaviour, seconds, says):
+    with gateway(tmp_path, "--command", scripted(behaviour), "--start-seconds", seconds) as running:
         answer = Client(running.url).post(request("initialize", INITIALIZE))
         assert answer.status_code == 502
         assert says in answer.json()["error"]["message"]
