@@ -168,7 +168,7 @@ def test_a_function(folder, tmp_path):
     )
     assert graded({"python": "check.py:there"}, folder, files=tmp_path).score == 1.0
     for function, said in (
-        ("fails", r"KeyError: 'key' \(check.py:10\)"),
+        ("fails", r"KeyError: 'key' \(check.py:9\)"),
         ("leaves", "it ended with code 0"),
         ("words", "words returned 'good': expected a number"),
         ("hangs", "it took longer than 1 s"),
