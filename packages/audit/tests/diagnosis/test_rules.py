@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from packages.audit.tests.diagnosis.made_runs import Made, make
 
+from buckeye.run_files.record import write_event
 from buckeye_audit.diagnosis.diagnose import diagnose
 from buckeye_audit.diagnosis.statistics import share_interval, slope_interval
 
@@ -52,6 +53,15 @@ def test_what_was_planted_is_named_first(tmp_path, name):
     assert found[0].confidence != "possible"
     assert found[0].evidence
     assert all(str(tmp_path) in evidence.command for evidence in found[0].evidence)
+
+
+def test_a_run_as_it_was_knows_nothing_of_what_came_later(tmp_path):
+    run = make(tmp_path / "run", PLANTED["evaluated_on_train"])
+    (run / "evals" / "step_0").rename(run / "evals" / "step_3")
+    write_event(run, "failure", attempt=1, cause="the disk is full")
+    assert named(run) == ["failed", "evaluated_on_train"]
+    assert named(run, step=2) == []
+    assert named(run, step=3) == ["evaluated_on_train"]
 
 
 @pytest.mark.parametrize("seed", range(1))

@@ -53,7 +53,8 @@ def _failed(facts: Facts) -> Finding | None:
     ends = [
         event for event in read_events(facts.run.path) if event["event"] in ("failure", "start", "attempt")
     ]
-    if not ends or ends[-1]["event"] != "failure":
+    went_on = any(step.number > facts.until for step in facts.run.steps)
+    if not ends or ends[-1]["event"] != "failure" or went_on:
         return None
     cause = " ".join(str(ends[-1].get("cause") or "no cause is recorded").split())
     return facts.finding(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Sequence
@@ -141,9 +140,3 @@ class Facts:
             confidence=confidence,
             evidence=tuple(Evidence(fact=fact, command=command) for fact, command in evidence),
         )
-
-
-def components_of(text: str) -> dict[str, float]:
-    """The components of a row of the index."""
-    found = json.loads(text)
-    return found if isinstance(found, dict) else {}

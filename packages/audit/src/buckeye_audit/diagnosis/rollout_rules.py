@@ -182,17 +182,17 @@ _EVALUATED = (
 
 def evaluated_on_train(facts: Facts) -> Finding | None:
     """The prompts of the evaluation are trained on."""
-    evaluated = {row[0] for row in facts.query("SELECT DISTINCT prompt FROM rollouts WHERE split = 'eval'")}
-    trained = {
-        row[0]
-        for row in facts.query("SELECT DISTINCT prompt FROM rollouts WHERE split = 'train' AND retried = 0")
-    }
-    evaluated.discard(None)
+    known = facts.query(
+        "SELECT DISTINCT split, prompt FROM rollouts WHERE retried = 0 AND prompt IS NOT NULL "
+        "AND step <= {until}"
+    )
+    evaluated, trained = ({prompt for of, prompt in known if of == split} for split in ("eval", "train"))
     both = evaluated & trained
     if len(evaluated) < 3 or share_interval(len(both), len(evaluated), 2.0)[0] < 0.2:
         return None
     (step, task), *_ = facts.query(
-        "SELECT step, task FROM rollouts WHERE split = 'train' AND prompt = ?", next(iter(both))
+        "SELECT step, task FROM rollouts WHERE split = 'train' AND prompt = ? AND step <= {until}",
+        min(both),
     )
     return facts.finding(
         "evaluated_on_train",

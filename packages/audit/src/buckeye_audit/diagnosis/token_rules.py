@@ -13,9 +13,6 @@ from buckeye_audit.diagnosis.statistics import rms, share_interval, slope_interv
 
 _ENOUGH = 40
 """Fewer tokens say nothing."""
-_RESTART = (
-    "The mask, the log-probs and the tokens of a sample are not of the same places: see what makes the batch"
-)
 
 
 def unsampled_tokens(facts: Facts) -> Finding | None:

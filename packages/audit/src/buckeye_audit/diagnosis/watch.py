@@ -27,6 +27,7 @@ class RunWatch:
         self._told: set[str] = set()
         self._next = _FIRST_WHOLE
         self._whole: threading.Thread | None = None
+        self._sure: set[str] = set()
 
     def look(self) -> None:
         """Warn of what is found now and was not at the last look, and seldom again."""
@@ -40,18 +41,14 @@ class RunWatch:
         steps = self._metrics.steps()
         if steps and steps[-1].number >= self._next and (self._whole is None or not self._whole.is_alive()):
             self._next = 2 * steps[-1].number
-            self._whole = threading.Thread(target=warn_of_what_is_sure, args=(self._run,), daemon=True)
+            self._whole = threading.Thread(target=self._look_at_all, daemon=True)
             self._whole.start()
 
+    def _look_at_all(self) -> None:
+        """Look at all that the run has recorded, and warn once of what is sure."""
+        from buckeye_audit.diagnosis.command import found_in
 
-_told: set[str] = set()
-
-
-def warn_of_what_is_sure(run: Path) -> None:
-    """Look at all that the run has recorded, and warn of what is sure, once in this process."""
-    from buckeye_audit.diagnosis.command import found_in
-
-    for one in found_in(run):
-        if one.confidence == "sure" and one.name not in _told:
-            _told.add(one.name)
-            log.warning("%s", one)
+        for one in found_in(self._run):
+            if one.confidence == "sure" and one.name not in self._sure:
+                self._sure.add(one.name)
+                log.warning("%s", one)
