@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 
@@ -248,6 +249,32 @@ def test_sft_refuses_a_directory_that_holds_a_run(finished):
     assert (finished.root / "out" / "weights" / "step_5").exists()
     fresh = finished.here(finished.argv("sft", *words, "--output-dir", "sft"))
     assert fresh.returncode == 0, fresh.stderr
+
+
+def test_sft_that_is_stopped_says_how_to_go_on(runner):
+    (runner.root / "chats.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "a"}]}\n'
+    )
+    words = (
+        "--model.name",
+        runner.model,
+        "--data.path",
+        "chats.jsonl",
+        "--output-dir",
+        "sft",
+        "--ckpt.interval",
+        1,
+    )
+    running = runner.start(runner.argv("sft", *words, "--max-steps", 5000))
+    wait_for(lambda: len(runner.metrics("sft", "sft")) >= 2, "the second step")
+    running.send_signal(signal.SIGINT)
+    printed, _ = running.communicate()
+    assert running.returncode == 130, printed
+    program, *resume = shlex.split(printed.partition("Continue with:\n")[2].splitlines()[0])
+    done = len(runner.metrics("sft", "sft"))
+    went_on = runner.here(runner.argv(program, *resume, "--max-steps", done + 1))
+    assert went_on.returncode == 0, went_on.stderr
+    assert len(runner.metrics("sft", "sft")) == done + 1
 
 
 @WITH_AUDIT

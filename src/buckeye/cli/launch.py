@@ -248,13 +248,15 @@ def _sft(argv: list[str]) -> int:
     from buckeye.base.process import run_identity
     from buckeye.base.storage import write_file
     from buckeye.config.load import to_json
+    from buckeye.launch.resume import without_flags
     from buckeye.monitor.tracker import check_wandb, tracked
     from buckeye.run_files.directory import claimed
     from buckeye.trainer.sft import run_sft
 
     wandb = config.wandb if first else None
     check_wandb(wandb)
-    command = shlex.join(["sft", *argv, "--ckpt.resume-step", "-1"])
+    again = without_flags(argv, ("--ckpt.resume-step",))
+    command = shlex.join(["sft", *again, "--ckpt.resume-step", "-1"])
     output_dir = config.output_dir
     with claimed(output_dir, resumed=resumed, resume_command=command):
         if first:
@@ -263,6 +265,8 @@ def _sft(argv: list[str]) -> int:
         with tracked(wandb, output_dir=output_dir, run_id=run_identity().run_id, config=config):
             with uploads_of(output_dir, config.ckpt if first else None) as uploads:
                 done = run_sft(config)
+            if not done and first:
+                print(f"Stopped. Continue with:\n  {command}", file=sys.stderr)
             return INTERRUPTED if not done else int(uploads is not None and bool(uploads.left))
 
 
