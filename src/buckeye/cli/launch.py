@@ -90,6 +90,7 @@ RUN_COMMANDS = (
     "rollouts",
     "curve",
     "diagnose",
+    "report",
     "replay",
     "stop",
     "scale",

@@ -71,6 +71,7 @@ _COMMANDS = {
     "doctor": "Would it work here? Memory, versions, disk, model.",
     "list, status, logs, events": "See runs.",
     "rollouts, curve, diagnose": "What one played; its reward; why none is learnt.",
+    "report": "A run in one file that can be sent.",
     "attach, stop, resume, fork": "Steer one, or go on from a checkpoint.",
     "clean, scale, replay, pods": "Free disk; more engines; a step again; machines.",
     "export, schema": "Files for SkyPilot, Kubernetes, editors.",

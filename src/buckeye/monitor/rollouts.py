@@ -123,13 +123,18 @@ def whole_rollout(one: PlayedRollout, longest: int | None) -> Iterator[str]:
             yield f"{name:<{width}}  {printable(value)}"
     for number, text in enumerate(one.text, 1):
         yield f"\n--- text {number} of {len(one.text)} ---" if len(one.text) > 1 else ""
-        cut = len(text) - longest if longest is not None else 0
-        if cut > 0:
-            assert longest is not None
-            head, tail = text[: longest // 2], text[-(longest // 2) :]
-            text = f"{head}\n[... {cut} characters are left out here; --full shows them ...]\n{tail}"
-        for role, said in messages_in(text):
+        shown = text if longest is None else shortened(text, longest, "; --full shows them")
+        for role, said in messages_in(shown):
             yield f"[{role}]\n{printable(said)}" if role else printable(said)
+
+
+def shortened(text: str, longest: int, how: str = "") -> str:
+    """A text that is too long without its middle, and with a note of that."""
+    cut = len(text) - longest
+    if cut <= 0:
+        return text
+    head, tail = text[: longest // 2], text[-(longest // 2) :]
+    return f"{head}\n[... {cut} characters are left out here{how} ...]\n{tail}"
 
 
 def messages_in(text: str) -> list[tuple[str, str]]:

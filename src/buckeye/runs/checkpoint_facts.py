@@ -195,7 +195,7 @@ def gather_facts(run: Path, choice: Choice, scores: Sequence[Score]) -> RunFacts
         kind=kind,
         base=base,
         base_id=None if _is_local(base) else base,
-        settings=redacted(_rl_settings(config) if kind == "rl" else _sft_settings(config)),
+        settings=settings_of(kind, config),
         progress={name: int(progress[name]) for name in ("step", "samples", "tokens")},
         before=[s for s in scores if s.step == first and s.step < step],
         after=scores_of(choice.info, scores),
@@ -214,6 +214,12 @@ def _is_local(name: str) -> bool:
     """Whether a name is a path. What is in the current directory says nothing: a run records the models and
     data that it found there by their absolute paths."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def settings_of(kind: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """The important settings of a run of `rl` or `sft`, for people."""
+    settings: dict[str, str] = redacted(_rl_settings(config) if kind == "rl" else _sft_settings(config))
+    return settings
 
 
 def _rl_settings(config: Mapping[str, Any]) -> dict[str, str]:

@@ -2,6 +2,12 @@
 
 from buckeye_audit.curve import curve
 from buckeye_audit.diagnosis.command import diagnose_run
+from buckeye_audit.report.run_command import run_report
 from buckeye_audit.rollouts import rollouts
 
-COMMANDS = {"rl curve": curve, "rl diagnose": diagnose_run, "rl rollouts": rollouts}
+COMMANDS = {
+    "rl curve": curve,
+    "rl diagnose": diagnose_run,
+    "rl report": run_report,
+    "rl rollouts": rollouts,
+}

@@ -12,6 +12,7 @@ from buckeye import __version__
 from buckeye.base.storage import write_file
 from buckeye_audit.report.evaluations import Evaluation
 from buckeye_audit.report.gather import Report
+from buckeye_audit.report.plots import before_after_bars, exact_curves, rendered, training_reward
 from buckeye_audit.report.rows import Row
 from buckeye_audit.report.text import markdown, summary
 
@@ -19,20 +20,24 @@ from buckeye_audit.report.text import markdown, summary
 def write_report(report: Report, directory: Path) -> list[Path]:
     """Write everything under `directory` and return the paths, the Markdown first. Pictures need
     matplotlib; without it there are none."""
-    pictures = draw(report) if importlib.util.find_spec("matplotlib") is not None else {}
-    for name, (_, png) in pictures.items():
-        write_file(directory / name, png)
-    shown = [(what, name) for name, (what, _) in pictures.items()]
+    drawn = draw(report) if can_draw() else {}
+    pictures = {f"{name}.png": title for name, (title, _) in drawn.items()}
+    for name, (_, figure) in drawn.items():
+        write_file(directory / f"{name}.png", rendered(figure, "png"))
+    shown = [(what, name) for name, what in pictures.items()]
     write_file(directory / "report.json", json.dumps(as_json(report), indent=1, ensure_ascii=False) + "\n")
     write_file(directory / "report.md", markdown(report, shown))
     return [directory / name for name in ("report.md", "report.json", *pictures)]
 
 
-def draw(report: Report) -> dict[str, tuple[str, bytes]]:
-    """File name -> what it shows, and the PNG."""
-    from buckeye_audit.report.plots import before_after_bars, exact_curves, training_reward
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
 
-    pictures: dict[str, tuple[str, bytes]] = {}
+
+def draw(report: Report) -> dict[str, tuple[str, Any]]:
+    """File name without its ending -> what the picture shows, and the figure."""
+    figures: dict[str, tuple[str, Any]] = {}
     if len(report.curve) > 1:
         floors = {
             row.split: row.content_free.exact
@@ -40,20 +45,20 @@ def draw(report: Report) -> dict[str, tuple[str, bytes]]:
             if row.family is None and row.content_free is not None
         }
         title = f"{report.name}: exact match on held-out tasks"
-        pictures["exact_match.png"] = (title, exact_curves(report.curve, floors, title))
+        figures["exact_match"] = (title, exact_curves(report.curve, floors, title))
     families = report.part(families=True, splits=False)
     splits = report.part(families=False, splits=True)
     whole = report.part(families=False, splits=False)
     for what, rows in (("families", families), ("splits", splits), ("all tasks", whole)):
-        if rows and (rows is not whole or not pictures.keys() & {"families.png", "splits.png"}):
+        if rows and (rows is not whole or not figures.keys() & {"families", "splits"}):
             title = f"{report.name}: {what} before and after"
-            pictures[f"{what.replace(' ', '_')}.png"] = (title, before_after_bars(rows, title))
+            figures[what.replace(" ", "_")] = (title, before_after_bars(rows, title))
     if report.training is not None:
         names = ", ".join(report.training.environments) or report.name
         title = f"Training on {names}"
-        png = training_reward(report.training.rewards, report.training.floor, title)
-        pictures["training.png"] = (f"{title}: mean reward over the steps", png)
-    return pictures
+        figure = training_reward(report.training.rewards, report.training.floor, title)
+        figures["training"] = (f"{title}: mean reward over the steps", figure)
+    return figures
 
 
 def as_json(report: Report) -> dict[str, Any]:

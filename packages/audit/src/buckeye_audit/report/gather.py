@@ -33,13 +33,15 @@ Curve = Mapping[int, Mapping[str | None, Estimate]]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportRequest:
     """What to report on: `run` alone, or `after` with or without `before` and `run`. `args` replace the
-    environment arguments that the evaluation was made with."""
+    environment arguments that the evaluation was made with. Without `baseline` the environment is not loaded,
+    and policies without content are not played."""
 
     env_id: str
     run: Path | None = None
     before: Path | None = None
     after: Path | None = None
     args: Mapping[str, Any] | None = None
+    baseline: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +79,9 @@ def make_report(request: ReportRequest) -> Report:
     during, before, after = _evaluations(request)
     args = dict(after.measured.get("args", {}) if request.args is None else request.args)
     env_id = _loadable_id(request.env_id, after)
-    environment = load_environment(env_id, **args)
-    content_free = asyncio.run(make_content_free(environment))
-    floors = asyncio.run(evaluated_floor(content_free, after))
+    environment = load_environment(env_id, **args) if request.baseline else None
+    content_free = asyncio.run(make_content_free(environment)) if environment is not None else None
+    floors = asyncio.run(evaluated_floor(content_free, after)) if content_free is not None else None
     order: Sequence[str] = getattr(environment, "splits", ())
     rows = make_rows(before, after, floors, order)
     return Report(
@@ -128,23 +130,24 @@ def _same(one: str, other: str) -> bool:
     return canonicalize_name(short_name(one)) == canonicalize_name(short_name(other))
 
 
-def _content_hash(environment: Environment) -> str | None:
+def _content_hash(environment: Environment | None) -> str | None:
     value = getattr(environment, "content_hash", None)
     value = value() if callable(value) else value
     return None if value is None else str(value)
 
 
 def _training(
-    request: ReportRequest, env_id: str, args: Mapping[str, Any], content_free: ContentFree
+    request: ReportRequest, env_id: str, args: Mapping[str, Any], content_free: ContentFree | None
 ) -> Training | None:
     """None if the run has not finished a step. The floor is known if it trains on this environment alone;
-    `content_free` is for the environment built with `args`, those of the evaluation."""
+    `content_free` is for the environment built with `args`, those of the evaluation; None where there is to
+    be no floor."""
     assert request.run is not None
     rewards = read_run(request.run / "metrics.jsonl").values("orchestrator/reward/played")
     if not rewards:
         return None
     trained, floor = _trained_environments(request.run), None
-    if len(trained) == 1 and _same(str(trained[0]["id"]), env_id):
+    if content_free is not None and len(trained) == 1 and _same(str(trained[0]["id"]), env_id):
         own = trained[0]["args"] if request.args is None else request.args
         if own != args:
             content_free = asyncio.run(make_content_free(load_environment(env_id, **own)))
@@ -161,7 +164,7 @@ def _trained_environments(run: Path) -> list[Mapping[str, Any]]:
 
 
 def _warnings(
-    before: Evaluation | None, after: Evaluation, rows: Sequence[Row], floors: FloorTable
+    before: Evaluation | None, after: Evaluation, rows: Sequence[Row], floors: FloorTable | None
 ) -> list[str]:
     found = []
     if before is None:
@@ -179,7 +182,7 @@ def _warnings(
             f"Fewer than {FEW_CLUSTERS} clusters of related tasks, or most tasks in one of them, so little "
             f"is known about: {', '.join(thin)}."
         )
-    if floors.missing:
+    if floors is not None and floors.missing:
         found.append(
             f"{floors.missing} of the {len(after.tasks)} evaluated tasks are not in the environment as it is "
             "installed now. The policies without content were measured on the others."

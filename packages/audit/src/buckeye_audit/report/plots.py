@@ -1,24 +1,31 @@
-"""The pictures of a report, as PNG. matplotlib is imported only here, and late."""
+"""All pictures: of `rl report`, `buckeye env report` and the demonstration. matplotlib is imported only here,
+and late. A function makes a figure; `rendered` makes a file of it."""
 
 from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from buckeye.base.json_lines import printable
 from buckeye.monitor.intervals import Estimate
 from buckeye_audit.report.rows import ALL, Row, Side
 
 _AFTER, _BEFORE, _FLOOR = "#b0413e", "#b9c4cd", "#333333"
 _FLOOR_LABEL = "best policy without content"
+_COLORS = (_AFTER, "#3f6c8f", "#8a8f3c", "#7b5ea7")
 _MOST_COLUMNS = 4
 _SMOOTHED = 9
+
+Panel = tuple[str, Mapping[str, Mapping[int, float]]]
+"""A title, and by their names the curves below it: step -> value. A name may be empty."""
 
 
 def exact_curves(
     points: Mapping[int, Mapping[str | None, Estimate]], floors: Mapping[str | None, float], title: str
-) -> bytes:
+) -> Any:
     """Exact match over steps, one panel for all tasks and one for every split: step -> split -> estimate."""
     splits = list(dict.fromkeys(split for at in points.values() for split in at))
     rows = math.ceil(len(splits) / _MOST_COLUMNS)
@@ -29,27 +36,24 @@ def exact_curves(
     for axes, split in zip(panels, splits, strict=False):
         steps = sorted(step for step, at in points.items() if split in at)
         at = [points[step][split] for step in steps]
-        axes.fill_between(
-            steps, [e.low for e in at], [e.high for e in at], color=_AFTER, alpha=0.15, linewidth=0
-        )
+        _band(axes, dict(zip(steps, at, strict=True)))
         axes.plot(steps, [e.value for e in at], color=_AFTER, linewidth=2, marker="o", markersize=4)
         if split in floors:
             axes.axhline(floors[split], color=_FLOOR, linewidth=1.2, linestyle="--")
-        axes.set_title(split or ALL, fontsize=10, loc="left")
+        axes.set_title(_plain(split or ALL), fontsize=10, loc="left")
         axes.set_ylim(-0.03, 1.03)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        _over_steps(axes)
         _percent(axes.yaxis)
-        axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     for axes in panels[len(splits) :]:
         axes.set_visible(False)
     figure.supxlabel("step", fontsize=10)
     figure.supylabel("exact match", fontsize=10)
     policy = [_line(_AFTER, "policy, with 95 % interval")]
     _legend(figure, title, policy + ([_line(_FLOOR, _FLOOR_LABEL, "--")] if floors else []))
-    return _png(figure)
+    return figure
 
 
-def before_after_bars(rows: Sequence[Row], title: str) -> bytes:
+def before_after_bars(rows: Sequence[Row], title: str) -> Any:
     """Exact match before and after for each row, with intervals, and a mark where a policy without content
     is."""
     figure, grid = _figure(1, 1, (7.5, 1.5 + 0.52 * max(len(rows), 2)))
@@ -61,7 +65,7 @@ def before_after_bars(rows: Sequence[Row], title: str) -> bytes:
         if row.content_free is not None:
             mark = {"color": _FLOOR, "linewidth": 1.6, "linestyles": (0, (2, 1))}
             axes.vlines(row.content_free.exact, index - 0.42, index + 0.42, **mark)
-    axes.set_yticks(range(len(rows)), [f"{row.label}  (n = {row.after.tasks})" for row in rows])
+    axes.set_yticks(range(len(rows)), [_plain(f"{row.label}  (n = {row.after.tasks})") for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(-0.01, 1.01)
     axes.tick_params(axis="y", length=0)
@@ -73,28 +77,73 @@ def before_after_bars(rows: Sequence[Row], title: str) -> bytes:
     if any(row.content_free for row in rows):
         handles.append(_line(_FLOOR, _FLOOR_LABEL, "--"))
     _legend(figure, title, handles)
-    return _png(figure)
+    return figure
 
 
-def training_reward(rewards: Mapping[int, float], floor: float | None, title: str) -> bytes:
+def training_reward(
+    rewards: Mapping[int, float],
+    floor: float | None,
+    title: str,
+    intervals: Mapping[int, Estimate] | None = None,
+) -> Any:
     """Mean reward of all rollouts played for a step, groups without spread included, and its running mean;
     what a policy without content earns as a line."""
     figure, grid = _figure(1, 1, (7.5, 4.2))
     axes = grid[0][0]
     steps = sorted(rewards)
     values = [rewards[step] for step in steps]
+    handles = [_line(_AFTER, f"policy, mean of {_SMOOTHED} steps"), _line("#dea8a6", "each step")]
+    if intervals:
+        _band(axes, intervals)
+        handles[1] = _line("#dea8a6", "each step, with 95 % interval")
     axes.plot(steps, values, color=_AFTER, linewidth=0.8, alpha=0.4)
     axes.plot(steps, running_mean(values, _SMOOTHED), color=_AFTER, linewidth=2)
-    handles = [_line(_AFTER, f"policy, mean of {_SMOOTHED} steps"), _line("#dea8a6", "each step")]
     if floor is not None:
         axes.axhline(floor, color=_FLOOR, linewidth=1.2, linestyle="--")
         handles.append(_line(_FLOOR, _FLOOR_LABEL, "--"))
     axes.set(xlabel="step", ylabel="mean reward of the rollouts")
     axes.set_ylim(min(0.0, *values) - 0.03, max(1.0, *values) + 0.03)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    _over_steps(axes)
     _legend(figure, title, handles)
-    return _png(figure)
+    return figure
+
+
+def small_panels(panels: Sequence[Panel], title: str) -> Any:
+    """Several figures of a run over its steps, each in a panel of its own."""
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure, grid = _figure(rows, columns, (3.4 * columns, 2.1 * rows + 0.5), sharey=False)
+    every = [axes for line in grid for axes in line]
+    for axes, (name, curves) in zip(every, panels, strict=False):
+        for color, (label, points) in zip(_COLORS, curves.items(), strict=False):
+            steps = sorted(points)
+            marker = "." if len(steps) < 3 else None
+            values = [points[step] for step in steps]
+            axes.plot(steps, values, color=color, linewidth=1.4, label=_plain(label), marker=marker)
+        axes.set_title(_plain(name), fontsize=10, loc="left")
+        axes.tick_params(labelsize=8)
+        axes.margins(y=0.12)
+        if not any(value for points in curves.values() for value in points.values()):
+            axes.set_ylim(-0.05, 1.0)  # matplotlib would make much of nothing
+        _over_steps(axes)
+        if any(curves):
+            axes.legend(fontsize=7.5, frameon=False, handlelength=1.2, labelspacing=0.2)
+    for axes in every[len(panels) :]:
+        axes.set_visible(False)
+    figure.suptitle(_plain(title), fontsize=12, x=0.01, ha="left")
+    return figure
+
+
+def rendered(figure: Any, kind: Literal["png", "svg"]) -> bytes:
+    """A figure as a file."""
+    from matplotlib import rc_context
+
+    buffer = io.BytesIO()
+    metadata = {"Date": None} if kind == "svg" else None
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "buckeye"}):
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a box is drawn in its place
+        figure.savefig(buffer, format=kind, metadata=metadata)
+    return buffer.getvalue()
 
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:
@@ -116,12 +165,29 @@ def _bar(axes: Any, at: float, side: Side | None, color: str) -> None:
     axes.errorbar(exact.value, at, xerr=ends, color="#222222", linewidth=1, capsize=2.5)
 
 
-def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
+def _band(axes: Any, points: Mapping[int, Estimate]) -> None:
+    """The intervals of a curve."""
+    steps = sorted(points)
+    ends = ([points[step].low for step in steps], [points[step].high for step in steps])
+    axes.fill_between(steps, *ends, color=_AFTER, alpha=0.15, linewidth=0)
+
+
+def _over_steps(axes: Any) -> None:
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+
+
+def _plain(text: str) -> str:
+    """A label that is no formula, whatever is in it."""
+    return printable(text).replace("$", r"\$")
+
+
+def _figure(rows: int, columns: int, size: tuple[float, float], *, sharey: bool = True) -> tuple[Any, Any]:
     """A figure that belongs to no window system, and its grid of axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, dpi=150, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=sharey)
     for axes in grid.flat:
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_axisbelow(True)
@@ -136,7 +202,7 @@ def _percent(axis: Any) -> None:
 
 def _legend(figure: Any, title: str, handles: Sequence[Any]) -> None:
     """Title and legend above the axes, where they cover nothing."""
-    text = {"title": title, "title_fontsize": 12, "alignment": "left", "fontsize": 9}
+    text = {"title": _plain(title), "title_fontsize": 12, "alignment": "left", "fontsize": 9}
     figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, **text)
 
 
@@ -150,9 +216,3 @@ def _patch(color: str, label: str) -> Any:
     from matplotlib.patches import Patch
 
     return Patch(color=color, label=label)
-
-
-def _png(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from buckeye.monitor.intervals import Estimate
+from buckeye_audit.report.document import markdown_table
 from buckeye_audit.report.evaluations import Evaluation
 from buckeye_audit.report.floor import PLAYED_PER_CELL
 from buckeye_audit.report.gather import Report
@@ -75,9 +76,11 @@ def markdown(report: Report, pictures: Sequence[tuple[str, str]]) -> str:
         ("By family and split", report.part(families=True, splits=True)),
     ):
         if rows:
-            parts.append(f"## {title}\n\n{_markdown_table(_HEADER, [*map(_exact_cells, [*rows, *whole])])}")
+            parts.append(
+                f"## {title}\n\n{markdown_table(_HEADER, [*map(_exact_cells, [*rows, *whole])], _escaped)}"
+            )
     if len(report.rows) == 1:
-        parts.append(f"## Exact match\n\n{_markdown_table(_HEADER, [*map(_exact_cells, whole)])}")
+        parts.append(f"## Exact match\n\n{markdown_table(_HEADER, [*map(_exact_cells, whole)], _escaped)}")
     parts.append(_NOTE)
     if len(report.rows[0].after.pass_at) > 1:
         parts.append(_pass_section(overview(report)))
@@ -120,7 +123,7 @@ def _pass_section(rows: Sequence[Row]) -> str:
         "Unbiased estimates (Chen et al. 2021, eq. 1) over tasks with at least k scored rollouts. A policy "
         "without content says the same every time."
     )
-    return f"## pass@k\n\n{_markdown_table(header, cells)}\n\n{note}"
+    return f"## pass@k\n\n{markdown_table(header, cells, _escaped)}\n\n{note}"
 
 
 def _detail_section(rows: Sequence[Row]) -> str:
@@ -142,7 +145,7 @@ def _detail_section(rows: Sequence[Row]) -> str:
         "Diacritic misses are rollouts with the right word in a wrong spelling, where the environment counts "
         "them. Truncated and errored rollouts are out of all that were played; errored ones have no reward."
     )
-    return f"## Rewards and what went wrong\n\n{_markdown_table(header, cells)}\n\n{note}"
+    return f"## Rewards and what went wrong\n\n{markdown_table(header, cells, _escaped)}\n\n{note}"
 
 
 def _measured_section(report: Report) -> str:
@@ -231,11 +234,6 @@ def _count(side: Side | None, of: Callable[[Side], int]) -> str:
 
 def _arrow(before: str, after: str) -> str:
     return after if before == _NONE else f"{before} → {after}"
-
-
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines: list[Sequence[str]] = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(_escaped(cell) for cell in line) + " |" for line in lines)
 
 
 def _escaped(cell: str) -> str:
