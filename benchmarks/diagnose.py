@@ -27,11 +27,11 @@ _MEASURE = """
 import resource, sys, time
 begun = time.perf_counter()
 from buckeye_audit.diagnosis.diagnose import diagnose
-found, notes = diagnose(sys.argv[1])
+found, notes, failed = diagnose(sys.argv[1])
 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 seconds = time.perf_counter() - begun
 print(f"{seconds:.1f} s ({time.process_time():.1f} s of a core), {memory:.0f} MiB at most, found: "
-f"{[one.name for one in found]} {notes}")
+f"{[one.name for one in found]} {notes} {failed}")
 """
 
 

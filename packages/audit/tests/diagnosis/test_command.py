@@ -8,6 +8,7 @@ from packages.audit.tests.diagnosis.made_runs import Made, make
 from tests.command import run_here
 
 from buckeye_audit.diagnosis.command import tell_at_end
+from buckeye_audit.diagnosis.diagnose import RULES
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +66,37 @@ def test_a_run_says_it_at_its_end(runs, caplog):
     assert last == f"All of it, with evidence: buckeye rl diagnose {runs / 'bad'}"
 
 
-def test_a_diagnosis_that_fails_ends_nothing(runs, caplog, monkeypatch):
-    monkeypatch.setattr("buckeye_audit.diagnosis.diagnose.RULES", (lambda facts: 1 / 0,))
+def broken_rule(facts):
+    raise ZeroDivisionError("planted")
+
+
+@pytest.fixture
+def one_rule_fails(monkeypatch):
+    monkeypatch.setattr("buckeye_audit.diagnosis.diagnose.RULES", (broken_rule, *RULES))
+
+
+def test_a_rule_that_fails_hides_no_other(runs, one_rule_fails):
+    done = run_here("rl", "diagnose", "bad", cwd=runs)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("1. advantages_misplaced (sure, ")
+    said = "rule broken_rule failed (1 of 1 that did): ZeroDivisionError: planted. `--debug` shows where"
+    assert f"not looked at: {said}\n" in done.stdout
+    good = run_here("rl", "diagnose", "good", cwd=runs)
+    assert good.stdout.startswith("Nothing is wrong with it, as far as the rules tell that did not fail.\n")
+    found = json.loads(run_here("rl", "diagnose", "good", "--json", cwd=runs).stdout)
+    assert found["failed_rules"] == {"broken_rule": "ZeroDivisionError: planted"}
+
+
+def test_a_rule_that_fails_is_traced_with_debug(runs, one_rule_fails):
+    done = run_here("rl", "diagnose", "bad", "--debug", cwd=runs)
+    assert done.returncode == 1
+    assert 'raise ZeroDivisionError("planted")' in done.stderr
+
+
+def test_a_diagnosis_that_fails_ends_nothing(runs, caplog, one_rule_fails):
     with caplog.at_level(logging.INFO):
-        tell_at_end(runs / "bad")
-    assert caplog.messages == ["What may be wrong with the run could not be looked at: division by zero"]
+        tell_at_end(runs / "good")
+        tell_at_end(runs / "none")
+    failed, impossible = caplog.messages
+    assert failed.startswith("Not looked at: rule broken_rule failed")
+    assert impossible.startswith("What may be wrong with the run could not be looked at: ")

@@ -14,7 +14,8 @@ from buckeye_audit.diagnosis.statistics import share_interval, slope_interval
 
 
 def named(run, **options):
-    found, notes = diagnose(run, **options)
+    found, notes, failed = diagnose(run, **options)
+    assert failed == {}
     assert notes == []
     return [one.name for one in found if one.confidence != "possible"]
 
@@ -48,7 +49,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_was_planted_is_named_first(tmp_path, name):
-    found, _ = diagnose(make(tmp_path / "run", PLANTED[name]))
+    found, *_ = diagnose(make(tmp_path / "run", PLANTED[name]))
     assert found[0].name == name
     assert found[0].confidence != "possible"
     assert found[0].evidence
@@ -88,7 +89,7 @@ def test_hundreds_of_runs_that_are_right_are_not_accused(tmp_path, noise):
 @pytest.mark.parametrize("name", PLANTED)
 def test_it_is_named_whatever_the_seed(tmp_path, name):
     for seed in range(20):
-        found, _ = diagnose(make(tmp_path / str(seed), replace(PLANTED[name], seed=seed)))
+        found, *_ = diagnose(make(tmp_path / str(seed), replace(PLANTED[name], seed=seed)))
         assert (seed, found[0].name) == (seed, name)
 
 

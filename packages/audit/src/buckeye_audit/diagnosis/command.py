@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +19,7 @@ from buckeye_audit.diagnosis.finding import Finding
 log = logging.getLogger(__name__)
 
 _NOTHING = "Nothing is wrong with it, as far as its records tell."
+_NOTHING_LEFT = "Nothing is wrong with it, as far as the rules tell that did not fail."
 
 
 def diagnose_run(
@@ -36,15 +37,25 @@ def diagnose_run(
     anything is."""
     from buckeye_audit.diagnosis.diagnose import diagnose
 
-    found, notes = diagnose(find_run(None) if run is None else run, step=step, tests=tests)
+    done = diagnose(find_run(None) if run is None else run, step=step, tests=tests)
     if as_json:
-        print(json.dumps({"findings": [dataclasses.asdict(one) for one in found], "not_looked_at": notes}))
+        findings = [dataclasses.asdict(one) for one in done.findings]
+        print(json.dumps({**done._asdict(), "findings": findings}))
     else:
-        print("\n\n".join(_text(number, one) for number, one in enumerate(found, 1)) or _NOTHING)
-        for note in notes:
+        nothing = _NOTHING_LEFT if done.failed_rules else _NOTHING
+        print("\n\n".join(_text(number, one) for number, one in enumerate(done.findings, 1)) or nothing)
+        for note in [*done.not_looked_at, *_failures(done.failed_rules)]:
             print(f"\nnot looked at: {printable(note)}")
-    if any(one.confidence != "possible" for one in found):
+    if any(one.confidence != "possible" for one in done.findings):
         raise typer.Exit(1)
+
+
+def _failures(failed: Mapping[str, str]) -> list[str]:
+    """A line for each rule that failed, with their count."""
+    return [
+        f"rule {name} failed ({number} of {len(failed)} that did): {error}. `--debug` shows where"
+        for number, (name, error) in enumerate(failed.items(), 1)
+    ]
 
 
 def _text(number: int, one: Finding) -> str:
@@ -64,11 +75,13 @@ def found_in(run: Path) -> Sequence[Finding]:
     from buckeye_audit.diagnosis.diagnose import diagnose
 
     try:
-        found, _ = diagnose(run)
+        done = diagnose(run)
     except Exception as error:
         log.info("What may be wrong with the run could not be looked at: %s", error)
         return ()
-    return [one for one in found if one.confidence != "possible"]
+    for failure in _failures(done.failed_rules):
+        log.warning("Not looked at: %s", failure)
+    return [one for one in done.findings if one.confidence != "possible"]
 
 
 def tell_at_end(run: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from buckeye import runs
+from buckeye.cli.errors import DEBUG_VARIABLE
 from buckeye.run_files.record import read_events
 from buckeye_audit.diagnosis.facts import Facts
 from buckeye_audit.diagnosis.finding import CONFIDENCES, Finding
@@ -133,17 +136,30 @@ EXPLAINS = {
 """What a finding makes appear as well, which then is not told."""
 
 
-def diagnose(
-    run: str | Path, *, step: int | None = None, tests: bool = False
-) -> tuple[list[Finding], list[str]]:
+class Diagnosis(NamedTuple):
+    """What is wrong with a run, what could not be looked at, and the rules that failed, with the error."""
+
+    findings: list[Finding]
+    not_looked_at: list[str]
+    failed_rules: dict[str, str]
+
+
+def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -> Diagnosis:
     """What is wrong with a run as it was after `step`, by default now: the surest first, else in the order of
-    `RULES`; and what could not be looked at. With `tests` those that separate causes are made, which takes
-    about a minute. Raises UsageError where there is no run."""
+    `RULES`. A rule that fails does not hide what the others find. With `tests` those that separate causes are
+    made, which takes about a minute. Raises UsageError where there is no run, and what a rule raises under
+    `--debug`."""
     opened = runs.open(run)
     facts = Facts(opened) if step is None else Facts(opened, step)
-    found, notes = list[Finding](), list[str]()
+    found, notes, failed = list[Finding](), list[str](), dict[str, str]()
     for rule in RULES:
-        told = rule(facts)
+        try:
+            told = rule(facts)
+        except Exception as error:
+            if os.environ.get(DEBUG_VARIABLE):
+                raise
+            failed[rule.__name__.strip("_")] = f"{type(error).__name__}: {error}"
+            continue
         found += [told] if isinstance(told, Finding) else told or ()
     if tests:
         from buckeye_audit.diagnosis.active import try_all
@@ -153,7 +169,7 @@ def diagnose(
                 notes.append(one)
             elif one.name not in [known.name for known in found]:
                 found.append(one)
-    return in_order(found), [*opened.unreadable, *notes]
+    return Diagnosis(in_order(found), [*opened.unreadable, *notes], failed)
 
 
 def in_order(found: Iterable[Finding]) -> list[Finding]:

@@ -197,7 +197,7 @@ def learning_rate_too_low(facts: Facts) -> Finding | None:
     rewards = [step.reward for step in facts.played if step.reward is not None]
     spread = [step.value("orchestrator/batch/with_spread") or 0.0 for step in facts.played]
     found = _moves(facts)
-    warmup = facts.run.setting("trainer.scheduler.warmup_steps") or 0
+    warmup = facts.run.setting("trainer.scheduler.warmup") or 0
     if found is None or len(facts.played) < 8 or np.mean(spread) < 0.3 or facts.last < 2 * warmup:
         return None
     moved, steps = found

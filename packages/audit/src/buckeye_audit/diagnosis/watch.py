@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import threading
+import os
+import sys
+import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import IO, Any
 
+from buckeye.base.json_lines import printable
+from buckeye.base.process import ChildProcess, clean_environment
 from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics
 from buckeye_audit.diagnosis.learning import NUMBERS, findings
 
@@ -14,6 +22,8 @@ log = logging.getLogger(__name__)
 _AGAIN_AFTER = (50, 500)
 _FIRST_WHOLE = 8
 """The step after which all records are looked at; then whenever there are twice as many steps."""
+_FIRST_SECONDS = 60.0  # what ends before is looked at then
+_LOWEST_PRIORITY = 19
 _KEPT = frozenset((*HEAD, *NUMBERS))
 
 
@@ -26,7 +36,8 @@ class RunWatch:
         self._metrics = RunMetrics()
         self._told: set[str] = set()
         self._next = _FIRST_WHOLE
-        self._whole: threading.Thread | None = None
+        self._not_before = time.monotonic() + _FIRST_SECONDS
+        self._whole: tuple[ChildProcess, IO[bytes]] | None = None
         self._sure: set[str] = set()
 
     def look(self) -> None:
@@ -38,17 +49,49 @@ class RunWatch:
             if one.name not in self._told or one.until - one.since + 1 in _AGAIN_AFTER:
                 log.warning("%s", one)
         self._told = {one.name for one in found}
+        self._tell_of_all()
         steps = self._metrics.steps()
-        if steps and steps[-1].number >= self._next and (self._whole is None or not self._whole.is_alive()):
+        due = bool(steps) and steps[-1].number >= self._next and time.monotonic() >= self._not_before
+        if due and self._whole is None:
             self._next = 2 * steps[-1].number
-            self._whole = threading.Thread(target=self._look_at_all, daemon=True)
-            self._whole.start()
+            self._look_at_all()
 
     def _look_at_all(self) -> None:
-        """Look at all that the run has recorded, and warn once of what is sure."""
-        from buckeye_audit.diagnosis.command import found_in
+        """Have all that the run has recorded looked at, by a process that takes no time from this one."""
+        out = tempfile.TemporaryFile()  # noqa: SIM115  it is closed when its process has ended
+        argv = [sys.executable, "-m", "buckeye", "rl", "diagnose", str(self._run.absolute()), "--json"]
+        env = clean_environment({"OMP_NUM_THREADS": "1"})
+        try:
+            child = ChildProcess(argv, env=env, stdout=out, stderr=out, guarded=True)
+        except OSError as error:
+            log.info("What may be wrong with the run could not be looked at: %s", error)
+            return
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, child.pid, _LOWEST_PRIORITY)
+        self._whole = child, out
 
-        for one in found_in(self._run):
-            if one.confidence == "sure" and one.name not in self._sure:
-                self._sure.add(one.name)
-                log.warning("%s", one)
+    def _tell_of_all(self) -> None:
+        """If that process has ended, warn once of what is sure."""
+        if self._whole is None or self._whole[0].returncode is None:
+            return
+        _, out = self._whole
+        self._whole = None
+        with out:
+            out.seek(0)
+            said = out.read()
+        try:
+            found: list[dict[str, Any]] = json.loads(said)["findings"]
+        except (ValueError, TypeError, KeyError):
+            log.info("What may be wrong with the run could not be looked at: %s", printable(_last(said)))
+            return
+        for one in found:
+            if one["confidence"] == "sure" and one["name"] not in self._sure:
+                self._sure.add(one["name"])
+                log.warning(
+                    "%s: %s; %s. See: %s", *(one[key] for key in ("seen", "cause", "advice", "command"))
+                )
+
+
+def _last(said: bytes) -> str:
+    """The last line that was printed."""
+    return said.decode(errors="replace").strip().rpartition("\n")[2]
