@@ -62,6 +62,7 @@ USES = {
     "rl export rayjob run.toml": None,
     "rl list": None,
     "rl rollouts RUN": None,
+    "rl compare RUN RUN": None,
     "rl curve RUN": None,
     "rl replay RUN --step 1 --json": "train",
     "rl diagnose RUN": "train",

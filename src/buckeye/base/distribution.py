@@ -3,14 +3,17 @@ type when some of that is missing."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import json
+import platform
 import shlex
 import shutil
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +31,7 @@ DISTRIBUTION = "buckeye-rl"
 _OURS = "buckeye-"
 """How the names of our distributions begin, those beside the core too."""
 _ASKED_FOR = ("hub", "mcp", "remote", "train")
+_LIBRARIES = (DISTRIBUTION, "torch", "transformers", "peft", "vllm")
 _CPU_TORCH = "https://download.pytorch.org/whl/cpu"
 
 
@@ -182,6 +186,24 @@ def folders() -> tuple[str, ...]:
     """Where the code of the core and of the satellites is."""
     specs = [importlib.util.find_spec(module) for module in ("buckeye", *SATELLITES)]
     return tuple(str(Path(str(spec.origin)).parent) for spec in specs if spec is not None)
+
+
+def versions() -> dict[str, str]:
+    """Of Python, of Buckeye and of the libraries that models are computed with."""
+    found = {"Python": platform.python_version()}
+    for name in _LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def code_digest() -> str:
+    """Twelve hexadecimal digits that are equal for equal code of Buckeye, whatever its version is called."""
+    digest = hashlib.sha256()
+    for folder in map(Path, folders()):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{folder.name}/{path.relative_to(folder)}".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def ask(target: str, what: str) -> Any:

@@ -89,6 +89,7 @@ RUN_COMMANDS = (
     "events",
     "rollouts",
     "curve",
+    "compare",
     "diagnose",
     "report",
     "replay",

@@ -72,6 +72,7 @@ _COMMANDS = {
     "list, status, logs, events": "See runs.",
     "rollouts, curve, diagnose": "What one played; its reward; why none is learnt.",
     "report": "A run in one file that can be sent.",
+    "compare": "Is one run better than another? What differs?",
     "attach, stop, resume, fork": "Steer one, or go on from a checkpoint.",
     "clean, scale, replay, pods": "Free disk; more engines; a step again; machines.",
     "export, schema": "Files for SkyPilot, Kubernetes, editors.",

@@ -45,7 +45,7 @@ runs_app = Commands(
     add_completion=False,
 )
 
-for _words in ("rl rollouts", "rl curve", "rl diagnose", "rl report"):
+for _words in ("rl rollouts", "rl curve", "rl compare", "rl diagnose", "rl report"):
     runs_app.offer(_words, "buckeye_audit.run_commands")
 
 _FOLLOW_SECONDS = 0.3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import socket
 import time
 from collections import Counter
@@ -12,7 +13,8 @@ from collections.abc import Sequence
 import msgspec
 import psutil
 
-from buckeye.base.process import RunIdentity
+from buckeye.base.distribution import code_digest, versions
+from buckeye.base.process import RunIdentity, usable_cores
 from buckeye.base.storage import step_directories
 from buckeye.config.rl import RLConfig
 from buckeye.launch.processes import Child, Processes
@@ -81,7 +83,9 @@ class Recorder:
         self._next_save = self._alive_until = 0.0
         self._broken = False
         self._save()
-        self.note("start", directory=str(config.output_dir.absolute()), resumed_step=resume_step)
+        where, made_by = str(config.output_dir.absolute()), {"code": code_digest(), **versions()}
+        on = {"system": platform.platform(), "cores": usable_cores()}
+        self.note("start", directory=where, resumed_step=resume_step, versions=made_by, machine=on)
 
     def observe(self, processes: Processes, *, trained: int) -> None:
         """Note what has changed since the last call; to be called again and again. The attempts of this start

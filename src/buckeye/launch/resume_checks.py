@@ -70,9 +70,16 @@ def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
         raise UsageError(f"{path} cannot be read: {error}") from error
     now = as_recorded(config).model_dump(mode="json")
     return [
-        f"{'.'.join(key)}: {json.dumps(old)} in the run, {json.dumps(new)} now"
-        for key, old, new in _differences(redacted(_completed(recorded)), redacted(now), ())
+        f"{key}: {json.dumps(old)} in the run, {json.dumps(new)} now"
+        for key, old, new in settings_apart(_completed(recorded), now)
     ]
+
+
+def settings_apart(these: Any, others: Any) -> list[tuple[str, Any, Any]]:
+    """The settings of two runs that differ, by their keys; secrets are not compared, nor what says how or
+    where a run is started."""
+    found = _differences(redacted(these), redacted(others), ())
+    return [(".".join(key), this, other) for key, this, other in found]
 
 
 def _completed(recorded: Any) -> Any:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buckeye.base.distribution import DISTRIBUTION
+from buckeye.base.distribution import versions
 from buckeye.base.storage import read_json
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import read_run
@@ -135,7 +133,6 @@ def _some(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 # What is known of a run and of one of its checkpoints, without paths and secrets of this machine.
 
-_LIBRARIES = (DISTRIBUTION, "torch", "transformers", "peft", "vllm")
 _MOST_STEPS = 10
 """Over how many steps training rewards are averaged, where there are as many."""
 
@@ -201,7 +198,7 @@ def gather_facts(run: Path, choice: Choice, scores: Sequence[Score]) -> RunFacts
         after=scores_of(choice.info, scores),
         rewards=_training_rewards(run, step),
         losses=_validation_losses(run, step),
-        versions=_versions(),
+        versions=versions(),
     )
 
 
@@ -285,13 +282,6 @@ def _validation_losses(run: Path, step: int) -> tuple[float | None, float | None
         return None
     losses = metrics.values("validation/val_loss")
     return losses.get(0), losses.get(step)
-
-
-def _versions() -> dict[str, str]:
-    installed = {
-        d.metadata["Name"].lower(): d.version for d in metadata.distributions() if d.metadata["Name"]
-    }
-    return {"Python": platform.python_version(), **{n: installed[n] for n in _LIBRARIES if n in installed}}
 
 
 # The model card of an exported model.

@@ -1,5 +1,6 @@
 """The commands of `rl` that are offered here, by their words. They read more than `buckeye --help` needs."""
 
+from buckeye_audit.comparison.command import compare_runs
 from buckeye_audit.curve import curve
 from buckeye_audit.diagnosis.command import diagnose_run
 from buckeye_audit.report.run_command import run_report
@@ -9,5 +10,6 @@ COMMANDS = {
     "rl curve": curve,
     "rl diagnose": diagnose_run,
     "rl report": run_report,
+    "rl compare": compare_runs,
     "rl rollouts": rollouts,
 }

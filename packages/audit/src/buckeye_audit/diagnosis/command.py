@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -44,18 +44,10 @@ def diagnose_run(
     else:
         nothing = _NOTHING_LEFT if done.failed_rules else _NOTHING
         print("\n\n".join(_text(number, one) for number, one in enumerate(done.findings, 1)) or nothing)
-        for note in [*done.not_looked_at, *_failures(done.failed_rules)]:
+        for note in [*done.not_looked_at, *done.failures]:
             print(f"\nnot looked at: {printable(note)}")
     if any(one.confidence != "possible" for one in done.findings):
         raise typer.Exit(1)
-
-
-def _failures(failed: Mapping[str, str]) -> list[str]:
-    """A line for each rule that failed, with their count."""
-    return [
-        f"rule {name} failed ({number} of {len(failed)} that did): {error}. `--debug` shows where"
-        for number, (name, error) in enumerate(failed.items(), 1)
-    ]
 
 
 def _text(number: int, one: Finding) -> str:
@@ -79,7 +71,7 @@ def found_in(run: Path) -> Sequence[Finding]:
     except Exception as error:
         log.info("What may be wrong with the run could not be looked at: %s", error)
         return ()
-    for failure in _failures(done.failed_rules):
+    for failure in done.failures:
         log.warning("Not looked at: %s", failure)
     return [one for one in done.findings if one.confidence != "possible"]
 

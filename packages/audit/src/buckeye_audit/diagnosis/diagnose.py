@@ -143,6 +143,15 @@ class Diagnosis(NamedTuple):
     not_looked_at: list[str]
     failed_rules: dict[str, str]
 
+    @property
+    def failures(self) -> list[str]:
+        """A line for each rule that failed, with their count."""
+        return [
+            f"rule {name} failed ({number} of {len(self.failed_rules)} that did): {error}. `--debug` shows "
+            "where"
+            for number, (name, error) in enumerate(self.failed_rules.items(), 1)
+        ]
+
 
 def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -> Diagnosis:
     """What is wrong with a run as it was after `step`, by default now: the surest first, else in the order of

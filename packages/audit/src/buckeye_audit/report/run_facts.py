@@ -92,7 +92,8 @@ class RunFacts:
 
     @cached_property
     def findings(self) -> Sequence[Finding]:
-        found, not_looked_at = diagnose(self.run.path)
+        done = diagnose(self.run.path)
+        found, not_looked_at = done.findings, [*done.not_looked_at, *done.failures]
         self.notes.extend(note for note in not_looked_at if note not in self.notes)
         return found
 

@@ -1,0 +1,1 @@
+"""Two runs beside each other: what is different, and which one is better."""

@@ -1,0 +1,197 @@
+"""How the reward of a run went by step, tokens and time, and by how much that of another differs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from buckeye.monitor.intervals import paired_difference, student_quantile
+from buckeye.runs import Run
+
+Axis = Literal["step", "tokens", "seconds"]
+AXES: tuple[Axis, ...] = ("step", "tokens", "seconds")
+
+_PARTS = 4
+_PAIRED_FROM = 6  # tasks; and of the rewards nearly all must be of tasks that both have
+_NEARLY_ALL = 0.8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mean:
+    """A mean over `n` tasks; its 95 % interval is None where there are too few to say."""
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """A step of a run: the tokens and seconds of training up to its end, and what each task earned."""
+
+    step: int
+    tokens: float
+    seconds: float
+    rewards: Mapping[Hashable, Sequence[float]]
+
+    def at(self, axis: Axis) -> float:
+        """Where it is on an axis; of steps its number, counted from 1."""
+        return self.step + 1 if axis == "step" else self.tokens if axis == "tokens" else self.seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A part of what two runs share of an axis, above `after` up to `until`: the mean reward of each, and
+    `difference`, that of B less that of A. None where a run has nothing there."""
+
+    axis: str
+    after: float
+    until: float
+    a: Mean | None
+    b: Mean | None
+    difference: Mean | None
+    paired: bool
+
+
+def points_of(run: Run) -> list[Point]:
+    """The steps of a run of which rewards are known. A group's rollouts make one value, the mean."""
+    groups = defaultdict[int, dict[Hashable, list[float]]](lambda: defaultdict(list))
+    for step, task, prompt, reward in run.query(
+        "SELECT step, task, prompt, avg(reward) FROM rollouts WHERE split = 'train' AND retried = 0 AND "
+        "reward IS NOT NULL GROUP BY step, env, task, prompt, grp"
+    ):
+        groups[step][task, prompt].append(reward)
+    tokens, seconds, found = 0.0, 0.0, list[Point]()
+    for step in run.steps:
+        tokens += step.value("trainer/tokens") or 0.0
+        seconds += step.value("trainer/time/total") or step.value("trainer/seconds") or 0.0
+        rewards: dict[Hashable, list[float]] = groups.get(step.number, {})
+        if not rewards and step.reward is not None:  # its rollouts were deleted before they were indexed
+            rewards = {("step", step.number): [step.reward]}
+        if rewards:
+            found.append(Point(step=step.number, tokens=tokens, seconds=seconds, rewards=rewards))
+    return found
+
+
+def compared(a: Sequence[Point], b: Sequence[Point], axis: Axis) -> list[Part]:
+    """What both share of an axis, in quarters. Empty where they share nothing."""
+    if not a or not b:
+        return []
+    first = max(a[0].step, b[0].step) if axis == "step" else 0
+    last = min(a[-1].at(axis), b[-1].at(axis))
+    if last <= first:
+        return []
+    ends = [first + (last - first) * part / _PARTS for part in range(_PARTS + 1)]
+    if axis == "step":
+        ends = sorted({float(math.floor(end)) for end in ends})
+    return [
+        _part(axis, after, until, *([p for p in run if after < p.at(axis) <= until] for run in (a, b)))
+        for after, until in itertools.pairwise(ends)
+    ]
+
+
+def _part(axis: Axis, after: float, until: float, a: Sequence[Point], b: Sequence[Point]) -> Part:
+    these, others = _by_task(a), _by_task(b)
+    difference, paired = difference_of(these, others) if these and others else (None, False)
+    return Part(
+        axis=axis,
+        after=after,
+        until=until,
+        a=mean_of(these.values()),
+        b=mean_of(others.values()),
+        difference=difference,
+        paired=paired,
+    )
+
+
+def _by_task(points: Iterable[Point]) -> dict[Hashable, float]:
+    """Task -> its mean reward."""
+    found = defaultdict[Hashable, list[float]](list)
+    for point in points:
+        for task, rewards in point.rewards.items():
+            found[task] += rewards
+    return {task: statistics.fmean(rewards) for task, rewards in found.items()}
+
+
+def mean_of(values: Iterable[float]) -> Mean | None:
+    """The mean with Student's interval; None of nothing."""
+    known = list(values)
+    if not known:
+        return None
+    if len(known) < 2:
+        return Mean(value=known[0], low=None, high=None, n=1)
+    return _mean(statistics.fmean(known), _error(known), len(known) - 1, len(known))
+
+
+def difference_of(these: Mapping[Hashable, float], others: Mapping[Hashable, float]) -> tuple[Mean, bool]:
+    """The mean of the others less that of these, task by task where nearly all are of tasks that both have,
+    and whether it is that."""
+    shared = [task for task in these if task in others]
+    if len(shared) >= max(_PAIRED_FROM, _NEARLY_ALL * max(len(these), len(others))):
+        return _paired([these[task] for task in shared], [others[task] for task in shared]), True
+    a, b = list(these.values()), list(others.values())
+    value, n = statistics.fmean(b) - statistics.fmean(a), len(a) + len(b)
+    if min(len(a), len(b)) < 2:
+        return Mean(value=value, low=None, high=None, n=n), False
+    squares = [_error(known) ** 2 for known in (a, b)]
+    shares = [square**2 / (len(known) - 1) for square, known in zip(squares, (a, b), strict=True)]
+    degrees = sum(squares) ** 2 / sum(shares) if sum(shares) else n - 2.0  # Welch and Satterthwaite
+    return _mean(value, math.sqrt(sum(squares)), max(1, math.floor(degrees)), n), False
+
+
+def _paired(these: Sequence[float], others: Sequence[float]) -> Mean:
+    if all(0.0 <= value <= 1.0 for value in (*these, *others)):
+        found = paired_difference(these, others, range(len(these)))
+        return Mean(value=found.value, low=found.low, high=found.high, n=found.n)
+    known = mean_of(b - a for a, b in zip(these, others, strict=True))
+    assert known is not None  # there are tasks
+    return known
+
+
+def _error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _mean(value: float, error: float, degrees: int, n: int) -> Mean:
+    half = student_quantile(degrees) * error
+    return Mean(value=value, low=value - half, high=value + half, n=n)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """The same version of the weights of two runs, evaluated on tasks that both have."""
+
+    version: int
+    a: Mean
+    b: Mean
+    difference: Mean
+
+
+def compared_evaluations(a: Run, b: Run) -> list[Evaluated]:
+    """Every version that both have evaluated, on the tasks that both played then."""
+    these, others = _evaluations(a), _evaluations(b)
+    found = list[Evaluated]()
+    for version in sorted(these.keys() & others.keys()):
+        shared = [task for task in these[version] if task in others[version]]
+        if shared:
+            in_a, in_b = ([run[version][task] for task in shared] for run in (these, others))
+            means = [mean for mean in map(mean_of, (in_a, in_b)) if mean is not None]
+            found.append(Evaluated(version=version, a=means[0], b=means[1], difference=_paired(in_a, in_b)))
+    return found
+
+
+def _evaluations(run: Run) -> dict[int, dict[Hashable, float]]:
+    """Version -> task and prompt -> the mean reward."""
+    found = defaultdict[int, dict[Hashable, float]](dict)
+    for step, *task, reward in run.query(
+        "SELECT step, task, prompt, avg(reward) FROM rollouts WHERE split = 'eval' AND "
+        "reward IS NOT NULL GROUP BY step, task, prompt"
+    ):
+        found[step][tuple(task)] = reward
+    return found
