@@ -13,7 +13,7 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-SATELLITES = ("mcp", "adapters", "audit", "machines")
+SATELLITES = ("mcp", "adapters", "audit", "machines", "ui")
 
 
 class Extras(MetadataHookInterface):

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROJECTS = (".[train,dev,docs]", "environments/dakota1890", "environments/text_2048")
-SATELLITES = ("packages/adapters", "packages/audit", "packages/machines", "packages/mcp")
+SATELLITES = ("packages/adapters", "packages/audit", "packages/machines", "packages/mcp", "packages/ui")
 FORMER_NAME = "buckeye"  # of our distribution, until 0.1.0; on PyPI it is somebody else's
 INPUTS = (
     "pyproject.toml",

@@ -92,6 +92,7 @@ USES = {
     "env shell nothing": None,
     "env build nothing": "mcp",
     "env push nothing": None,
+    "ui RUN --port PORT": "mcp",
     "auth status": None,
     "auth set OPENAI_API_KEY": None,
     "vllm install --path /dev/null/vllm": None,
@@ -275,6 +276,7 @@ IN_SATELLITES = {
     "play capitals.py": "audit",
     "eval capitals.py --model MODEL": "audit",
     "gateway --command cat": "mcp",
+    "ui": "ui",
     "hf tasks.json --name tasks --no-push": "mcp",
     "demo": "audit",
 }

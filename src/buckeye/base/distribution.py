@@ -171,6 +171,7 @@ SATELLITES = {
     "buckeye_adapters": "buckeye-adapters",
     "buckeye_audit": "buckeye-audit",
     "buckeye_machines": "buckeye-machines",
+    "buckeye_ui": "buckeye-ui",
 }
 """The module of each, and the distribution to install."""
 

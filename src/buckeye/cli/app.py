@@ -194,6 +194,7 @@ _OFFERED = {
     "play": "buckeye_audit",
     "workers": "buckeye_adapters",
     "demo": "buckeye_audit",
+    "ui": "buckeye_ui",
 }
 """Which satellite has which command, in its `commands.COMMANDS`."""
 _OF_RUNS = {"workers"}  # which people do not type

@@ -21,6 +21,7 @@ GROUPS = {
             "hf": "tasks as a dataset, on the hub or in a folder",
             "auth": "keys: which are known, and from where",
             "sft": "fine-tune on chats",
+            "ui": "see runs in a browser",
             "demo": "all of it at once, with a small model",
         },
         "Environments": {
@@ -66,10 +67,7 @@ GROUPS = {
 here is shown last, with the beginning of its help."""
 
 _LAST = {
-    "buckeye": (
-        "`buckeye COMMAND --help` explains one; `--debug` adds tracebacks; `--version`.",
-        "Completion in bash, zsh and fish, for all programs: buckeye --install-completion",
-    ),
+    "buckeye": ("`buckeye COMMAND --help` explains one; --debug, --version, --install-completion",),
     "env": ("`buckeye env COMMAND --help` explains one.",),
 }
 _NARROWEST_TEXT = 14

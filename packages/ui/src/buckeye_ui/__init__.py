@@ -1,0 +1,1 @@
+"""Runs in a browser. It only reads them; tags and notes are in a file of their own."""

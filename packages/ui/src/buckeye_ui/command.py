@@ -1,0 +1,34 @@
+"""`buckeye ui`: the page, served."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+_PORT = 8420
+
+
+def ui(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN|DIR", help="A run, or a directory that has some. Default: all that are known."
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that others reach is given a key.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help=f"Port; 0 takes a free one. Default: {_PORT}, else a free one."),
+    ] = None,
+) -> None:
+    """See runs in a browser: why they learn or do not, and what they played, token by token. Reads only, so a
+    run may go on, have crashed, or be a copy."""
+    from buckeye_ui.sources import Sources
+
+    sources = Sources(run)
+    from buckeye_ui.server import serve
+
+    serve(sources, host=host, port=port, usual_port=_PORT, tell=typer.echo)

@@ -1,0 +1,128 @@
+"""The runs that are shown, and one of them, read as it is now."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from buckeye.errors import UsageError
+from buckeye.monitor.metrics import MetricsTail, RunMetrics, Step
+from buckeye.run_files.known_runs import find_run, known_runs
+from buckeye.runs import Run
+
+_OF_A_RUN = frozenset({"run.json", "status.json", "metrics.jsonl", "rollouts"})
+_DEEPEST = 3
+_MOST_FOLDERS = 5_000  # that are looked into; whoever points at a home directory waits no minute
+
+
+@dataclass
+class OpenRun:
+    """A run that is shown under `name`. Its numbers are kept and brought up to date; all else is read when it
+    is asked for. It may be asked by several threads."""
+
+    name: str
+    path: Path
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _tail: MetricsTail | None = None
+    _metrics: RunMetrics = field(default_factory=RunMetrics)
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What was computed of it before, by the module that did."""
+
+    @property
+    def steps(self) -> list[Step]:
+        """What the processes recorded so far, joined by step, in order."""
+        path = self.path / "metrics.jsonl"
+        with self._lock:
+            size = path.stat().st_size if path.exists() else 0
+            if self._tail is None or size < self._tail.position:  # somebody has put another file there
+                self._tail, self._metrics = MetricsTail(path, 0), RunMetrics()
+            for record in self._tail.new():
+                self._metrics.add(record)
+            return self._metrics.steps()
+
+    @contextmanager
+    def read(self) -> Iterator[Run]:
+        """The run to read from in one thread, one at a time: the first to ask makes the index."""
+        run = Run(self.path)
+        with self._lock:
+            try:
+                yield run
+            finally:
+                if "index" in run.__dict__:
+                    run.index.close()
+
+    def stamp(self) -> Mapping[str, int]:
+        """What changes when something is added: to its numbers, events, state, rollouts, evaluations,
+        notes."""
+        names = ("metrics.jsonl", "events.jsonl", "status.json", "rollouts", "evals", "notes.json")
+        return {name.partition(".")[0]: _changed(self.path / name) for name in names}
+
+
+def _changed(path: Path) -> int:
+    try:
+        seen = path.stat()
+    except OSError:
+        return 0
+    return zlib.crc32(f"{seen.st_mtime_ns} {seen.st_size if path.suffix else 0}".encode())
+
+
+class Sources:
+    """The runs in a directory, that one run, or all that this user has started.
+
+    Raises UsageError if `word` is neither a directory nor a run.
+    """
+
+    def __init__(self, word: str | None) -> None:
+        self.place = None if word is None else Path(word)
+        if word is not None and not Path(word).is_dir():
+            self.place = find_run(word)
+        self._open: dict[str, OpenRun] = {}
+        if self.place is not None and not self.all():
+            raise UsageError(
+                f"{word} is a directory without a run. `buckeye rl list` shows those that are known."
+            )
+
+    def all(self) -> list[OpenRun]:
+        """The runs there are now, each by a name of its own, which stays."""
+        for path in self._paths():
+            if all(path != known.path for known in self._open.values()):
+                name = path.name
+                if name in self._open:
+                    name = f"{name}-{zlib.crc32(os.fsencode(path)):08x}"
+                self._open[name] = OpenRun(name, path)
+        return [run for run in self._open.values() if run.path.is_dir()]
+
+    def find(self, name: str) -> OpenRun:
+        """One of them. Raises UsageError for a name that none has."""
+        found = self._open.get(name) or next((run for run in self.all() if run.name == name), None)
+        if found is None:
+            raise UsageError(f"No run is called {name!r} here.")
+        return found
+
+    def _paths(self) -> Iterator[Path]:
+        if self.place is not None:
+            yield from _runs_in(self.place.absolute())
+            return
+        here = Path("outputs").absolute()
+        yield from _runs_in(here)
+        for run in known_runs()[0]:
+            if run.directory.absolute() != here:
+                yield run.directory.absolute()
+
+
+def _runs_in(top: Path) -> Iterator[Path]:
+    """The runs in a directory, which may be one itself. Links to folders are not followed."""
+    for looked, (folder, folders, files) in enumerate(os.walk(top)):
+        path = Path(folder)
+        if not _OF_A_RUN.isdisjoint((*files, *folders)):
+            yield path
+            folders.clear()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if len(path.relative_to(top).parts) >= _DEEPEST or looked > _MOST_FOLDERS:
+            folders.clear()

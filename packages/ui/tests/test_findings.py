@@ -1,0 +1,39 @@
+"""What `rl diagnose` says reaches the page."""
+
+from unittest import mock
+
+import pytest
+from packages.ui.tests.made import make_run
+
+from buckeye.base.distribution import is_there
+from buckeye_ui.findings import findings_of
+from buckeye_ui.sources import OpenRun
+
+
+def test_without_the_satellite_it_is_said_what_to_install(tmp_path):
+    run = OpenRun("run", make_run(tmp_path / "run", tokens=False))
+    with mock.patch("buckeye_ui.findings.is_there", return_value=False):
+        assert "buckeye-audit, which is not installed" in findings_of(run)["missing"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_there("buckeye_audit"), reason="findings are of buckeye-audit")
+def test_findings_are_those_of_rl_diagnose(tmp_path):
+    path = make_run(tmp_path / "run", state="failed")
+    event = '{"time": 1700000100, "event": "failure", "attempt": 1, "cause": "out of memory"}\n'
+    with (path / "events.jsonl").open("a") as file:
+        file.write(event)
+    run = OpenRun("run", path)
+    told = findings_of(run)
+    assert told["step"] == 3
+    first = told["findings"][0]
+    assert (first["name"], first["confidence"], first["cause"]) == ("failed", "sure", "out of memory")
+    assert first["evidence"][0]["command"].startswith("buckeye rl logs")
+    with mock.patch("buckeye_ui.findings._diagnose", side_effect=AssertionError):
+        assert findings_of(run) == told  # nothing is new
+
+
+def test_a_diagnosis_that_fails_is_no_end_of_the_page(tmp_path):
+    run = OpenRun("run", make_run(tmp_path / "run", tokens=False))
+    with mock.patch("buckeye_ui.findings.sys.executable", "/bin/false"):
+        assert "could not be diagnosed" in findings_of(run)["missing"]
