@@ -72,7 +72,7 @@ function rewardCharts(run, overview, intervals, choose) {
 }
 
 async function overviewPage(main, run) {
-  const choose = (step) => go({ step });
+  const choose = chooseStep;
   const [status, first] = await Promise.all([currentStatus(run), about(run, "overview")]);
   let overview = first, intervals = null;
   const head = h("div"), findings = h("div", { className: "findings", role: "status" }, h("p", { className: "note" }, "Looking for what is wrong …"));

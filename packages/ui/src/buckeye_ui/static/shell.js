@@ -1,7 +1,9 @@
 "use strict";
 // The frame: where the page is (all of it in the address), the bar of steps, the keyboard, and what is new.
 
-const TABS = { overview: ["Overview", overviewPage] };
+const TABS = {
+  overview: ["Overview", overviewPage], rollouts: ["Rollouts", rolloutsPage], logs: ["Logs and events", logsPage], settings: ["Settings", settingsPage],
+};
 const KEYS = [["[ and ]", "the step before, and after"], ["/", "search"], ["1 – 6", "the tabs"], ["Esc", "one up"], ["?", "this list"]];
 
 let route = { run: null, tab: "runs", query: {} };
@@ -23,6 +25,9 @@ function link(run, tab, query) {
 function here(query) {
   return route.run ? link(route.run, route.tab, query) : address(`#/${route.tab === "runs" ? "" : route.tab}`, query);
 }
+
+// Choose a step everywhere; what was chosen in another one is left.
+function chooseStep(step) { go({ step, group: null, number: null, view: null, other: null }); }
 
 // Go to the same page with something else chosen; null takes it away.
 function go(changes) { location.hash = here({ ...route.query, ...changes }); }
@@ -51,7 +56,7 @@ function makeStepBar() {
     const box = canvas.getBoundingClientRect(), at = Math.floor(((event.clientX - box.left) / box.width) * stepBar.steps.length);
     return Math.max(0, Math.min(stepBar.steps.length - 1, at));
   };
-  bar.addEventListener("click", (event) => { if (stepBar.steps.length) go({ step: stepBar.steps[pick(event)] }); });
+  bar.addEventListener("click", (event) => { if (stepBar.steps.length) chooseStep(stepBar.steps[pick(event)]); });
   bar.addEventListener("mousemove", (event) => { if (stepBar.steps.length) tellStep(pick(event)); });
   bar.addEventListener("mouseleave", () => tellStep(chosen()));
   bar.addEventListener("keydown", (event) => {
@@ -59,7 +64,7 @@ function makeStepBar() {
     if (by) { event.preventDefault(); moveStep(by); }
   });
   new ResizeObserver(() => paintSteps()).observe(bar);
-  stepBar.place = h("div", { className: "stepline" }, bar, told, h("button", { className: "quiet all", onclick: () => go({ step: null }), title: "choose no step" }, "all steps"));
+  stepBar.place = h("div", { className: "stepline" }, bar, told, h("button", { className: "quiet all", onclick: () => chooseStep(null), title: "choose no step" }, "all steps"));
   Object.assign(stepBar, { bar, canvas, told });
 }
 
@@ -75,7 +80,7 @@ function tellStep(at) {
 function moveStep(by) {
   if (!stepBar.steps.length) return;
   const at = chosen(), from = at < 0 ? (by > 0 ? -1 : stepBar.steps.length) : at;
-  go({ step: stepBar.steps[Math.max(0, Math.min(stepBar.steps.length - 1, from + by))] });
+  chooseStep(stepBar.steps[Math.max(0, Math.min(stepBar.steps.length - 1, from + by))]);
 }
 
 function paintSteps() {
