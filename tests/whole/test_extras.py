@@ -65,6 +65,7 @@ USES = {
     "rl compare RUN RUN": None,
     "rl curve RUN": None,
     "rl replay RUN --step 1 --json": "train",
+    "rl bundle RUN --step 1 --out bug.zip": "train",
     "rl diagnose RUN": "train",
     "rl status RUN": None,
     "rl logs RUN": None,

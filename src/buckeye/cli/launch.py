@@ -93,6 +93,7 @@ RUN_COMMANDS = (
     "diagnose",
     "report",
     "replay",
+    "bundle",
     "stop",
     "scale",
     "attach",

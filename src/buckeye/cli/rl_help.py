@@ -67,14 +67,14 @@ _OFTEN = {
     "--output-dir DIR": "Where all is written, of @ FILE.toml.",
 }
 _COMMANDS = {
-    "init": "Write the configuration of an MCP environment.",
-    "doctor": "Would it work here? Memory, versions, disk, model.",
+    "init, doctor": "Configure an MCP server; would it work here?",
     "list, status, logs, events": "See runs.",
     "rollouts, curve, diagnose": "What one played; its reward; why none is learnt.",
     "report": "A run in one file that can be sent.",
     "compare": "Is one run better than another? What differs?",
     "attach, stop, resume, fork": "Steer one, or go on from a checkpoint.",
-    "clean, scale, replay, pods": "Free disk; more engines; a step again; machines.",
+    "replay, bundle": "A step again; all of it as one file.",
+    "clean, scale, pods": "Free disk; more engines; machines.",
     "export, schema": "Files for SkyPilot, Kubernetes, editors.",
 }
 

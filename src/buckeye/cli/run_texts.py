@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from buckeye.base.columns import aligned
 from buckeye.base.disk import human_bytes
@@ -15,9 +13,6 @@ from buckeye.launch.progress import human_duration
 from buckeye.launch.waits import sentence
 from buckeye.runs.clean import KINDS, WHAT_THEY_ARE, Deletable
 from buckeye.runs.status import TREND_STEPS, ProcessStatus, RunStatus
-
-if TYPE_CHECKING:
-    from buckeye.trainer.replay import Comparison, Replay
 
 
 def run_list(runs: Iterable[RunStatus]) -> str:
@@ -142,54 +137,3 @@ def _process_table(processes: Sequence[ProcessStatus]) -> str:
         port = str(process.port) if process.port is not None else "-"
         rows.append((process.title, str(process.pid), port, str(process.restarts), process.state))
     return aligned(rows)
-
-
-def replay_text(replay: Replay) -> str:
-    """The stages of the step, the first difference on the way to it, and what that may come from."""
-    rows = [("stage", "recorded", "now", "difference")]
-    rows += [
-        (one.stage, _short(one.stage, one.recorded), _short(one.stage, one.replayed), _difference(one))
-        for one in replay.comparisons
-        if one.step == replay.step
-    ]
-    lines = [f"Step {replay.step}, from the weights before step {replay.start.step} in {replay.start.path}"]
-    lines += ["", aligned(rows), ""]
-    first = replay.first_difference
-    if first is None:
-        lines.append("The same to the last bit.")
-        return "\n".join(lines)
-    lines.append(f"The first difference is in step {first.step}: {first.stage}, {_difference(first)}.")
-    if replay.within_tolerance:
-        lines.append(f"It is no more than rounding may bring about ({replay.tolerance:g}).")
-    lines += [f"{name}: {then} then, {now} now" for name, (then, now) in replay.changed.items()]
-    return "\n".join(lines)
-
-
-def replay_json(replay: Replay) -> str:
-    """All of a replay as one JSON object."""
-    first = replay.first_difference
-    said = {
-        "step": replay.step,
-        "start": {"step": replay.start.step, "path": str(replay.start.path)},
-        "identical": first is None,
-        "within_tolerance": replay.within_tolerance,
-        "tolerance": replay.tolerance,
-        "changed": replay.changed,
-        "first_difference": None if first is None else {"step": first.step, "stage": first.stage},
-        "comparisons": [dataclasses.asdict(one) for one in replay.comparisons],
-    }
-    return json.dumps(said)
-
-
-def _short(stage: str, shown: str) -> str:
-    """A checksum, or a figure, with as many digits as a person compares."""
-    if stage == "weights":
-        return shown[:12]
-    return shown if stage == "log-probs" else f"{float(shown):.6g}"
-
-
-def _difference(one: Comparison) -> str:
-    if one.same:
-        return "none"
-    size = "not the same" if one.difference is None else f"{one.difference:.3g}"
-    return f"{size} at {one.where}" if one.where else size

@@ -7,12 +7,11 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -23,8 +22,6 @@ from buckeye.cli.help import Commands
 from buckeye.cli.run_texts import (
     cleaning_table,
     event_line,
-    replay_json,
-    replay_text,
     run_list,
     status_text,
 )
@@ -45,7 +42,7 @@ runs_app = Commands(
     add_completion=False,
 )
 
-for _words in ("rl rollouts", "rl curve", "rl compare", "rl diagnose", "rl report"):
+for _words in ("rl rollouts", "rl curve", "rl compare", "rl diagnose", "rl report", "rl replay", "rl bundle"):
     runs_app.offer(_words, "buckeye_audit.run_commands")
 
 _FOLLOW_SECONDS = 0.3
@@ -269,33 +266,6 @@ def fork(
         return
     typer.echo(f"{made} ({record.run_id}) goes on from step {record.start_step} with:")
     typer.echo(f"  buckeye rl resume {shlex.quote(str(made))}")
-
-
-@runs_app.command()
-def replay(
-    run: _NamedRun,
-    step: Annotated[int, typer.Option(min=0, help="Which step, as the log counts them.")],
-    until: Annotated[
-        Literal["log-probs", "loss", "gradient", "weights"],
-        typer.Option(help="How far. All but `weights` need the weights of the step alone."),
-    ] = "weights",
-    device: Annotated[str | None, typer.Option(help="Another device, as cpu.")] = None,
-    as_json: _Json = False,
-) -> None:
-    """Compute a training step again from the batch that was kept of it, and say where it first differs. Exit
-    code 1 if it differs by more than rounding."""
-    from buckeye.config.load import load_config
-    from buckeye.config.trainer import TrainerConfig
-
-    directory = find_run(run)
-    config = load_config(TrainerConfig, ["@", str(directory / "configs" / "trainer.json")])
-    from buckeye.trainer.replay import replay_step  # brings torch
-
-    with tempfile.TemporaryDirectory(prefix="buckeye-replay-") as scratch:
-        found = replay_step(directory, config, step, until=until, device=device, scratch=Path(scratch))
-    typer.echo(replay_json(found) if as_json else replay_text(found))
-    if not found.within_tolerance:
-        raise typer.Exit(1)
 
 
 def _print_lines(lines: Sequence[LogLine], *, last: int, as_json: bool) -> None:

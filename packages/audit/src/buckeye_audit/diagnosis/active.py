@@ -194,7 +194,7 @@ def graded_twice(facts: Facts) -> Iterator[Finding | str]:
 def same_again(facts: Facts) -> Iterator[Finding | str]:
     """The newest step that can be computed again is."""
     from buckeye.config.trainer import TrainerConfig
-    from buckeye.trainer.replay import replay_step
+    from buckeye_audit.replay.step import replay_step
 
     file = facts.run.path / "configs" / "trainer.json"
     if not file.is_file() or not facts.batches:

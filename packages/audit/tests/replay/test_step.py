@@ -7,15 +7,15 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from tests.trainer.rl_runs import put, records
+from tests.trainer.trainer_config import trainer_config
 from transformers import AutoModelForCausalLM
 
 from buckeye.errors import TransportError, UsageError
 from buckeye.trainer import batch_loss
-from buckeye.trainer.replay import replay_step
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.batches import read_trained
-from tests.trainer.rl_runs import put, records
-from tests.trainer.trainer_config import trainer_config
+from buckeye_audit.replay.step import replay_step
 
 
 def trained(directory, tiny_model, batches, **settings):

@@ -12,9 +12,10 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from buckeye.transport.batches import Batch, TrainedBatch, read_trained
 from buckeye.transport.checkpoint import CheckpointInfo, list_checkpoints, verify_checkpoint
 from buckeye.transport.weights import read_weights_manifest
 
+T = TypeVar("T", bound=RLTrainer)
 Stage = Literal["log-probs", "loss", "gradient", "weights"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """Of a step, in the order in which they are computed."""
@@ -95,21 +97,14 @@ def replay_step(
 
     Raises UsageError if its batch, or what it needs to begin from, was not kept.
     """
-    kept = run / "trained"
-    try:
-        recorded = read_trained(kept, step)[1]
-    except TransportError as error:
-        raise UsageError(f"{error} {_there(kept)}") from None
-    start, resume = _start(run, config, step, until=until)
-    config = _in_scratch(run, config, scratch, device=device, model=None if resume else start.path)
-    os.environ["BUCKEYE_THREADS"] = str(recorded.record["threads"])
-    with trainer_process(config, "replay") as ranks:
-        learner = build_learner(config, ranks, resume, max_steps=config.max_steps)
-        learner.progress = replace(learner.progress, step=start.step)
-        trainer = RLTrainer(config, learner, StopFlag(), RunIdentity(run_id="replay", attempt=1))
-        with trainer.output:
-            comparisons = list(_again(trainer, kept, range(start.step, step + 1)))
-        dtype = str(learner.policy.compute_dtype).removeprefix("torch.")
+    kept, recorded = run / "trained", require_kept(run, step)
+    start, resume = start_of(run, config, step, until=until)
+    threads = recorded.record["threads"]
+    with trainer_from(
+        RLTrainer, run, config, start, resume, threads=threads, device=device, scratch=scratch
+    ) as trainer:
+        comparisons = list(_again(trainer, kept, range(start.step, step + 1)))
+        dtype = str(trainer.learner.policy.compute_dtype).removeprefix("torch.")
     replayed = read_trained(scratch / "trained", step)[1]
     return Replay(
         step=step,
@@ -124,6 +119,37 @@ def replay_step(
     )
 
 
+@contextmanager
+def trainer_from(
+    kind: type[T],
+    run: Path,
+    config: TrainerConfig,
+    start: Start,
+    resume: CheckpointInfo | None,
+    *,
+    threads: int,
+    device: str | None,
+    scratch: Path,
+) -> Iterator[T]:
+    """The run's trainer as it was at the start, which writes into the empty folder `scratch` alone."""
+    config = _in_scratch(run, config, scratch, device=device, model=None if resume else start.path)
+    os.environ["BUCKEYE_THREADS"] = str(threads)
+    with trainer_process(config, "replay") as ranks:
+        learner = build_learner(config, ranks, resume, max_steps=config.max_steps)
+        learner.progress = replace(learner.progress, step=start.step)
+        trainer = kind(config, learner, StopFlag(), RunIdentity(run_id="replay", attempt=1))
+        with trainer.output:
+            yield trainer
+
+
+def require_kept(run: Path, step: int) -> TrainedBatch:
+    """What came of a step. Raises UsageError if its batch was not kept."""
+    try:
+        return read_trained(run / "trained", step)[1]
+    except TransportError as error:
+        raise UsageError(f"{error} {_there(run / 'trained')}") from None
+
+
 def _there(kept: Path) -> str:
     steps = list(step_directories(kept))
     if not steps:
@@ -131,26 +157,33 @@ def _there(kept: Path) -> str:
     return f"There are those of steps {steps[0]} to {steps[-1]}."
 
 
-def _start(
+def start_of(
     run: Path, config: TrainerConfig, step: int, *, until: Stage
 ) -> tuple[Start, CheckpointInfo | None]:
     """The nearest place to begin from: a checkpoint, the model that the run began with, or, without new
-    weights, those that were published."""
+    weights, those that were published. Raises UsageError where there is none."""
     kept = set(step_directories(run / "trained"))
     published = step_directory(run / "weights", step)
     if until != "weights" and (published / "config.json").is_file():
         read_weights_manifest(published)
         return Start(step=step, path=published), None
-    for info in reversed(list_checkpoints(run / "checkpoints")):
-        if info.step <= step and kept.issuperset(range(info.step, step)):
-            verify_checkpoint(info)
-            return Start(step=info.step, path=info.path), info
-    if kept.issuperset(range(step)) and Path(config.model.name).is_dir():
-        return Start(step=0, path=Path(config.model.name)), None
+    for start, info in reversed(starts(run, config)):
+        if start.step <= step and kept.issuperset(range(start.step, step)):
+            if info is not None:
+                verify_checkpoint(info)
+            return start, info
     raise UsageError(
         f"Step {step} cannot be computed again: {run} has no checkpoint at or before it from which on every "
         f"batch was kept. {_there(run / 'trained')} `--until gradient` needs weights/step_{step} alone."
     )
+
+
+def starts(run: Path, config: TrainerConfig) -> list[tuple[Start, CheckpointInfo | None]]:
+    """Where whole steps can be computed from, by step: the model that the run began with, and checkpoints."""
+    model = Path(config.model.name)
+    first = [(Start(step=0, path=model), None)] if model.is_dir() else []
+    checkpoints = list_checkpoints(run / "checkpoints")
+    return [*first, *((Start(step=info.step, path=info.path), info) for info in checkpoints)]
 
 
 def _in_scratch(
