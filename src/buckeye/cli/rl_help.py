@@ -67,15 +67,13 @@ _OFTEN = {
     "--output-dir DIR": "Where all is written, of @ FILE.toml.",
 }
 _COMMANDS = {
-    "init, doctor": "Configure an MCP server; would it work here?",
+    "init, doctor, schema": "Configure an MCP server; would it work here?",
     "list, status, logs, events": "See runs.",
     "rollouts, curve, diagnose": "What one played; its reward; why none is learnt.",
-    "report": "A run in one file that can be sent.",
-    "compare": "Is one run better than another? What differs?",
+    "report, compare": "One as a file to send; is another one better?",
     "attach, stop, resume, fork": "Steer one, or go on from a checkpoint.",
     "replay, bundle": "A step again; all of it as one file.",
-    "clean, scale, pods": "Free disk; more engines; machines.",
-    "export, schema": "Files for SkyPilot, Kubernetes, editors.",
+    "clean, scale, pods, export": "Free disk; more engines; machines; files for them.",
 }
 
 
