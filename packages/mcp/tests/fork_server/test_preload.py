@@ -194,6 +194,27 @@ def test_libraries_that_cannot_be_shared_are_not(installed, caplog, library, rea
     assert reason in said
 
 
+def test_what_cannot_be_shared_is_imported_by_each_session_and_the_rest_is_not(installed, caplog):
+    caplog.set_level(logging.INFO)
+    here = installed()
+    (here.site / "looks.py").write_text("import os\nSEEN = dict(os.environ)\n")
+    (here.site / "uses_it.py").write_text("import looks\n")
+    program = here.folder / "my_server.py"
+    text = program.read_text().replace("import widgets\n", "import looks, uses_it, widgets\n")
+    program.write_text(text.replace('"random": RANDOM', '"random": looks.SEEN["SECRET"]'))
+
+    async def run():
+        await settled(here.program(SECRET="first"))
+        return (await session(here.program(SECRET="second"), "who"))[0]
+
+    one = asyncio.run(run())
+    assert one["imports"] != one["pid"]
+    assert one["random"] == "second"
+    (said,) = [record.message for record in caplog.records if "are forked" in record.message]
+    why = "it looks at all variables when it is imported"
+    assert f"(looks: {why}; uses_it: {why})" in said
+
+
 def test_a_variable_that_libraries_look_at_keeps_sessions_apart(installed):
     here = installed("FLAVOUR = os.environ.get('FLAVOUR')")
 

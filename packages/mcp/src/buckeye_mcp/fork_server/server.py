@@ -98,13 +98,9 @@ def _path_is_safe() -> bool:
 
 
 def _serve(control: socket.socket) -> dict[str, Any]:
-    wanted = json.loads(_line(control))
-    try:
-        answer = _imported(wanted)
-    except Exception as error:  # whatever a library raises
-        answer = {"refused": f"{type(error).__name__}: {error}"}
+    answer = _imported(json.loads(_line(control)))
     control.sendall(json.dumps(answer).encode() + b"\n")
-    if "refused" in answer:
+    if "modules" not in answer:
         os._exit(0)
     gc.collect()
     gc.freeze()
@@ -124,28 +120,34 @@ def _line(control: socket.socket) -> bytes:
 def _imported(wanted: dict[str, Any]) -> dict[str, Any]:
     """Import those of the modules `wanted` that lie in the site packages of this interpreter, and belong to
     no distribution of the program's own packages. Says which are here now, how many were imported, and which
-    variables they have looked at."""
+    variables they have looked at; or which one library every session must import by itself, and why."""
     if not hasattr(socket, "recv_fds"):
         return {"refused": "its Python is older than 3.9"}
     sites, own = _site_folders(), _own_packages(wanted["own"])
     files, before = len(os.listdir("/proc/self/fd")), len(sys.modules)
-    reads = _watch_variables()
+    reads, end = _watch_variables()
+    skipped = {*own, *wanted["apart"]}
     for name in wanted["modules"]:
         top = name.partition(".")[0]
-        if name in sys.modules or top in own or not _is_installed(top, sites):
+        if name in sys.modules or top in skipped or not _is_installed(top, sites):
             continue
         try:
             importlib.import_module(name)
         except ImportError:
             continue  # optional, as it was for the program
+        except Exception as error:  # whatever a library raises
+            return {"apart": top, "why": f"{type(error).__name__}: {error}"}
         if len(os.listdir("/proc/self/task")) > 1:
-            return {"refused": f"importing {name} starts threads"}
+            return {"apart": top, "why": "it starts threads when it is imported"}
         if len(os.listdir("/proc/self/fd")) > files:
-            return {"refused": f"importing {name} opens files or connections"}
+            return {"apart": top, "why": "it opens files or connections when it is imported"}
+        if "*" in reads:
+            return {"apart": top, "why": "it looks at all variables when it is imported"}
+    end()
     tops = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
     if both := own & tops:
         return {"refused": f"its libraries import the program itself ({', '.join(sorted(both))})"}
-    return {"modules": sorted(tops), "count": len(sys.modules) - before, "reads": sorted(reads())}
+    return {"modules": sorted(tops), "count": len(sys.modules) - before, "reads": sorted(reads)}
 
 
 def _site_folders() -> tuple[str, ...]:
@@ -177,9 +179,9 @@ def _own_packages(tops: Iterable[str]) -> set[str]:
     return set(tops) | {top for top, names in owners.items() if own.intersection(names)}
 
 
-def _watch_variables() -> Callable[[], set[str]]:
+def _watch_variables() -> tuple[set[str], Callable[[], None]]:
     """Note which environment variables Python code looks at from now on; `*` stands for all of them. Returns
-    a function that ends this and gives their names."""
+    their names, which grow, and a function that ends this."""
     names: set[str] = set()
     kind: Any = type(os.environ)
 
@@ -196,12 +198,11 @@ def _watch_variables() -> Callable[[], set[str]]:
             names.add("*")
             return super().__iter__()
 
-    def end() -> set[str]:
+    def end() -> None:
         os.environ.__class__ = kind
-        return names
 
     os.environ.__class__ = Watched
-    return end
+    return names, end
 
 
 def _fork_sessions(control: socket.socket) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,8 @@ SCRIPT = Path(__file__).with_name("server.py")
 CONFINE = Path(__file__).parents[1] / "sandbox" / "confine.py"
 _IMPORT_SECONDS = 120.0
 _MOST = 8
+_MOST_APART = 4
+"""Libraries that sessions import by themselves: each costs another start of the process."""
 _TAIL = 2_000
 State = Literal["new", "learning", "importing", "ready", "off"]
 
@@ -87,7 +90,14 @@ class Parent:
         }
 
     def _live(self, names: list[str]) -> None:
-        """Start the process, and note how it ends."""
+        """Start the process, and note how it ends. It is started again without a library that every session
+        must import by itself."""
+        apart: dict[str, str] = {}
+        while (found := self._serve(names, apart)) is not None:
+            apart |= found
+
+    def _serve(self, names: list[str], apart: Mapping[str, str]) -> dict[str, str] | None:
+        """One process, to its end: None, or the library without which another one could serve, and why."""
         ours, theirs = socket.socketpair()
         command = self.command
         env = {**clean_environment({}), **dict(command.variables)}
@@ -105,24 +115,30 @@ class Parent:
             )
         except OSError as error:
             self.refuse(f"{command.interpreter} cannot be run: {error.strerror}")
-            return
+            return None
         finally:
             theirs.close()
         GUARD.watch(process.pid)
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.close()
-        self._begin(ours, names, env)
+        found = self._begin(ours, names, env, apart)
         tail = b""
         while chunk := os.read(process.stdout.fileno(), 65536):
             tail = (tail + chunk)[-_TAIL:]
+        process.stdout.close()
         code = process.wait()
         GUARD.forget(process.pid)
-        words = tail.decode(errors="replace").strip()
-        self.refuse(f"their parent ended with code {code}" + (f": {words}" if words else ""))
+        if found is None:
+            words = tail.decode(errors="replace").strip()
+            self.refuse(f"their parent ended with code {code}" + (f": {words}" if words else ""))
+        return found
 
-    def _begin(self, control: socket.socket, names: list[str], env: dict[str, str]) -> None:
-        wanted = {"modules": names, "own": self.command.own}
+    def _begin(
+        self, control: socket.socket, names: list[str], env: dict[str, str], apart: Mapping[str, str]
+    ) -> dict[str, str] | None:
+        """Have it import; None once sessions are forked, or never will be."""
+        wanted = {"modules": names, "own": self.command.own, "apart": list(apart)}
         control.settimeout(_IMPORT_SECONDS)
         try:
             control.sendall(json.dumps(wanted).encode() + b"\n")
@@ -130,19 +146,25 @@ class Parent:
                 answer = json.loads(answers.readline() or b'{"refused": "the process that did so ended"}')
         except (OSError, ValueError) as error:
             answer = {"refused": f"no answer within {_IMPORT_SECONDS:g} s ({error})"}
-        reason = answer.get("refused", "")
-        if "*" in answer.get("reads", ()):
-            reason = "they look at all variables when they are imported"
-        if reason:
+        if "modules" not in answer:
             control.close()
-            self.refuse(reason)
-            return
+            if "apart" in answer and len(apart) < _MOST_APART:
+                return {answer["apart"]: answer["why"]}
+            self.refuse(answer.get("refused") or f"{answer['apart']}: {answer['why']}")
+            return None
+        left = "; ".join(f"{name}: {why}" for name, why in apart.items())
+        if left and not answer["count"]:
+            control.close()
+            self.refuse(left)
+            return None
         self._reads = {name: env.get(name) for name in answer["reads"]}
         self._modules = frozenset(answer["modules"])
         self._control = control
-        said = "Sessions of %s are forked from a process that has imported %d modules"
-        log.info(said, self.command.shown, answer["count"])
+        said = "Sessions of %s are forked from a process that has imported %d modules%s"
+        by_each = f". Each imports by itself what cannot be shared ({left})" if left else ""
+        log.info(said, self.command.shown, answer["count"], by_each)
         self.state = "ready"
+        return None
 
 
 class Lesson:
