@@ -92,6 +92,7 @@ RUN_COMMANDS = (
     "compare",
     "diagnose",
     "report",
+    "export-rollouts",
     "replay",
     "bundle",
     "stop",

@@ -73,7 +73,8 @@ _COMMANDS = {
     "report, compare": "One as a file to send; is another one better?",
     "attach, stop, resume, fork": "Steer one, or go on from a checkpoint.",
     "replay, bundle": "A step again; all of it as one file.",
-    "clean, scale, pods, export": "Free disk; more engines; machines; files for them.",
+    "export-rollouts, export": "What one played, for other tools; files for machines.",
+    "clean, scale, pods": "Free disk; more engines; machines.",
 }
 
 

@@ -42,7 +42,10 @@ runs_app = Commands(
     add_completion=False,
 )
 
-for _words in ("rl rollouts", "rl curve", "rl compare", "rl diagnose", "rl report", "rl replay", "rl bundle"):
+for _words in (
+    *("rl rollouts", "rl curve", "rl compare", "rl diagnose", "rl report", "rl replay", "rl bundle"),
+    "rl export-rollouts",
+):
     runs_app.offer(_words, "buckeye_audit.run_commands")
 
 _FOLLOW_SECONDS = 0.3

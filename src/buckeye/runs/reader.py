@@ -125,16 +125,20 @@ class Run:
 
     def text_of(self, step: int, group: int, number: int) -> PlayedRollout | None:
         """A rollout of training with all its texts; None if these were deleted."""
-        found = self.query(_PLACE, step, group, number)
-        for name, at, size in found:
-            try:
-                with (self.path / name).open("rb") as file:
-                    file.seek(at)
-                    lines = list(parse_json_lines([file.read(size)]))
-                return msgspec.convert({**lines[0], "number": number}, PlayedRollout)
-            except (OSError, IndexError, msgspec.ValidationError) as error:
-                self._leave_out(f"{name}: {error}")
-        return None
+        places = self.query(_PLACE, step, group, number)
+        found = (self.text_at(path, at, size, group, number) for path, at, size in places)
+        return next((rollout for rollout in found if rollout is not None), None)
+
+    def text_at(self, path: str, at: int, size: int, group: int, number: int) -> PlayedRollout | None:
+        """The rollout in so many bytes of a file, as the index names them; None if it is not there."""
+        try:
+            with (self.path / path).open("rb") as file:
+                file.seek(at)
+                lines = list(parse_json_lines([file.read(size)]))
+            return msgspec.convert({**lines[0], "group": group, "number": number}, PlayedRollout)
+        except (OSError, IndexError, msgspec.ValidationError) as error:
+            self._leave_out(f"{path}: {error}")
+            return None
 
     def _kept(self, steps: range | None) -> Iterator[TrainedStep]:
         for number in self.kept_steps:

@@ -3,6 +3,7 @@
 from buckeye_audit.comparison.command import compare_runs
 from buckeye_audit.curve import curve
 from buckeye_audit.diagnosis.command import diagnose_run
+from buckeye_audit.exchange.command import export_rollouts
 from buckeye_audit.replay.command import bundle, replay
 from buckeye_audit.report.run_command import run_report
 from buckeye_audit.rollouts import rollouts
@@ -12,6 +13,7 @@ COMMANDS = {
     "rl curve": curve,
     "rl diagnose": diagnose_run,
     "rl replay": replay,
+    "rl export-rollouts": export_rollouts,
     "rl report": run_report,
     "rl compare": compare_runs,
     "rl rollouts": rollouts,

@@ -13,6 +13,7 @@ from buckeye.errors import BuckeyeError
 from buckeye.monitor.redact import redacted
 from buckeye.monitor.rollouts import PlayedRollout, shortened
 from buckeye_audit.conversation import Message, conversation
+from buckeye_audit.exchange.played import left_out
 from buckeye_audit.report.document import (
     Block,
     Bullets,
@@ -116,7 +117,7 @@ def _blocks(facts: RunFacts, pictures: list[Picture]) -> Iterator[Block]:
             yield Table(("", ""), list(rows_of.items()), figures=False)
     if facts.kind_and_config[1]:
         yield Folded("All settings", [("without secrets", facts.config_text)])
-    notes = [*facts.run.unreadable, *facts.notes]
+    notes = [*left_out(facts.run), *facts.notes]
     if notes:
         yield Heading("What is missing here")
         yield Bullets([facts.public(note) for note in notes])
