@@ -92,6 +92,7 @@ def rollout(step, number, *, long=0):
         "stop_reason": "done",
         "truncated": place == 0,
         "seconds": 1.5,
+        "ended": STARTED + 10.0 * step + 2.0 + place,
         "turns": 1,
         "completion_tokens": 3,
         "oldest_version": step,

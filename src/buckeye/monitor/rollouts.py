@@ -20,9 +20,10 @@ _FILE = re.compile(r"^step_(\d+)(?:\.dropped)?\.jsonl$")
 class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
     """A line of such a file. `group` counts the tasks that were played, and `number` the rollouts of this
     one; `dropped` is why the group was not trained on, None where it was. `text` is what the policy saw and
-    wrote, a text for each training sample, and `messages` the conversation after the last reply.
-    `advantages` are what each turn was trained with, None for a rollout that was not trained on. Sampling was
-    ended early for one that is `cut`; one that is `retried` failed, and was played again: the next line."""
+    wrote, a text for each training sample, and `messages` the conversation after the last reply. `advantages`
+    are what each turn was trained with, None for a rollout that was not trained on. Sampling was ended early
+    for one that is `cut`; one that is `retried` failed, and was played again: the next line. It took
+    `seconds`, and `ended` at a time in seconds since the epoch."""
 
     group: int
     task_id: str
@@ -43,6 +44,7 @@ class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
     cut: bool = False
     retried: bool = False
     seconds: float = 0.0
+    ended: float | None = None
     sampling_seconds: float = 0.0
     turns: int = 0
     turns_extended: int = 0

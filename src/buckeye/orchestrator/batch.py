@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import statistics
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -158,6 +159,7 @@ async def write_rollouts(
     text.
     """
     of_groups = advantages if advantages is not None else [None] * len(groups)
+    epoch = time.time() - asyncio.get_running_loop().time()
     lines = [
         json.dumps(
             {
@@ -173,6 +175,7 @@ async def write_rollouts(
                 "cut": rollout.cut,
                 "retried": retried,
                 "seconds": round(rollout.seconds, 3),
+                "ended": round(epoch + rollout.ended, 3),
                 "sampling_seconds": round(rollout.sampling_seconds, 3),
                 "turns_extended": rollout.extended,
                 "turns_branched": rollout.branched,

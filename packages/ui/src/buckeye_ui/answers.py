@@ -17,7 +17,9 @@ from buckeye.run_files.record import GOING_ON, RunRecord
 from buckeye.runs.status import run_status
 from buckeye_ui import figures, played, records
 from buckeye_ui.findings import findings_of
+from buckeye_ui.notes import notes
 from buckeye_ui.sources import OpenRun
+from buckeye_ui.timeline import Chosen, timeline
 from buckeye_ui.tokens import tokens
 
 
@@ -26,9 +28,10 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Pattern(msgspec.Struct, forbid_unknown_fields=True):
-    """Which numbers: a regular expression of their names."""
+    """Which numbers: a regular expression of their names, and how many at most."""
 
     pattern: str
+    most: int = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ def summary(run: OpenRun) -> dict[str, Any]:
         "ended": None if record is None else record.ended,
         "reward": None if newest is None else newest.reward,
         "curve": figures.sparkline(steps),
+        "tags": _tags(run),
     }
 
 
@@ -82,6 +86,13 @@ def status(run: OpenRun) -> dict[str, Any]:
     told["waits"] = [sentence(wait, known["now"]) for wait in seen.waits]
     del told["findings"]  # `findings` has all of them
     return told
+
+
+def _tags(run: OpenRun) -> list[str]:
+    try:
+        return [tag for one in notes(run)["notes"] if one["of"] == "" for tag in one["tags"]]
+    except BuckeyeError:  # `notes` says what is wrong
+        return []
 
 
 def _record(run: OpenRun) -> RunRecord | None:
@@ -114,7 +125,7 @@ ANSWERS: Mapping[str, Answer] = {
     "metrics": Answer(
         "all numbers whose names match a regular expression",
         Pattern,
-        lambda run, asked: figures.matching(run, asked.pattern),
+        lambda run, asked: figures.matching(run, asked.pattern, asked.most),
     ),
     "groups": Answer(
         "all groups of rollouts, a column for each figure", Nothing, lambda run, _: played.groups(run)
@@ -125,5 +136,7 @@ ANSWERS: Mapping[str, Answer] = {
     "tokens": Answer("a rollout token by token, where the batch was kept", played.Rollout, tokens),
     "logs": Answer("what its processes printed, newest lines last", records.Logs, records.logs),
     "events": Answer("what happened to it", Nothing, lambda run, _: records.events(run)),
+    "timeline": Answer("what went on when, and the rollouts of a step", Chosen, timeline),
+    "notes": Answer("tags and notes of people", Nothing, lambda run, _: notes(run)),
     "settings": Answer("its settings", Nothing, lambda run, _: records.settings(run)),
 }

@@ -1,7 +1,8 @@
-"""`buckeye ui`: the page, served."""
+"""`buckeye ui`: the page, served or in one file."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,12 +24,22 @@ def ui(
         int | None,
         typer.Option(min=0, max=65535, help=f"Port; 0 takes a free one. Default: {_PORT}, else a free one."),
     ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write the run into one file, which opens offline, and end."),
+    ] = None,
 ) -> None:
     """See runs in a browser: why they learn or do not, and what they played, token by token. Reads only, so a
     run may go on, have crashed, or be a copy."""
     from buckeye_ui.sources import Sources
 
     sources = Sources(run)
+    if export is not None:
+        from buckeye_ui.export import export as write
+
+        told = write(sources, export)
+        typer.echo(f"{export}: {told['groups']} of {told['of']} groups have their texts in it")
+        return
     from buckeye_ui.server import serve
 
     serve(sources, host=host, port=port, usual_port=_PORT, tell=typer.echo)

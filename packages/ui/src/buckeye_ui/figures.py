@@ -123,7 +123,7 @@ LABELS = {
 _BEGINNINGS = re.compile(r"^[^/]+/(?:time/|metrics/|rollouts/|groups/dropped_|env/(?=.*/reward/played$))?")
 _ENDINGS = re.compile(r"/reward/played$")
 
-_MOST_SERIES = 8  # of one chart, and of what is asked for by a pattern at once 10 times as many
+_MOST_SERIES = 8  # of one chart
 _ENOUGH_GROUPS = 2
 
 
@@ -174,7 +174,7 @@ def columns(steps: Sequence[Step], names: Sequence[str]) -> list[dict[str, Any]]
     return [one for one in found if any(value is not None for value in one["values"])]
 
 
-def matching(run: OpenRun, pattern: str) -> dict[str, Any]:
+def matching(run: OpenRun, pattern: str, most: int) -> dict[str, Any]:
     """The numbers whose names match a regular expression. Raises UsageError for one that is none."""
     try:
         looked_for = re.compile(pattern, re.IGNORECASE)
@@ -182,7 +182,7 @@ def matching(run: OpenRun, pattern: str) -> dict[str, Any]:
         raise UsageError(f"{pattern!r} is no regular expression: {error}") from None
     steps = run.steps
     names = [name for name in names_in(steps) if looked_for.search(name)]
-    series = columns(steps, names[: 10 * _MOST_SERIES])
+    series = columns(steps, names[: max(0, most)])
     return {"steps": [step.number for step in steps], "found": len(names), "series": series}
 
 

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -25,6 +25,7 @@ from buckeye.base.request_gate import Denied, Gate, Rules, is_loopback
 from buckeye.errors import BuckeyeError, PortTakenError, UsageError
 from buckeye_ui import findings
 from buckeye_ui.answers import ANSWERS, answer, summary
+from buckeye_ui.notes import Note, write_note
 from buckeye_ui.sources import OpenRun, Sources
 
 STATIC = Path(__file__).parent / "static"
@@ -90,6 +91,7 @@ def create_app(sources: Sources, *, host: str = "127.0.0.1", key: str | None = N
     api = Starlette(
         routes=[
             Route("/runs", served.runs),
+            Route("/runs/{run}/notes", served.note, methods=["PUT"]),
             Route("/runs/{run}/{question}", served.question),
             Route("/live", served.live),
             Route("/view", served.view, methods=["POST"]),
@@ -201,17 +203,15 @@ class _Served:
 
         return _json(await run_in_threadpool(answered))
 
+    async def note(self, request: Request) -> Response:
+        """PUT /runs/RUN/notes: note something of a run or a rollout; see `Note`."""
+        note = await _body(request, Note)
+        run = await run_in_threadpool(self._sources.find, request.path_params["run"])
+        return _json(await run_in_threadpool(write_note, run, note))
+
     async def view(self, request: Request) -> Response:
         """POST /view {"open": "#/..."}: the pages that are open go there."""
-        body = b""
-        async for piece in request.stream():
-            body += piece
-            if len(body) > _LARGEST_BODY:
-                raise HTTPException(413, f"The body may have {_LARGEST_BODY} bytes.")
-        try:
-            wanted = msgspec.json.decode(body, type=_View)
-        except msgspec.MsgspecError as error:
-            raise HTTPException(422, f'Send {{"open": "#/..."}}: {error}') from None
+        wanted = await _body(request, _View)
         for queue in self._listeners:
             if not queue.full():
                 queue.put_nowait(_event("view", {"open": wanted.open}))
@@ -250,6 +250,22 @@ class _Served:
 
 class _View(msgspec.Struct, forbid_unknown_fields=True):
     open: str
+
+
+_T = TypeVar("_T")
+
+
+async def _body(request: Request, kind: type[_T]) -> _T:
+    """What was sent; only so much of it is read."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _LARGEST_BODY:
+            raise HTTPException(413, f"The body may have {_LARGEST_BODY} bytes.")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise HTTPException(422, f"This is not what can be sent here: {error}") from None
 
 
 def _event(name: str, value: Any) -> bytes:

@@ -28,7 +28,8 @@ class OpenRun:
 
     name: str
     path: Path
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _reading: Run | None = None
     _tail: MetricsTail | None = None
     _metrics: RunMetrics = field(default_factory=RunMetrics)
     kept: dict[str, Any] = field(default_factory=dict)
@@ -48,12 +49,17 @@ class OpenRun:
 
     @contextmanager
     def read(self) -> Iterator[Run]:
-        """The run to read from in one thread, one at a time: the first to ask makes the index."""
-        run = Run(self.path)
+        """The run to read from, for one thread at a time: the first to ask makes the index. Within the block
+        it is the same, as it was then."""
         with self._lock:
+            if self._reading is not None:
+                yield self._reading
+                return
+            run = self._reading = Run(self.path)
             try:
                 yield run
             finally:
+                self._reading = None
                 if "index" in run.__dict__:
                     run.index.close()
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buckeye.base.storage import step_directories
 from buckeye.errors import UsageError
 from buckeye.runs import Run
 from buckeye_ui.played import Rollout
 from buckeye_ui.sources import OpenRun
+
+if TYPE_CHECKING:
+    from buckeye.runs.trained import TrainedStep
 
 _MOST_TOKENS = 40_000
 _LARGEST_TOKENIZER = 200_000_000  # bytes
@@ -23,13 +26,14 @@ def tokens(run: OpenRun, asked: Rollout) -> dict[str, Any]:
     computed. Raises UsageError if the step's tokens were not kept."""
     with run.read() as opened:
         kept = opened.kept_steps
-        step = opened.trained(asked.step) if asked.step in kept else None
-        if step is None:
+        found = _step(run, opened, asked.step) if asked.step in kept else None
+        if found is None:
             there = f"; there are those of {kept[0]} to {kept[-1]}" if kept else ""
             raise UsageError(f"The tokens of step {asked.step} were not kept{there}.")
+        step, columns = found
         if not step.origins:
             raise UsageError(f"Which rollouts the samples of step {asked.step} are of is not known any more.")
-        columns, where = step.token_columns(), _tokenizer_file(opened)
+        where = _tokenizer_file(opened)
     decode, missing = _decoder(run, where)
     samples, left = [], _MOST_TOKENS
     for at, (group, number, segment, _) in enumerate(step.origins):
@@ -57,6 +61,16 @@ def tokens(run: OpenRun, asked: Rollout) -> dict[str, Any]:
     if not samples:
         raise UsageError(f"Nothing of this rollout was trained on in step {asked.step}.")
     return {"samples": samples, "missing": missing, "left_out": max(0, -left)}
+
+
+def _step(run: OpenRun, opened: Run, number: int) -> tuple[TrainedStep, Mapping[str, Any]] | None:
+    """A step's batch and the columns of its tokens; that of the last question is kept."""
+    stamp = (number, (opened.path / "trained" / f"step_{number}").stat().st_mtime_ns)
+    if run.kept.get("step", (None,))[0] != stamp:
+        found = opened.trained(number)
+        run.kept["step"] = (stamp, None if found is None else (found, found.token_columns()))
+    kept: tuple[TrainedStep, Mapping[str, Any]] | None = run.kept["step"][1]
+    return kept
 
 
 def _values(column: Any, begin: int, end: int) -> list[Any]:

@@ -107,9 +107,12 @@ async function ask(path, given, options) {
 }
 
 function embedded(at, path, given) {
-  if (at in EMBEDDED) return EMBEDDED[at];
+  const { split, env, ...rest } = given || {};
+  const exact = /\/(group|rollout|tokens)$/.test(path) && split !== "eval" ? address(path, rest) : at;
+  if (exact in EMBEDDED) return EMBEDDED[exact];
+  if (/\/(timeline|logs)$/.test(path)) return EMBEDDED[path];
   if (path.endsWith("/metrics")) {
-    const all = EMBEDDED[address(path, { pattern: "" })] || EMBEDDED[path], looked = new RegExp(given.pattern, "i");
+    const all = EMBEDDED[path], looked = new RegExp(given.pattern, "i");
     const series = all.series.filter((one) => looked.test(one.name));
     return { ...all, found: series.length, series: series.slice(0, 80) };
   }

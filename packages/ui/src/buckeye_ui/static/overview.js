@@ -36,7 +36,7 @@ function tiles(status, overview) {
     last ? one("evaluation", number(last.mean_reward), `after ${last.step} steps, ${last.env}`) : null,
     status.going_on ? one("time left", duration(status.seconds_left), `${duration(took)} so far`) : one("took", status.ended ? duration(took) : "–", null),
     status.tokens_per_second ? one("tokens/s", number(status.tokens_per_second), null) : null,
-    one("restarts", String(status.restarts === undefined ? "–" : status.restarts), null));
+    status.restarts ? one("restarts", String(status.restarts), null) : null);
 }
 
 function waitsBlock(status) {
@@ -126,7 +126,7 @@ async function overviewPage(main, run) {
     } catch (error) { count.textContent = error.message; }
   }
 
-  main.replaceChildren(h("section", { className: "page" }, h("h1", { className: "hidden" }, `${run}: overview`), head, findings, charts,
+  main.replaceChildren(h("section", { className: "page" }, h("h1", { className: "hidden" }, `${run}: overview`), head, await noteBlock(run, ""), findings, charts,
     h("section", {}, h("div", { className: "bar" }, h("h2", {}, "All metrics"), find, count), found)));
   tell(status);
   draw();

@@ -14,13 +14,15 @@ function progress(one) {
 
 async function runsPage(main) {
   const { runs } = await ask("runs");
+  const chosen_ = new Set(), side = h("button", { disabled: true, onclick: () => { location.hash = address("#/compare", { runs: [...chosen_].join(",") }); } }, "Side by side");
   const find = h("input", { type: "search", placeholder: "name or folder", "aria-label": "Filter runs", oninput: () => fill() });
   const rows = h("tbody");
   function fill() {
     const word = find.value.toLowerCase();
     const found = runs.filter((one) => `${one.name} ${one.directory}`.toLowerCase().includes(word));
     rows.replaceChildren(...found.map((one) => h("tr", {},
-      h("td", {}, h("a", { href: `#/run/${encodeURIComponent(one.name)}/overview` }, ...visible(one.name)), h("div", { className: "muted small path" }, ...visible(one.directory))),
+      h("td", {}, h("input", { type: "checkbox", "aria-label": `Compare ${one.name}`, checked: chosen_.has(one.name), onchange: (event) => { chosen_[event.target.checked ? "add" : "delete"](one.name); side.disabled = chosen_.size < 2; } })),
+      h("td", {}, h("a", { href: `#/run/${encodeURIComponent(one.name)}/overview` }, ...visible(one.name)), h("div", { className: "muted small path" }, ...visible(one.directory)), (one.tags || []).map((tag) => h("span", { className: "badge tag" }, ...visible(tag)))),
       h("td", {}, badge(one.state)),
       h("td", { className: "nowrap" }, progress(one)),
       h("td", { className: "num" }, number(one.reward)),
@@ -29,9 +31,9 @@ async function runsPage(main) {
   }
   fill();
   main.replaceChildren(h("section", { className: "page" },
-    h("div", { className: "bar" }, h("h1", {}, "Runs"), h("span", { className: "muted" }, String(runs.length)), find),
+    h("div", { className: "bar" }, h("h1", {}, "Runs"), h("span", { className: "muted" }, String(runs.length)), find, runs.length > 1 ? side : null),
     h("div", { className: "scroll" }, h("table", { className: "runs" },
-      h("thead", {}, h("tr", {}, ["run", "state", "steps", "reward", "", "started"].map((word, at) => h("th", { scope: "col", className: at === 3 ? "num" : "" }, word || h("span", { className: "hidden" }, "reward so far"))))),
+      h("thead", {}, h("tr", {}, ["choose", "run", "state", "steps", "reward", "", "started"].map((word, at) => h("th", { scope: "col", className: at === 4 ? "num" : "" }, word !== "choose" && word ? word : h("span", { className: "hidden" }, word || "reward so far"))))),
       rows))));
   document.title = "Buckeye: runs";
 }

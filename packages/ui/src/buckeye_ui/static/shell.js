@@ -2,9 +2,9 @@
 // The frame: where the page is (all of it in the address), the bar of steps, the keyboard, and what is new.
 
 const TABS = {
-  overview: ["Overview", overviewPage], rollouts: ["Rollouts", rolloutsPage], logs: ["Logs and events", logsPage], settings: ["Settings", settingsPage],
+  overview: ["Overview", overviewPage], rollouts: ["Rollouts", rolloutsPage], timeline: ["Timeline", timelinePage], logs: ["Logs and events", logsPage], settings: ["Settings", settingsPage],
 };
-const KEYS = [["[ and ]", "the step before, and after"], ["/", "search"], ["1 – 6", "the tabs"], ["Esc", "one up"], ["?", "this list"]];
+const KEYS = [["[ and ]", "the step before, and after"], ["/", "search"], ["1 – 5", "the tabs"], ["Esc", "one up"], ["?", "this list"]];
 
 let route = { run: null, tab: "runs", query: {} };
 let page = null, live = null, statusNow = null;
@@ -117,12 +117,13 @@ async function readSteps(run) {
 
 function showTop() {
   const run = route.run;
+  const held = EMBEDDED ? h("span", { className: "badge", title: `the texts of ${EMBEDDED.export.groups} of ${EMBEDDED.export.of} groups are in this file` }, `exported ${moment(EMBEDDED.export.exported)}`) : null;
   const theme = h("button", { className: "quiet", title: "light or dark", "aria-label": "Light or dark", onclick: turnTheme }, "◐");
   const help = h("button", { className: "quiet", title: "keys", "aria-label": "Keys", onclick: showKeys }, "?");
   const name = run ? [h("span", { className: "sep" }, "/"), h("span", { className: "runname" }, ...visible(run)), statusNow && statusNow.name === run ? badge(statusNow.state) : null] : null;
   const kept = { step: route.query.step };
   const tabs = run ? h("nav", { "aria-label": "Run" }, Object.entries(TABS).map(([tab, [title]]) => h("a", { href: link(run, tab, kept), "aria-current": tab === route.tab ? "page" : null }, title))) : null;
-  top_.replaceChildren(h("div", { className: "topline" }, h("a", { href: "#/", className: "mark" }, "Buckeye"), name, h("span", { className: "grow" }), theme, help), tabs || "", run ? stepBar.place : "");
+  top_.replaceChildren(h("div", { className: "topline" }, h("a", { href: "#/", className: "mark" }, "Buckeye"), name, h("span", { className: "grow" }), held, theme, help), tabs || "", run ? stepBar.place : "");
   if (run) paintSteps();
 }
 
@@ -163,6 +164,7 @@ async function show() {
   const place = h("div");
   try {
     if (route.run && !stepBar.steps.length) readSteps(route.run).catch(() => {});
+    if (route.run && !statusNow) currentStatus(route.run).catch(() => {});
     const made = route.run ? await TABS[route.tab][1](place, route.run) : await (SINGLE[route.tab] || runsPage)(place);
     if (mine !== show.turn) return;
     page = { keeps: (a, b) => same_but_step(a, b), ...made };
@@ -174,7 +176,7 @@ async function show() {
   if (route.run) document.title = `${route.run} · ${TABS[route.tab][0]} · Buckeye`;
 }
 
-const SINGLE = { runs: runsPage };
+const SINGLE = { runs: runsPage, compare: comparePage };
 
 function same_but_step(a, b) {
   const without = ({ step, ...rest }) => JSON.stringify(rest);
