@@ -18,7 +18,7 @@ from buckeye.config.load import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.launch.resume import beginning, resume_command
-from buckeye.monitor.tracker import check_wandb
+from buckeye.monitor.tracker import check_trackers
 from buckeye.run_files.directory import refuse_used
 from buckeye.sizing.devices import Machine, slots_instead, this_machine
 from buckeye.sizing.disk import disk_shortage, disk_table, disk_warning
@@ -41,7 +41,7 @@ def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
     warnings += _task_warnings(config, model_path)
     warnings += _directory_warnings(config, command)
     warnings += _disk_warnings(config, plan)
-    warnings += _wandb_warnings(config)
+    warnings += _tracker_warnings(config)
     tables = f"{plan_table(plan, config.output_dir)}\n\n{disk_table(config, plan.disk)}"
     return f"{tables}\n\n{to_json(config)}", warnings
 
@@ -57,9 +57,9 @@ def _plan(config: RLConfig, model_path: Path | None) -> tuple[RolePlan, list[str
         return make_plan(config, pretended, model_path=model_path, ports=ports), [str(error)]
 
 
-def _wandb_warnings(config: RLConfig) -> list[str]:
+def _tracker_warnings(config: RLConfig) -> list[str]:
     try:
-        check_wandb(config.trainer.wandb)
+        check_trackers(config.trackers(config.trainer.wandb))
     except UsageError as error:
         return [str(error)]
     return []

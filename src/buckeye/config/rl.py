@@ -13,7 +13,14 @@ from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.problems import report
 from buckeye.config.propagate import Reading, in_python, propagate
-from buckeye.config.shared import BaseConfig, CheckpointConfig, LogConfig, WandbConfig, conflict
+from buckeye.config.shared import (
+    BaseConfig,
+    CheckpointConfig,
+    LogConfig,
+    TrackedConfig,
+    WandbConfig,
+    conflict,
+)
 from buckeye.config.trainer import TrainerConfig
 
 # Settings of a run that has several hosts.
@@ -132,7 +139,7 @@ class RunWeightBroadcastConfig(BaseConfig):
     """The way of the weights."""
 
 
-class RLConfig(BaseConfig):
+class RLConfig(TrackedConfig):
     """Trains a policy by reinforcement learning: trainer, orchestrator and inference together.
 
     What the processes share is set once, here or for any of them.

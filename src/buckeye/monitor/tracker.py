@@ -1,8 +1,8 @@
-"""Weights & Biases: one run there for all processes of a run here.
+"""Weights & Biases, Trackio and TensorBoard: one run there for all processes of a run here.
 
-A thread of the launcher follows `metrics.jsonl` and sends every step when all of it is known. No process of
-the run knows of it, so none waits for it or fails with it, and a process that is started again goes on being
-logged.
+For each of them a thread of the launcher follows `metrics.jsonl` and sends every step when all of it is
+known. No process of the run knows of it, so none waits for it or fails with it, and a process that is started
+again goes on being logged.
 """
 
 from __future__ import annotations
@@ -12,16 +12,23 @@ import logging
 import netrc
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from buckeye.base.distribution import need
+from buckeye.base.distribution import ask, need
 from buckeye.base.keys import key
 from buckeye.base.storage import read_json, write_file
-from buckeye.config.shared import BaseConfig, WandbConfig, WandbExtrasConfig
+from buckeye.config.shared import (
+    BaseConfig,
+    TensorboardConfig,
+    TrackioConfig,
+    WandbConfig,
+    WandbExtrasConfig,
+)
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics, Step
 from buckeye.monitor.redact import redacted
@@ -65,10 +72,12 @@ def _text(segments: Sequence[str]) -> str:
 log = logging.getLogger(__name__)
 
 
-# Weights & Biases: one run there for all processes of a run here.
+# What the numbers are sent to.
 
-WANDB_FOLDER = "wandb"
-"""What Weights & Biases writes in a run directory."""
+TRACKER_FOLDERS = ("wandb", "trackio", "tensorboard")
+"""What they write in a run directory."""
+
+Settings = WandbConfig | TrackioConfig | TensorboardConfig
 
 _POSITION = "position.json"
 _POLL_SECONDS = 1.0
@@ -77,124 +86,192 @@ _UPLOAD_SECONDS = 60.0
 _FINISH_SECONDS = 90.0
 
 
-def check_wandb(settings: WandbConfig | None) -> None:
-    """Raise UsageError if a run with these settings could not be logged: the library is not installed, or
+def check_trackers(settings: Iterable[Settings]) -> None:
+    """Raise UsageError if a run with these settings could not be logged: a library is not installed, or
     there is no key for the server."""
-    if settings is None or _mode(settings) == "disabled":
-        return
-    need("wandb", "Logging to Weights & Biases")
-    if _mode(settings) == "online" and not _has_key():
-        raise UsageError(
-            "wandb: no key for Weights & Biases. Type `buckeye auth set WANDB_API_KEY`, or add "
-            "--wandb.offline"
-        )
+    for one in _wanted(settings):
+        kind = tracker_of(one)
+        need(kind.folder, f"Logging to {kind.title}")
+        if isinstance(one, WandbConfig) and _mode(one) == "online" and not _has_key():
+            raise UsageError(
+                "wandb: no key for Weights & Biases. Type `buckeye auth set WANDB_API_KEY`, or add "
+                "--wandb.offline"
+            )
 
 
 @contextmanager
 def tracked(
-    settings: WandbConfig | None, *, output_dir: Path, run_id: str, config: BaseConfig
+    settings: Iterable[Settings], *, output_dir: Path, run_id: str, config: BaseConfig
 ) -> Iterator[None]:
-    """Send what the run writes to `metrics.jsonl` during the block, if `settings` ask for it.
+    """Send what the run writes to `metrics.jsonl` during the block, where `settings` ask for it.
 
-    What Weights & Biases cannot take is a warning and never an error: all numbers are in `metrics.jsonl`.
+    What a tracker cannot take is a warning and never an error: all numbers are in `metrics.jsonl`.
     """
-    if settings is None or _mode(settings) == "disabled":
-        yield
-        return
-    follower = _Follower(settings, output_dir, run_id, config)
-    follower.start()
+    described = redacted(config.model_dump(mode="json"))
+    followers = [
+        _Follower(tracker_of(one)(one, output_dir.absolute(), run_id, described)) for one in _wanted(settings)
+    ]
     failed = True
     try:
         yield
         failed = False
     finally:
-        follower.finish(failed=failed)
+        for follower in followers:
+            follower.end(failed=failed)
+        for follower in followers:
+            follower.wait()
+
+
+def _wanted(settings: Iterable[Settings]) -> list[Settings]:
+    return [one for one in settings if not isinstance(one, WandbConfig) or _mode(one) != "disabled"]
+
+
+@dataclass
+class Tracker:
+    """What numbers are sent to. `begin`, `log` and `finish` may raise anything; `folder` is that in the run
+    directory, and the name of the module and of the extra."""
+
+    settings: Any
+    output_dir: Path
+    run_id: str
+    config: Any
+    title: ClassVar[str]
+    folder: ClassVar[str]
+
+    def begin(self) -> None:
+        """Open what is logged to."""
+
+    def log(self, step: Step) -> None:
+        """Send what is known of a step."""
+
+    def finish(self, *, failed: bool) -> None:
+        """Send the rest; the run is over."""
 
 
 class _Follower:
-    """The thread, and how far it is."""
+    """The thread of a tracker, and how far it is."""
 
-    def __init__(self, settings: WandbConfig, output_dir: Path, run_id: str, config: BaseConfig) -> None:
-        self._settings = settings
-        self._output_dir = output_dir.absolute()
-        self._run_id = settings.id or run_id
-        self._config = redacted(config.model_dump(mode="json"))
-        self._position = self._output_dir / WANDB_FOLDER / _POSITION
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._position = tracker.output_dir / tracker.folder / _POSITION
+        self._metrics = tracker.output_dir / "metrics.jsonl"
         self._ended = threading.Event()
         self._failed = False
-        self._thread = threading.Thread(target=self._run, name="wandb", daemon=True)
-
-    def start(self) -> None:
+        self._lost = 0
+        self._thread = threading.Thread(target=self._run, name=tracker.folder, daemon=True)
         self._thread.start()
 
-    def finish(self, *, failed: bool) -> None:
-        """Send the rest. Gives up after a while; what is on the disk can be sent later."""
+    def end(self, *, failed: bool) -> None:
+        """The run is over; the rest is sent."""
         self._failed = failed
         self._ended.set()
+
+    def wait(self) -> None:
+        """Until all is sent. Gives up after a while; what is on the disk can be sent later."""
         self._thread.join(_FINISH_SECONDS)
         if self._thread.is_alive():
-            log.warning(
-                "Weights & Biases has not taken everything within %.0f s. The rest: wandb sync %s",
-                _FINISH_SECONDS,
-                self._output_dir / WANDB_FOLDER,
-            )
+            rest = self._position.parent if isinstance(self._tracker, _Wandb) else self._metrics
+            title = self._tracker.title
+            log.warning("%s has not taken everything within %.0f s: see %s", title, _FINISH_SECONDS, rest)
 
     def _run(self) -> None:
         try:
             self._follow()
         except Exception as error:  # whatever the library raises: the run is worth more than its picture
-            log.warning(
-                "Weights & Biases: %s. The run goes on without; all numbers are in %s",
-                _reason(error),
-                self._output_dir / "metrics.jsonl",
-            )
+            why = f"{self._tracker.title}: {_reason(error)}"
+            log.warning("%s. The run goes on without; all numbers are in %s", why, self._metrics)
 
     def _follow(self) -> None:
-        run = self._begin()
-        tail = MetricsTail(self._output_dir / "metrics.jsonl", self._sent_before())
+        self._tracker.begin()
+        tail = MetricsTail(self._metrics, self._sent_before())
         metrics = RunMetrics()
         while True:
             last = self._ended.is_set()
             for record in tail.new():
                 metrics.add(record)
             for step in metrics.take(rest=last):
-                run.log(self._values(step))
+                self._log(step)
             if last:
                 break
             self._ended.wait(_POLL_SECONDS)
-        run.finish(exit_code=int(self._failed))
+        self._tracker.finish(failed=self._failed)
+        if self._lost:
+            log.warning("%s lacks %d steps, which are in %s", self._tracker.title, self._lost, self._metrics)
+            return
         # not before: what the library was given it may hold in memory, and lose with the process
-        write_file(self._position, json.dumps({"id": self._run_id, "position": tail.position}))
+        write_file(self._position, json.dumps({"id": self._tracker.run_id, "position": tail.position}))
 
-    def _begin(self) -> Any:
-        """Open the run: on the server, or on the disk if that is wanted or the server is out of reach."""
+    def _log(self, step: Step) -> None:
+        """A step that is not taken is counted, the first also told."""
+        try:
+            self._tracker.log(step)
+        except Exception as error:
+            self._lost += 1
+            if self._lost == 1:
+                log.warning("%s does not take step %d: %s", self._tracker.title, step.number, _reason(error))
+
+    def _sent_before(self) -> int:
+        """Where the last attempt that ended in good order had come to. What a killed one has sent is sent
+        again: a record twice is harmless where the horizontal axis is the step, and a gap is not."""
+        try:
+            sent = read_json(self._position)
+        except FileNotFoundError:
+            return 0
+        return int(sent["position"]) if sent["id"] == self._tracker.run_id else 0
+
+
+def numbers_of(step: Step) -> dict[str, Any]:
+    """All that was recorded of a step, as `<process>/<name>`."""
+    return {
+        f"{process}/{name}": value
+        for process, record in step.records.items()
+        for name, value in record.items()
+        if name not in HEAD
+    }
+
+
+class _Wandb(Tracker):
+    """On the server, or on the disk if that is wanted or the server is out of reach."""
+
+    title, folder = "Weights & Biases", "wandb"
+
+    def begin(self) -> None:
         import wandb
 
-        self._position.parent.mkdir(parents=True, exist_ok=True)
-        if _mode(self._settings) == "online":
+        (self.output_dir / self.folder).mkdir(parents=True, exist_ok=True)
+        if _mode(self.settings) == "online":
             try:
-                run = self._init("online")
+                self._run = self._init("online")
             except Exception as error:  # network, rights, quota: whatever it is, the disk takes the numbers
                 log.warning("Weights & Biases cannot be used: %s", _reason(error))
                 wandb.teardown()  # its process still holds the id
             else:
-                log.info("Weights & Biases: %s", run.url)
-                return run
-        run = self._init("offline")
-        folder = run.settings.sync_dir
+                log.info("Weights & Biases: %s", self._run.url)
+                return
+        self._run = self._init("offline")
+        folder = self._run.settings.sync_dir
         log.info("Weights & Biases: offline, in %s; to send it later: wandb sync %s", folder, folder)
-        return run
+
+    def log(self, step: Step) -> None:
+        values = {"step": step.number, **numbers_of(step)}
+        extras = self.settings.log_extras
+        if "orchestrator" in step.records and extras is not None and step.number % extras.interval == 0:
+            values |= sample_values(self.output_dir, step.number, extras)
+        self._run.log(values)
+
+    def finish(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
 
     def _init(self, mode: Literal["online", "offline"]) -> Any:
         import wandb
 
         run = wandb.init(
-            project=self._settings.project,
-            name=self._settings.name or self._output_dir.name,
-            id=self._run_id,
+            project=self.settings.project,
+            name=self.settings.name or self.output_dir.name,
+            id=self.settings.id or self.run_id,
             resume="allow" if mode == "online" else None,  # offline, the server does when it is sent
-            dir=self._output_dir,
-            config=self._config,
+            dir=self.output_dir,
+            config=self.config,
             mode=mode,
             settings=wandb.Settings(
                 console="off",
@@ -213,23 +290,14 @@ class _Follower:
         run.define_metric("*", step_metric="step")  # an evaluation may come after a later step
         return run
 
-    def _sent_before(self) -> int:
-        """Where the last attempt that ended in good order had come to. What a killed one has sent is sent
-        again: a record twice is harmless where the horizontal axis is the step, and a gap is not."""
-        try:
-            sent = read_json(self._position)
-        except FileNotFoundError:
-            return 0
-        return int(sent["position"]) if sent["id"] == self._run_id else 0
 
-    def _values(self, step: Step) -> dict[str, Any]:
-        values = {"step": step.number}
-        for process, record in step.records.items():
-            values |= {f"{process}/{name}": value for name, value in record.items() if name not in HEAD}
-        extras = self._settings.log_extras
-        if "orchestrator" in step.records and extras is not None and step.number % extras.interval == 0:
-            values |= sample_values(self._output_dir, step.number, extras)
-        return values
+def tracker_of(settings: Settings) -> type[Tracker]:
+    """What is meant by some settings. Raises UsageError where its distribution is not installed."""
+    if isinstance(settings, WandbConfig):
+        return _Wandb
+    name = type(settings).__name__.removesuffix("Config")
+    found: type[Tracker] = ask(f"buckeye_audit.trackers:{name}", f"Logging to {name}")
+    return found
 
 
 def _mode(settings: WandbConfig) -> Literal["online", "offline", "disabled"]:

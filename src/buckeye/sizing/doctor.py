@@ -21,6 +21,7 @@ from buckeye.config.shared import OwnFunctionConfig
 from buckeye.errors import InferenceError
 from buckeye.inference.engine.architecture import read_config, tensor_shapes
 from buckeye.inference.vllm.interpreter import default_environment
+from buckeye.monitor.tracker import tracker_of
 from buckeye.sizing.check import Check, failed, ok, skipped, warning
 from buckeye.sizing.devices import Gpu, gpus, main_memory, slots_instead
 from buckeye.sizing.disk import is_one_of
@@ -47,8 +48,8 @@ def extras_of(config: RLConfig | None) -> list[str]:
     extras = ["train"]
     if config is not None and config.trainer.optim.type == "adamw8bit":
         extras.append("optim8bit")
-    if config is not None and config.trainer.wandb:
-        extras.append("wandb")
+    if config is not None:
+        extras += [tracker_of(one).folder for one in config.trackers(config.trainer.wandb)]
     return extras
 
 

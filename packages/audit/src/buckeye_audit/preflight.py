@@ -23,7 +23,7 @@ from buckeye.envs.base import TRAIN
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.inference.vllm.interpreter import find_vllm, require_vllm
 from buckeye.monitor.signals import verdict
-from buckeye.monitor.tracker import check_wandb
+from buckeye.monitor.tracker import check_trackers
 from buckeye.orchestrator.evaluation import EvalResult
 from buckeye.sizing.check import Check, failed, ok, skipped, warning
 from buckeye.sizing.devices import Gpu, gpus, main_memory, slots_instead, this_machine
@@ -275,7 +275,7 @@ def check_clock(output_dir: Path | None) -> Check:
 def _keys(config: RLConfig) -> Check:
     settings = config.trainer.wandb
     try:
-        check_wandb(settings)
+        check_trackers(config.trackers(settings))
     except UsageError as error:
         return failed("keys", str(error), "")
     there = ["HF_TOKEN"] if key("HF_TOKEN") else []

@@ -21,7 +21,18 @@ from buckeye_machines.travel import inside, named_here
 from buckeye_mcp.gateway.for_runs import files_of
 
 _STAYS = (
-    *("batches", "checkpoints", "exports", "logs", "rollouts", "skipped", "wandb", "weights"),
+    *(
+        "batches",
+        "checkpoints",
+        "exports",
+        "logs",
+        "rollouts",
+        "skipped",
+        "tensorboard",
+        "trackio",
+        "wandb",
+        "weights",
+    ),
     *(".lock", REMOTE_FILE, REMOTE_LOG),
 )
 """What of a run is not sent when it goes on elsewhere; of its checkpoints only one is."""
