@@ -36,6 +36,7 @@ class Made:
     reward: Callable[[np.ndarray, int, np.random.Generator], float] = lambda word, task, rng: float(
         word[0] < 2
     )
+    grade: Callable[[float], float] = lambda reward: reward
     sampled: Callable[[np.ndarray], np.ndarray] = lambda logprobs: logprobs
     advantages: Callable[[np.ndarray, np.random.Generator], np.ndarray] = lambda advantages, rng: advantages
     mask: Callable[[np.ndarray], np.ndarray] = lambda mask: mask
@@ -122,6 +123,7 @@ def _step(run: Path, made: Made, tables: list[Table], step: int, rng: np.random.
                     "env": "made",
                     "task_id": f"train-{task}",
                     "reward": earned[number],
+                    "components": {"grade/state": made.grade(earned[number])},
                     "shaped_reward": earned[number],
                     "turns": 1,
                     "advantages": [float(computed[number])],

@@ -41,6 +41,7 @@ PLANTED = {
     ),
     "temperature_mismatch": Made(sampler=lambda tables, version, number: tables[version] / 0.7),
     "grader_random": Made(reward=lambda word, task, rng: float(rng.random())),
+    "grader_never_pays": Made(grade=lambda reward: 0.0),
     "duplicate_tasks": Made(prompt=lambda task: task // 4),
     "evaluated_on_train": Made(evaluated=(0, 1, 2, 3, 4)),
     "learning_rate_too_low": Made(drift=1e-5, steps=14),

@@ -106,7 +106,7 @@ def _verdict(
             sentence=f"B and A cannot be compared: {missing}.",
         )
     part = parts["step"][-1]
-    how = "task by task" if part.paired else "other tasks each"
+    how = "task by task" if part.paired else "not paired by task"
     return _judged(part.a, part.b, part.difference, f"{extent(part)}, {how}")
 
 

@@ -20,6 +20,7 @@ from buckeye_audit.diagnosis.rollout_rules import (
     evaluated_on_train,
     failing_rollouts,
     grader_disagrees,
+    grader_never_pays,
     slow_environment,
     truncated_replies,
 )
@@ -89,6 +90,7 @@ RULES: tuple[Rule, ...] = (
     evaluated_on_train,
     failing_rollouts,
     slow_environment,
+    grader_never_pays,
     answer_in_prompt,
     duplicate_tasks,
     learning_rate_too_high,

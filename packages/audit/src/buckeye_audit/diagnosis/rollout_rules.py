@@ -109,6 +109,29 @@ def grader_disagrees(facts: Facts) -> Finding | None:
     )
 
 
+def grader_never_pays(facts: Facts) -> Finding | None:
+    """A grader has paid nothing for a while, and what else is paid makes a reward all the same."""
+    rows = facts.query(
+        "SELECT part.key, count(*), count(DISTINCT step) FROM rollouts, json_each(components) part "  # noqa: S608
+        f"WHERE {_TRAINED} AND step > ? AND part.key LIKE 'grade/%' GROUP BY env, part.key "
+        "HAVING max(abs(part.value)) = 0 AND max(reward) > min(reward)",
+        facts.last - 3 * _RECENT,
+    )
+    unpaid = [row for row in rows if row[1] >= 100 and row[2] >= 3]
+    if not unpaid:
+        return None
+    name, count, steps = max(unpaid, key=lambda row: row[1])
+    return facts.finding(
+        "grader_never_pays",
+        f"{name} has paid nothing for all {count} rollouts of the last {steps} steps",
+        "the task itself is never done, so only the rest of the reward is learnt (its form, say)",
+        "fine-tune first on games that earn it (`buckeye play --save FILE --min-reward X`, `sft`), take "
+        "easier tasks, or mend the grader, if what it says is wrong",
+        evidence=[(f"what {name} says", facts.rollouts(facts.last))],
+        confidence="likely",
+    )
+
+
 def duplicate_tasks(facts: Facts) -> Finding | None:
     """Tasks with different names and the same prompt, graded alike."""
     rows = facts.query(
