@@ -71,6 +71,7 @@ USES = {
     "rl export-rollouts RUN --out exported": None,
     "rl export-rollouts RUN --format eval --out logs": "inspect",
     "rl status RUN": None,
+    "rl watch RUN": "watch",
     "rl logs RUN": None,
     "rl events RUN": None,
     "rl stop RUN": None,

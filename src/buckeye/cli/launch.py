@@ -85,6 +85,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
 RUN_COMMANDS = (
     "list",
     "status",
+    "watch",
     "logs",
     "events",
     "rollouts",

@@ -68,12 +68,13 @@ _OFTEN = {
 }
 _COMMANDS = {
     "init, doctor, schema": "Configure an MCP server; would it work here?",
-    "list, status, logs, events": "See runs.",
+    "list, status, watch": "See runs; one as it goes on.",
+    "logs, events": "What processes say; what happened.",
     "rollouts, curve, diagnose": "What one played; its reward; why none is learnt.",
     "report, compare": "One as a file to send; is another one better?",
     "attach, stop, resume, fork": "Steer one, or go on from a checkpoint.",
     "replay, bundle": "A step again; all of it as one file.",
-    "export-rollouts, export": "What one played, for other tools; files for machines.",
+    "export-rollouts, export": "Rollouts for other tools; files for machines.",
     "clean, scale, pods": "Free disk; more engines; machines.",
 }
 

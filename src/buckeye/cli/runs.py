@@ -47,6 +47,7 @@ for _words in (
     "rl export-rollouts",
 ):
     runs_app.offer(_words, "buckeye_audit.run_commands")
+runs_app.offer("rl watch", "buckeye_ui.commands")
 
 _FOLLOW_SECONDS = 0.3
 _STEERING = "buckeye_machines.steer"

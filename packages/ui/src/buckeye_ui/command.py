@@ -1,11 +1,16 @@
-"""`buckeye ui`: the page, served or in one file."""
+"""`buckeye ui`: the page, served or in one file; `rl watch`: the terminal."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from buckeye.base.distribution import need
+from buckeye.errors import UsageError
+from buckeye.run_files.known_runs import find_run
 
 _PORT = 8420
 
@@ -43,3 +48,23 @@ def ui(
     from buckeye_ui.server import serve
 
     serve(sources, host=host, port=port, usual_port=_PORT, tell=typer.echo)
+
+
+def watch(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="A directory, name or id. Default: ./outputs, or the newest run."),
+    ] = None,
+) -> None:
+    """Watch a run in the terminal, also over ssh: overview, findings, curves, and what it played. Reads only;
+    q ends it."""
+    need("textual", "`rl watch`")
+    path = find_run(run)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(
+            "rl watch needs a terminal; in a pipe `rl status --json` and `rl curve --json` serve"
+        )
+    from buckeye_ui.sources import OpenRun
+    from buckeye_ui.watch import Watch
+
+    Watch(OpenRun(path.absolute().name, path)).run()

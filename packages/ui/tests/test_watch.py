@@ -1,0 +1,94 @@
+"""`rl watch`, driven as by a person's keys."""
+
+import asyncio
+import json
+
+import pytest
+
+from buckeye_ui.sources import OpenRun
+from tests.command import run_here
+from tests.run.made_runs import made_run, write_metrics
+
+HOSTILE = "[bold]not bold[/] [@click=app.quit]quit[/] \x1b[31mred\u202e <b>"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = made_run(tmp_path / "made")
+    for step in range(2):
+        write_metrics(run, ("orchestrator", step, step, {"reward/mean": 0.25 + step / 2}))
+        write_metrics(run, ("trainer", step, step + 0.5, {"loss": 0.5 - step}))
+        lines = [
+            {
+                "group": step,
+                "task_id": HOSTILE,
+                "env": "e",
+                "reward": n / 2,
+                "stop_reason": "answered",
+                "text": [f"{HOSTILE} said at {step} by {n} " + "x" * 100_000 * n],
+            }
+            for n in range(2)
+        ]
+        (run / "rollouts").mkdir(exist_ok=True)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (run / "rollouts" / f"step_{step}.jsonl").write_text(text)
+    return run
+
+
+def driven(run, body):
+    pytest.importorskip("textual")
+    from buckeye_ui import watch
+
+    watch.findings_of = lambda _: {
+        "findings": [{"name": "stalled", "confidence": "sure", "seen": HOSTILE, "cause": "c", "advice": "a"}]
+    }
+
+    async def drive():
+        app = watch.Watch(OpenRun("made", run))
+        async with app.run_test(size=(100, 30)) as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            await body(app, pilot)
+
+    asyncio.run(drive())
+
+
+def shown(app, selector):
+    return str(app.query_one(selector).render())
+
+
+def test_what_is_seen_and_which_keys_show_it(run, monkeypatch):
+    monkeypatch.setattr("buckeye_ui.findings.findings_of", lambda _: {})
+
+    async def body(app, pilot):
+        assert "stopped, step 2 of 20" in shown(app, "#state")
+        assert "reward 0.5000" in shown(app, "#state")
+        assert "stalled (sure): [bold]not bold[/]" in shown(app, "#found")
+        assert shown(app, "#name0") == "reward: 0.25 at first, 0.75 at last"
+        assert list(app.query_one("#curve1").data) == [0.5, -0.5]
+        await pilot.press("4", "down", "enter")
+        assert app.query_one("DataTable").size.height > 5
+        await pilot.pause()
+        said = shown(app, "#said")
+        assert "said at 1 by 1" in said
+        assert "characters are left out here" in said
+        assert "\\x1b[31mred\\u202e" in said
+        assert len(said) < 10_000
+        await pilot.press("left_square_bracket")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "said at 0 by" in shown(app, "#said")
+        assert app.sub_title == "rollouts of step 0"
+        await pilot.press("q")
+
+    driven(run, body)
+
+
+def test_outside_of_a_terminal_it_says_what_serves(run):
+    pytest.importorskip("textual")
+    done = run_here("rl", "watch", run, cwd=run.parent)
+    assert done.returncode == 2
+    assert "rl watch needs a terminal" in done.stderr
