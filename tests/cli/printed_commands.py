@@ -42,6 +42,12 @@ def texts_of(path):
             yield node.lineno, text
 
 
+_ON_CONFIGURATIONS = {
+    "doctor": {"sample", "json"},
+    "tune": {"budget", "steps", "from", "step", "output", "json"},
+}
+
+
 def problem(command):
     """What the command line would say against a command, as it is named in a text; None if nothing. What is
     written in capitals or left out at the end is for the reader to fill in."""
@@ -61,8 +67,9 @@ def problem(command):
         from buckeye_machines.slurm.command import LauncherFlags  # the core's tests have no such command
 
         flags |= {name[2:] for one in (TrainFlags, LauncherFlags) for name in flag_names(one)} | {"launcher"}
-    if words[:1] == ["doctor"]:
-        words, flags = words[1:], flags | {"sample", "json"}
+    for name, own in _ON_CONFIGURATIONS.items():
+        if words[:1] == [name]:
+            return _problem_of_settings(words[1:], flags | own)
     return _problem_of_settings(words, flags)
 
 

@@ -62,7 +62,7 @@ CASES = {
 }
 """Calls that would write, start, order or delete something, for every command with --dry-run."""
 
-BY_HAND = {("rl", "doctor"), ("rl", "schema")}
+BY_HAND = {("rl", "doctor"), ("rl", "tune"), ("rl", "schema")}
 APPS = [runs_app, pods_app, export_run_app, init_app]
 PASSES_ON = [("rl", "resume")]  # what it does not know goes to `rl`
 
@@ -253,7 +253,7 @@ def test_nothing_is_touched_if_the_file_says_it(call, place, rest):
 
 @pytest.mark.parametrize("words", [w for w, c in commands().items() if not takes_it(w, c)], ids=" ".join)
 def test_where_there_is_none_it_is_refused_and_not_ignored(call, words):
-    rest = ("@", "run.toml") if words == ("rl", "doctor") else ("x",)
+    rest = ("@", "run.toml") if words in (("rl", "doctor"), ("rl", "tune")) else ("x",)
     for said in ((*words, *rest, "--dry-run"), (*words, "--dry-run", *rest)):
         done = call(said)
         assert (done.returncode, done.touched, done.events, done.asked) == (2, [], [], []), done.stderr

@@ -49,6 +49,7 @@ USES = {
     "rl @ run.toml --gpus 1xA100 --provider ssh --host me@127.0.0.1:9 --dry-run": "remote",
     "rl init --command false": "mcp",
     "rl doctor @ run.toml --model.name MODEL": None,
+    "rl tune @ run.toml --model.name MODEL --from nothing": "train",
     "rl schema": None,
     "env trust run.toml": None,
     "rl pods list --json": None,

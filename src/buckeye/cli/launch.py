@@ -105,8 +105,14 @@ RUN_COMMANDS = (
 )
 """`rl COMMAND`: on runs that were started before."""
 
-RL_COMMANDS = ("init", "doctor", "schema", "pods", "export", *RUN_COMMANDS)
+RL_COMMANDS = ("init", "doctor", "tune", "schema", "pods", "export", *RUN_COMMANDS)
 """All words that may follow `rl`."""
+
+
+_ON_CONFIGURATIONS = {
+    "doctor": "buckeye_audit.doctor:run_doctor",
+    "tune": "buckeye_audit.tuning.command:run_tune",
+}
 
 
 def _rl(argv: list[str]) -> int:
@@ -114,9 +120,9 @@ def _rl(argv: list[str]) -> int:
 
     if argv[:1] == ["schema"]:
         return _schema(argv[1:])
-    if argv[:1] == ["doctor"]:
-        run_doctor = ask("buckeye_audit.doctor:run_doctor", "`rl doctor`")
-        return int(run_doctor(argv[1:], lambda words: _load(RLConfig, words, "rl")))
+    if argv[:1] in (["doctor"], ["tune"]):
+        run = ask(_ON_CONFIGURATIONS[argv[0]], f"`rl {argv[0]}`")
+        return int(run(argv[1:], lambda words: _load(RLConfig, words, "rl")))
     if argv[:1] == ["init"]:
         return int(ask("buckeye_mcp.init.command:run_init", "`rl init`")(argv[1:]))
     if argv[:1] == ["pods"]:

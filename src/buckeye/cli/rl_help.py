@@ -67,7 +67,7 @@ _OFTEN = {
     "--output-dir DIR": "Where all is written, of @ FILE.toml.",
 }
 _COMMANDS = {
-    "init, doctor, schema": "Configure an MCP server; would it work here?",
+    "init, doctor, tune, schema": "Set up: an MCP server; will it work; a rate.",
     "list, status, watch": "See runs; one as it goes on.",
     "logs, events": "What processes say; what happened.",
     "rollouts, curve, diagnose": "What one played; its reward; why none is learnt.",

@@ -46,6 +46,7 @@ EventKind = Literal[
     "failure",
     "finish",
     "fork",
+    "tune",
 ]
 
 

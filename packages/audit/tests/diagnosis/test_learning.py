@@ -79,7 +79,11 @@ def test_replies_that_have_no_end_are_told_also_where_rewards_differ():
 def test_a_policy_that_no_longer_ends_its_replies_needs_no_more_tokens():
     cut = {"reward/mean": 0.1, "is_truncated/mean": 1.0}
     (finding,) = findings(steps({"reward/mean": 0.2}, cut, cut, cut), RUN)
-    assert (finding.name, finding.since, finding.advice) == ("endless", 1, "lower trainer.optim.lr")
+    assert (finding.name, finding.since) == ("endless", 1)
+    assert finding.advice == (
+        "start again with a tenth of trainer.optim.lr, as there is no checkpoint from before; `buckeye rl "
+        "tune` finds one"
+    )
 
 
 def test_a_policy_that_learns_although_its_replies_are_cut_off_is_left_alone():
@@ -191,3 +195,21 @@ def test_no_record_is_too_odd(batches, equal):
     made = steps(*({**batch, **({"batch/with_spread": 0.0} if equal else {})} for batch in batches))
     findings(made, RUN)
     nothing_learnt(made, RUN)
+
+
+def test_what_has_collapsed_is_gone_on_with_from_before_it_did(tmp_path):
+    run = tmp_path / "run"
+    for step in (2, 4, 6):
+        checkpoint = run / "checkpoints" / f"step_{step}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "COMMITTED").write_text(json.dumps({"attempt": 1, "files": {}}))
+    (run / "configs").mkdir()
+    (run / "configs" / "rl.json").write_text(json.dumps({"trainer": {"optim": {"lr": 3e-4}}}))
+    alike = {**EQUAL, "reward/mean": 0.0, "batch/solve_none": 1.0, "batch/alike": 1.0}
+    good = {"reward/mean": 0.5}
+    (finding,) = findings(steps(*[good] * 5, *[alike] * 4), run)
+    assert (finding.name, finding.since) == ("collapsed", 5)
+    assert finding.advice == (
+        f"`buckeye rl fork {run} --step 4`, then `buckeye rl resume {run}-from-step-4 "
+        "--trainer.optim.lr 3e-05`"
+    )

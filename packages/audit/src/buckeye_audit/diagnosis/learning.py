@@ -6,13 +6,14 @@ import math
 import shlex
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
 from buckeye.monitor.metrics import Step
 from buckeye.monitor.signals import NEARLY_ALL
 from buckeye_audit.diagnosis.finding import Finding
+from buckeye_audit.diagnosis.way_back import way_back
 
 ENOUGH = 3
 """From so many steps in a row on, something is no accident."""
@@ -22,6 +23,7 @@ _SURE_OF_BEST = 4.0  # the same, where one is the best of many
 _LITTLE_ESS = 0.05
 _SMALL_BIAS = 0.01
 _EQUAL = 1e-9
+_COLLAPSES = ("collapsed", "endless", "moved_too_far")
 
 HARDER_TASKS = "take harder tasks"
 EASIER_TASKS = "take easier tasks or a curriculum, or fine-tune first (sft)"
@@ -77,9 +79,17 @@ def findings(steps: Sequence[Step], run: Path) -> list[Finding]:
     return [*_hindrances(played, run), *_biases(played, run)]
 
 
+def _with_way_back(found: Finding, played: Sequence[Step], run: Path) -> Finding:
+    """Of a policy that has collapsed while it was trained: from where to go on."""
+    if found.name not in _COLLAPSES or found.since <= played[0].number:
+        return found
+    return replace(found, advice=way_back(run, found.since))
+
+
 def _hindrances(played: Sequence[Step], run: Path) -> list[Finding]:
     found = _no_spread(played, run) or _cut_off(played, run)
-    return [one for one in (found, _moved_too_far(played, run)) if one is not None]
+    both = (found, _moved_too_far(played, run))
+    return [_with_way_back(one, played, run) for one in both if one is not None]
 
 
 def nothing_learnt(steps: Sequence[Step], run: Path) -> str | None:

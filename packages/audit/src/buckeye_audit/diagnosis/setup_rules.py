@@ -15,6 +15,7 @@ from buckeye_audit.diagnosis.facts import Facts
 from buckeye_audit.diagnosis.finding import Finding
 from buckeye_audit.diagnosis.statistics import is_below, mean_interval, rms, share_interval, slope_interval
 from buckeye_audit.diagnosis.templates import decoded, generation_header
+from buckeye_audit.diagnosis.way_back import way_back
 
 _ENOUGH = 20
 _SAMPLES = 40
@@ -264,7 +265,7 @@ def learning_rate_too_high(facts: Facts) -> Finding | None:
         f"From step {since} on {how}; entropy went from {first:.2f} to {entropy[numbers[-1]]:.2f}, the "
         f"reward from {listed[0]:.2f} to {last:.2f}",
         f"the updates are too large (trainer.optim.lr = {rate}), so the policy is thrown about and collapses",
-        f"`buckeye rl fork {facts.run.path} --step best` with trainer.optim.lr a tenth of it",
+        way_back(facts.run.path, since),
         evidence=[
             ("entropy and reward", facts.curve("entropy", "reward/mean")),
             ("the size of gradients", facts.curve("grad_norm")),

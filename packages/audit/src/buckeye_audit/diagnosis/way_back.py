@@ -1,0 +1,34 @@
+"""From where a run that has collapsed can be gone on with, and how."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.storage import read_json
+from buckeye.transport.checkpoint import list_checkpoints
+
+_SLOWER = 10.0
+
+
+def way_back(run: Path, since: int) -> str:
+    """What to type where the learning rate has thrown a policy about since step `since`: a fork from the
+    newest checkpoint before, and a tenth of the learning rate."""
+    rate = _rate(run)
+    flag = f"--trainer.optim.lr {rate / _SLOWER:.3g}" if rate is not None else "a tenth of trainer.optim.lr"
+    before = [info.step for info in list_checkpoints(run / "checkpoints") if 0 < info.step <= since]
+    if not before:
+        return f"start again with {flag}, as there is no checkpoint from before; `buckeye rl tune` finds one"
+    step, name = max(before), shlex.quote(str(run))
+    forked = shlex.quote(f"{run}-from-step-{step}")
+    return f"`buckeye rl fork {name} --step {step}`, then `buckeye rl resume {forked} {flag}`"
+
+
+def _rate(run: Path) -> float | None:
+    """The recorded learning rate."""
+    try:
+        settings: Any = read_json(run / "configs" / "rl.json")
+        return float(settings["trainer"]["optim"]["lr"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

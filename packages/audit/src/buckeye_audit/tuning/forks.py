@@ -1,0 +1,155 @@
+"""Short runs of one configuration with other learning rates: each is a run of its own, in its own process."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye import runs
+from buckeye.base.process import ChildProcess
+from buckeye.base.storage import remove_directory, step_directories, write_file
+from buckeye.config.load import to_json
+from buckeye.config.rl import RLConfig
+from buckeye.errors import RunError
+from buckeye.runs.fork import fork_run
+from buckeye.runs.status import find_checkpoint
+from buckeye_audit.comparison.curves import Point, points_of
+from buckeye_audit.diagnosis.statistics import is_below
+
+_END_SECONDS = 60.0
+_NEVER = 10**9  # steps between two checkpoints
+_LAST_LINES = 3
+_PARTS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where forks begin: at the configuration's own start, or at a checkpoint of the run in `run`."""
+
+    run: Path | None = None
+    step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fork:
+    """A short run that has ended. `score` is its mean reward after its first step, None of one that failed,
+    for the reason `why`; `fell` is whether it lost again, beyond chance, what it had gained, and `last` are
+    the rewards of groups in its last quarter, at least of a step."""
+
+    rate: float
+    directory: Path
+    steps: int
+    seconds: float
+    score: float | None
+    fell: bool
+    last: tuple[float, ...] = ()
+    why: str = ""
+
+
+def origin_of(run: Path | None, step: str) -> Origin:
+    """The checkpoint that forks go on from. Raises CheckpointError if there is none."""
+    return Origin() if run is None else Origin(run=run, step=find_checkpoint(run, step).step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forks:
+    """Makes forks of `config` in `root`."""
+
+    config: RLConfig
+    origin: Origin
+    root: Path
+
+    def play(self, name: str, rate: float, steps: int, *, seconds: float) -> Fork:
+        """Train so many steps with a constant learning rate, for at most so many seconds."""
+        directory, file = self.root / name, self.root / f"{name}.json"
+        write_file(file, json.dumps(self._settings(directory, rate, steps), indent=1) + "\n", mode=0o600)
+        argv = [sys.executable, "-m", "buckeye", "rl", "@", str(file)]
+        if self.origin.run is not None:
+            fork_run(self.origin.run, step=str(self.origin.step), target=directory)
+            argv.append("--resume")
+        begun = time.monotonic()
+        why = _carry_out(argv, self.root / f"{name}.log", seconds)
+        return self._fork(directory, rate, steps, time.monotonic() - begun, why)
+
+    def _settings(self, directory: Path, rate: float, steps: int) -> dict[str, Any]:
+        """The configuration as it is, but for what makes it this fork."""
+        made: dict[str, Any] = json.loads(to_json(self.config))
+        for section in (made, made["trainer"], made["orchestrator"], made["inference"] or {}):
+            section |= {"wandb": None} if "wandb" in section else {}
+            if isinstance(section.get("ckpt"), dict):
+                section["ckpt"] |= {"interval": _NEVER, "store": None, "resume_step": None}
+            section |= {"output_dir": str(directory)} if "output_dir" in section else {}
+            section |= {"max_steps": self.origin.step + steps} if "max_steps" in section else {}
+        made["orchestrator"] |= {"eval": None, "val": None}
+        made["trainer"]["optim"]["lr"] = rate
+        made["trainer"]["scheduler"] = {"type": "constant"}
+        made["trainer"]["trained"]["keep"] = None
+        return made
+
+    def drop_weights(self, fork: Fork) -> None:
+        """Delete the weights and checkpoints of a fork: its records are what it was made for."""
+        for name in ("weights", "checkpoints"):
+            for path in step_directories(fork.directory / name).values():
+                remove_directory(path)
+
+    def _fork(self, directory: Path, rate: float, steps: int, seconds: float, why: str) -> Fork:
+        points = [] if why else [p for p in points_of(runs.open(directory)) if p.step >= self.origin.step]
+        if not why and len(points) < steps:
+            why = f"it played {len(points)} of {steps} steps"
+        rewards = [statistics.fmean(values) for values in map(_values, points)]
+        return Fork(
+            rate=rate,
+            directory=directory,
+            steps=len(points),
+            seconds=seconds,
+            score=None if why else statistics.fmean(rewards[1:] or rewards),
+            fell=not why and _fell(points),
+            last=tuple(_last(points)),
+            why=why,
+        )
+
+
+def _values(point: Point) -> list[float]:
+    return [reward for rewards in point.rewards.values() for reward in rewards]
+
+
+def _fell(points: list[Point]) -> bool:
+    """Whether the last quarter earned less than the best one, beyond chance."""
+    size = max(1, len(points) // _PARTS)
+    quarters = [
+        [value for point in points[at : at + size] for value in _values(point)]
+        for at in range(0, len(points) - size + 1, size)
+    ]
+    return is_below(_last(points), max(quarters, key=statistics.fmean, default=[]))
+
+
+def _last(points: list[Point]) -> list[float]:
+    size = max(1, len(points) // _PARTS)
+    return [value for point in points[-size:] for value in _values(point)]
+
+
+def _carry_out(argv: list[str], log: Path, seconds: float) -> str:
+    """Run a command to its end; what went wrong, "" for nothing."""
+    with log.open("wb") as out:
+        try:
+            child = ChildProcess(argv, stdout=out, stderr=out, guarded=True)
+        except OSError as error:
+            raise RunError(f"A fork cannot be started: {error}") from None
+        try:
+            code = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            child.end(_END_SECONDS, session=False)
+            return "the time was up"
+        except BaseException:
+            child.end(_END_SECONDS, session=False)
+            raise
+    if code == 0:
+        return ""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"exit code {code}: {' '.join(lines[-_LAST_LINES:])}"

@@ -1,0 +1,59 @@
+"""Forks in the process of the tests, without the start of one for each: engine, orchestrator and trainer are
+the real ones."""
+
+import json
+from pathlib import Path
+from unittest import mock
+
+from packages.audit.tests.diagnosis.small_runs import KEY, _carry_out
+
+from buckeye.base.process import RunIdentity
+from buckeye.base.storage import write_file
+from buckeye.config.load import load_config, to_json
+from buckeye.config.rl import RLConfig
+
+RUN = """
+max_steps = {steps}
+max_async_level = 0
+output_dir = "{folder}/out"
+[model]
+name = "{model}"
+[inference.model]
+device = "cpu"
+[trainer.model]
+device = "cpu"
+[trainer.optim]
+lr = {lr}
+[orchestrator]
+batch_size = {batch}
+rollouts_per_example = 8
+seq_len = 64
+seed = {seed}
+[orchestrator.sampling]
+max_tokens = 6
+[[orchestrator.env]]
+id = "{env}"
+"""
+
+
+def play(argv, log, seconds):
+    """Stands for `forks._carry_out`."""
+    config = load_config(RLConfig, ["@", argv[5]], environ={})
+    run = config.output_dir
+    write_file(run / "configs" / "rl.json", to_json(config))
+    write_file(run / "configs" / "trainer.json", to_json(config.trainer))
+    write_file(run / "run.json", json.dumps({"run_id": "fork", "attempt": 1, "attempts": []}))
+    known = {"BUCKEYE_RUN_ID": "fork", "BUCKEYE_ATTEMPT": "1", "BUCKEYE_INFERENCE_KEY": KEY}
+    with mock.patch.dict("os.environ", known):
+        _carry_out(config, Path(config.trainer.model.name), 1, RunIdentity(run_id="fork", attempt=1))
+    return ""
+
+
+def config_of(folder, model, env, *, lr, steps=40, batch=64, seed=0):
+    """The configuration of a run in `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "run.toml"
+    file.write_text(
+        RUN.format(folder=folder, model=model, env=env, lr=lr, steps=steps, batch=batch, seed=seed)
+    )
+    return load_config(RLConfig, ["@", str(file)], environ={})

@@ -1,0 +1,78 @@
+"""Which learning rates are tried, on made curves."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.command import run_here
+
+from buckeye_audit.tuning.search import approach, climb, nearest, warmup_of
+
+TARGET = 0.01
+
+
+@given(st.floats(-9.0, 3.0), st.floats(1.5, 2.5), st.floats(-6.0, 0.0))
+def test_the_target_is_found_from_far_away(start, power, where):
+    """The change grows as a power of the rate, is 0.01 at 10^where, and breaks all at 1000 times that."""
+
+    def change(rate):
+        relative = rate / 10**where
+        return math.nan if relative > 1e3 else min(2.0, TARGET * relative**power)
+
+    found = approach(change, 10 ** (where + start / 3), TARGET, tries=8)
+    assert TARGET / 2 <= change(nearest(found, TARGET)) <= TARGET * 2
+
+
+def test_what_always_breaks_ends_with_the_smallest_rate():
+    found = approach(lambda rate: math.nan, 1.0, TARGET, tries=3)
+    assert list(found) == [1.0, pytest.approx(1 / 30), pytest.approx(1 / 900)]
+    assert nearest(found, TARGET) == min(found)
+
+
+def test_a_change_of_nothing_is_a_rate_that_is_too_low():
+    assert list(approach(lambda rate: 0.0, 1.0, TARGET, tries=2)) == [1.0, 30.0]
+
+
+@given(st.integers(-4, 4))
+def test_the_best_of_a_grid_is_climbed_to(best):
+    found = climb(lambda rate: -abs(math.log(rate, 3) - best), 1.0)
+    assert round(math.log(max(found, key=found.get), 3)) == best
+    tried = sorted(round(math.log(rate, 3)) for rate in found)
+    assert {best - 1, best + 1} <= set(tried)  # a worse one at each side
+    assert len(tried) == len(set(tried)) <= abs(best) + 3
+
+
+def test_without_time_nothing_more_is_tried():
+    scores = iter([0.1, 0.2, None])
+    assert list(climb(lambda rate: next(scores), 1.0).values()) == [0.1, 0.2]
+    assert climb(lambda rate: None, 1.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"), [([0.01, 0.01, 0.01], 0), ([0.09, 0.01, 0.01], 3), ([9.0, 0.01], 10), ([0.1], 0)]
+)
+def test_a_first_step_that_is_three_times_as_long_takes_three_steps_of_rise(changes, steps):
+    assert warmup_of(changes) == steps  # 0.09 is 9 times 0.01: the rate must be a third
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--budget", "10m"], "`rl tune` needs a configuration"),
+        (["@", "run.toml", "--budget", "soon"], "'soon' is no time, such as 90s, 10m or 1h"),
+        (["@", "run.toml", "--steps", "1"], "'1' is not a number of steps from 2 on"),
+        (["@", "run.toml", "--step", "5"], "name it with --from RUN"),
+        (["@", "run.toml", "--from"], "`rl tune --from` needs a value"),
+        (["@", "run.toml", "--dry-run"], "leave --dry-run, --resume and --clean out"),
+        (["@", "run.toml", "--from", "none"], "none is no directory, name or id of a known run"),
+        (["@", "run.toml", "-o", "there"], "there exists already. Name a new folder: -o DIR"),
+    ],
+)
+def test_wrong_words(tmp_path, words, told):
+    (tmp_path / "run.toml").write_text("max_steps = 2\n")
+    (tmp_path / "there").mkdir()
+    done = run_here("rl", "tune", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml", "there"]
