@@ -11,10 +11,8 @@ from typing import Any
 import msgspec
 
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.launch.waits import sentence
 from buckeye.run_files.known_runs import record_now
 from buckeye.run_files.record import GOING_ON, RunRecord
-from buckeye.runs.status import run_status
 from buckeye_ui import figures, played, records
 from buckeye_ui.findings import findings_of
 from buckeye_ui.notes import notes
@@ -77,6 +75,9 @@ def summary(run: OpenRun) -> dict[str, Any]:
 
 def status(run: OpenRun) -> dict[str, Any]:
     """How a run is now. Of a directory without a record it is what the numbers tell."""
+    from buckeye.launch.waits import sentence  # settings are behind them, which take most of a second
+    from buckeye.runs.status import run_status
+
     known = {**summary(run), "now": time.time(), "stamp": run.stamp()}
     try:
         seen = run_status(run.path, measure_disk=False)

@@ -80,12 +80,17 @@ class Search(msgspec.Struct, forbid_unknown_fields=True):
 def groups(run: OpenRun) -> dict[str, Any]:
     """A column for each figure of all groups, the newest step first; `left_out` is how many more there
     are, `unreadable` how many lines are no rollouts."""
+    stamp = (run.stamp()["rollouts"], run.stamp()["evals"])
+    if run.kept.get("groups", (None,))[0] == stamp:
+        return dict(run.kept["groups"][1])
     with run.read() as opened:
         rows = opened.query(_GROUPS, _MOST_GROUPS)
         left_out = 0 if len(rows) < _MOST_GROUPS else opened.query(_COUNT)[0][0] - len(rows)
         unreadable = opened.query("SELECT sum(unreadable) FROM files")[0][0] or 0
     columns: list[tuple[Any, ...]] = list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)
-    return {"left_out": left_out, "unreadable": unreadable, **dict(zip(_COLUMNS, columns, strict=True))}
+    told = {"left_out": left_out, "unreadable": unreadable, **dict(zip(_COLUMNS, columns, strict=True))}
+    run.kept["groups"] = (stamp, told)
+    return told
 
 
 _COUNT = (

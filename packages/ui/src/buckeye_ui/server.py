@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -76,6 +77,7 @@ async def _serve(app: Any, listener: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    loop.run_in_executor(None, importlib.import_module, "buckeye.runs.status")  # before somebody waits for it
     waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()

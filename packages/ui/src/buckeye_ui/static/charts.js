@@ -45,7 +45,7 @@ function chart(given, choose) {
     });
     const axis = { stroke: colour("muted"), font: `11px ${colour("font") || "sans-serif"}`, grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false } };
     plot = new uPlot({
-      width: Math.max(120, plotted.clientWidth || 300), height: shown.height || 132, padding: [6, 6, 0, 0],
+      width: Math.max(120, plotted.clientWidth || 300), height: shown.height || 132, padding: [6, 14, 0, 0],
       legend: { show: false }, scales: { x: { time: false }, y: { range: reach } }, series, bands,
       axes: [{ ...axis, size: 22, space: 60, values: (u, ticks) => ticks.map((t) => (Number.isInteger(t) ? String(t) : "")) },
         { ...axis, size: 46, space: 28, values: (u, ticks) => ticks.map(number) }],
@@ -97,7 +97,7 @@ function chart(given, choose) {
   });
   size.observe(plotted);
   place.set = (changed) => {
-    const same = plot && changed.series.length === shown.series.length && changed.series.every((one, i) => one.label === shown.series[i].label);
+    const same = plot && changed.series.length === shown.series.length && changed.series.every((one, i) => one.label === shown.series[i].label && !one.band === !shown.series[i].band);
     shown = changed;
     if (same) { plot.setData(columns()); told(plot); } else if (plot) draw();
   };

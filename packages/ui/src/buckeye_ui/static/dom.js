@@ -134,7 +134,7 @@ function copyButton(text) {
   return h("button", {
     className: "quiet", title: "copy", "aria-label": `Copy: ${text}`,
     onclick: async () => { try { await navigator.clipboard.writeText(text); toast("Copied"); } catch { toast("The browser lets nothing be copied here"); } },
-  }, "⧉");
+  }, "copy");
 }
 
 function later(wait, work) {

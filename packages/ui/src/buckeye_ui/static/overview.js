@@ -5,7 +5,7 @@ function findingsBlock(run, told) {
   if (told.missing) return h("p", { className: "note" }, ...visible(told.missing));
   if (!told.findings.length) return h("p", { className: "note fine" }, "Nothing is wrong with it, as far as its records tell.");
   return told.findings.map((one) => h("article", { className: `finding ${one.confidence}` },
-    h("h3", {}, h("span", { className: "badge" }, one.confidence), " ", ...visible(one.seen)),
+    h("h2", {}, h("span", { className: "badge" }, one.confidence), " ", ...visible(one.seen)),
     h("dl", {},
       h("dt", {}, "because"), h("dd", {}, ...visible(one.cause)),
       h("dt", {}, "do"), h("dd", {}, ...visible(one.advice)),
@@ -20,8 +20,9 @@ function evidence(run, fact, command) {
   let href = null;
   if (/ rollouts /.test(command) && step) href = link(run, "rollouts", { step: step[1], group: group && group[1] });
   else if (log || happened) href = link(run, "logs", { show: happened ? "events" : null });
-  const shown = fact || command;
-  return h("div", { className: "evidence" }, href ? h("a", { href }, ...visible(shown)) : h("span", {}, ...visible(shown)),
+  const place = log ? "its logs" : happened ? "its events" : step ? `the rollouts of step ${step[1]}${group ? `, group ${group[1]}` : ""}` : "";
+  const shown = fact || place;
+  return h("div", { className: "evidence" }, href ? h("a", { href }, ...visible(shown)) : fact ? h("span", {}, ...visible(fact)) : null,
     " ", h("code", {}, ...visible(command)), copyButton(command));
 }
 

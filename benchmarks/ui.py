@@ -1,0 +1,108 @@
+"""How long the page takes with a long run, and how much memory its server.
+
+A server of `buckeye ui` is started on a made directory, which Debian's chromium opens, by playwright.
+
+python benchmarks/ui.py [--steps 1000] [--rollouts 128] [--kilobytes 3] [--kept 40] [--dir DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from diagnose import make
+from playwright.sync_api import sync_playwright
+
+_FILTERS = {
+    "task": "(f) => { f('[placeholder=task]', '499', 'input'); }",
+    "outcome": "(f) => { f('[aria-label=Outcome]', 'spread', 'change'); }",
+    "reward": "(f) => { f('[aria-label=\"Lowest mean reward\"]', '0.7', 'input'); }",
+    "split": "(f) => { f('[aria-label=Split]', 'eval', 'change'); }",
+}
+_FILTER = """([act]) => new Promise((done) => {
+  const count = document.querySelector('.page [role=status]'), before = count.textContent;
+  const begun = performance.now(), over = () => performance.now() - begun;
+  const set = (where, value, event) => { const e = document.querySelector(where); e.value = value;
+    e.dispatchEvent(new Event(event, {bubbles: true})); };
+  const look = () => requestAnimationFrame(count.textContent !== before || over() > 3000
+    ? () => done([over(), before, count.textContent]) : look);
+  eval(act)(set); look();
+})"""
+_PAINTED = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+
+
+def measure(run: Path) -> None:
+    """Start the server, ask, open, filter; print what each took."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    base, begun = f"http://127.0.0.1:{port}", time.perf_counter()
+    argv = [sys.executable, "-m", "buckeye", "ui", str(run), "--port", str(port)]
+    server = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+    try:
+        while not _answers(base):
+            time.sleep(0.02)
+        print(f"ready after {time.perf_counter() - begun:.2f} s")
+        for name in ("status", "overview", "groups", "groups", "intervals", "intervals"):
+            begun = time.perf_counter()
+            size = len(httpx.get(f"{base}/api/runs/{run.name}/{name}", timeout=600).content)
+            print(f"{name}: {time.perf_counter() - begun:.2f} s, {size / 1e6:.1f} MB")
+        if browser := shutil.which("chromium"):
+            _in_a_browser(base, run, browser)
+        memory = psutil.Process(server.pid).memory_info().rss / 2**20
+        print(f"memory of the server: {memory:.0f} MiB")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _answers(base: str) -> bool:
+    try:
+        return httpx.get(f"{base}/api/runs", timeout=600).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _in_a_browser(base: str, run: Path, browser: str) -> None:
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        page: Any = chromium.new_page()
+        begun = time.perf_counter()
+        page.goto(f"{base}/#/run/{run.name}/overview")
+        page.wait_for_selector(".tile")
+        painted = page.evaluate(_PAINTED)
+        print(f"overview: figures after {time.perf_counter() - begun:.2f} s, first paint {painted:.0f} ms")
+        begun = time.perf_counter()
+        page.goto(f"{base}/#/run/{run.name}/rollouts")
+        page.wait_for_selector("table.groups tbody tr")
+        print(f"rollouts: rows after {time.perf_counter() - begun:.2f} s")
+        for name, act in _FILTERS.items():
+            took, before, after = page.evaluate(_FILTER, [act])
+            print(f"filter by {name}: {took:.0f} ms ({before} -> {after})")
+        chromium.close()
+
+
+def main() -> None:
+    """Make the directory where it is not there, and measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("steps", 1000), ("rollouts", 128), ("kilobytes", 3), ("kept", 40)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dir", type=Path, default=None, help="made there if it is not, and left")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = given.dir or Path(folder) / "run"
+        if not run.exists():
+            make(run, steps=given.steps, rollouts=given.rollouts, kilobytes=given.kilobytes, kept=given.kept)
+        measure(run)
+
+
+if __name__ == "__main__":
+    main()
