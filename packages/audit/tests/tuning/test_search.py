@@ -1,12 +1,17 @@
 """Which learning rates are tried, on made curves."""
 
+import json
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packages.audit.tests.tuning.here import config_of
 from tests.command import run_here
 
+from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
+from buckeye_audit.tuning import forks
+from buckeye_audit.tuning.forks import Forks, Origin
 from buckeye_audit.tuning.search import approach, climb, nearest, warmup_of
 
 TARGET = 0.01
@@ -76,3 +81,15 @@ def test_wrong_words(tmp_path, words, told):
     assert done.returncode == 2
     assert told in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml", "there"]
+
+
+def test_forks_are_logged_nowhere_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(forks, "_carry_out", lambda argv, log, seconds: "not today")
+    config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3)
+    logged = {"wandb": WandbConfig(), "trackio": TrackioConfig(), "tensorboard": TensorboardConfig()}
+    config = config.model_copy(update=logged)
+    fork = Forks(config=config, origin=Origin(), root=tmp_path).play("one", 1e-4, 3, seconds=1.0)
+    assert fork.why == "not today"
+    made = json.loads((tmp_path / "one.json").read_text())
+    assert [made[name] for name in logged] == [None, None, None]
+    assert made["trainer"]["optim"]["lr"] == 1e-4

@@ -17,6 +17,7 @@ from buckeye.base.storage import remove_directory, step_directories, write_file
 from buckeye.config.load import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError
+from buckeye.monitor.tracker import TRACKER_FOLDERS
 from buckeye.runs.fork import fork_run
 from buckeye.runs.status import find_checkpoint
 from buckeye_audit.comparison.curves import Point, points_of
@@ -81,7 +82,7 @@ class Forks:
         """The configuration as it is, but for what makes it this fork."""
         made: dict[str, Any] = json.loads(to_json(self.config))
         for section in (made, made["trainer"], made["orchestrator"], made["inference"] or {}):
-            section |= {"wandb": None} if "wandb" in section else {}
+            section |= {name: None for name in TRACKER_FOLDERS if name in section}
             if isinstance(section.get("ckpt"), dict):
                 section["ckpt"] |= {"interval": _NEVER, "store": None, "resume_step": None}
             section |= {"output_dir": str(directory)} if "output_dir" in section else {}
