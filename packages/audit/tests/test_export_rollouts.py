@@ -168,7 +168,7 @@ def test_a_push_makes_a_private_dataset(run, monkeypatch):
         (("--public",), "it needs that"),
         (("--push", "name"), "write the name of a dataset repository as ORG/NAME"),
         (("--out", "made"), "made exists, and nothing is overwritten"),
-        (("--format", "csv"), "csv"),
+        (("--format", "csv"), "error: Invalid value for '--format': 'csv' is not one of 'eval'"),
     ],
 )
 def test_wrong_usage(run, words, message):

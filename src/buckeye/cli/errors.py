@@ -70,6 +70,7 @@ def run_typer(app: Typer, argv: Sequence[str] | None, program: str) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # what it says is the help
             print(said, file=sys.stderr)
             return 2
+        said = said.replace(": Value error, ", ": ")  # as pydantic puts it before what typer says of a choice
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else program
         sentence = f"{said.rstrip('.')}." if not said.rstrip(".").endswith("?") else said.rstrip(".")
