@@ -68,14 +68,12 @@ _OFTEN = {
 }
 _COMMANDS = {
     "init, doctor, tune, schema": "Set up: an MCP server; will it work; a rate.",
-    "list, status, watch": "See runs; one as it goes on.",
-    "logs, events": "What processes say; what happened.",
-    "rollouts, curve, diagnose": "What one played; its reward; why none is learnt.",
-    "report, compare": "One as a file to send; is another one better?",
-    "attach, stop, resume, fork": "Steer one, or go on from a checkpoint.",
-    "replay, bundle": "A step again; all of it as one file.",
-    "export-rollouts, export": "Rollouts for other tools; files for machines.",
-    "clean, scale, pods": "Free disk; more engines; machines.",
+    "list, status, logs, events": "See runs.",
+    "rollouts, curve, watch": "What one played; its reward; as it goes on.",
+    "diagnose, compare, replay": "Why none is learnt; which is better; again.",
+    "attach, scale, stop, resume": "Steer one; go on with it.",
+    "fork, clean, pods, export": "A checkpoint; free disk; machines, files.",
+    "report, bundle, export-rollouts": "One, a step, what was played: as a file.",
 }
 
 
