@@ -91,4 +91,4 @@ def test_outside_of_a_terminal_it_says_what_serves(run):
     pytest.importorskip("textual")
     done = run_here("rl", "watch", run, cwd=run.parent)
     assert done.returncode == 2
-    assert "rl watch needs a terminal" in done.stderr
+    assert "`rl watch` needs a terminal" in done.stderr

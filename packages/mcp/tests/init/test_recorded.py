@@ -24,7 +24,7 @@ PLAIN = re.compile(r"\"(?P<path>[^\"]*)\"")
 SERVERS = [
     "uvx mcp-server-time",
     "uvx mcp-server-git --repository {project}",
-    "uvx mcp-server-sqlite --db-path {user}/x.db",
+    "uvx --with mcp<2 mcp-server-sqlite --db-path {user}/x.db",
     "npx -y @modelcontextprotocol/server-memory",
     "npx -y @modelcontextprotocol/server-filesystem {user}",
     "npx -y @modelcontextprotocol/server-everything",

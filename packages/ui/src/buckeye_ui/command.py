@@ -62,7 +62,7 @@ def watch(
     path = find_run(run)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
-            "rl watch needs a terminal; in a pipe `rl status --json` and `rl curve --json` serve"
+            "`rl watch` needs a terminal; in a pipe `rl status --json` and `rl curve --json` serve"
         )
     from buckeye_ui.sources import OpenRun
     from buckeye_ui.watch import Watch

@@ -76,7 +76,7 @@ class Watch(App[None]):
             with TabPane("Overview", id="overview"), VerticalScroll():
                 yield Static("", id="state", markup=False)
             with TabPane("Findings", id="findings"), VerticalScroll():
-                yield Static("rl diagnose looks at the run ...", id="found", markup=False)
+                yield Static("`rl diagnose` looks at the run ...", id="found", markup=False)
             with TabPane("Curves", id="curves"), VerticalScroll():
                 for number, (name, _) in enumerate(_CURVES):
                     yield Label(name, id=f"name{number}", markup=False)
@@ -168,7 +168,7 @@ class Watch(App[None]):
             f"  do       {one['advice']}"
             for one in told["findings"]
         ]
-        text = told.get("missing") or "\n\n".join(lines) or "rl diagnose finds nothing wrong."
+        text = told.get("missing") or "\n\n".join(lines) or "`rl diagnose` finds nothing wrong."
         self.call_from_thread(self.query_one("#found", Static).update, printable(str(text)))
 
 

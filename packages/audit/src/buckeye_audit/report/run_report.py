@@ -85,7 +85,7 @@ def _blocks(facts: RunFacts, pictures: list[Picture]) -> Iterator[Block]:
     if found:
         yield Bullets([facts.public(text) for text in found])
     else:
-        yield Text("rl diagnose finds nothing wrong, as far as the records tell.")
+        yield Text("`rl diagnose` finds nothing wrong, as far as the records tell.")
     for report in facts.evaluations:
         yield Heading(f"Held-out tasks of {report.name}")
         yield Bullets(summary(report))
