@@ -25,18 +25,19 @@ def test_the_target_is_found_from_far_away(start, power, where):
         relative = rate / 10**where
         return math.nan if relative > 1e3 else min(2.0, TARGET * relative**power)
 
-    found = approach(change, 10 ** (where + start / 3), TARGET, tries=8)
+    found = approach(change, 10 ** (where + start / 3), TARGET, tries=8, more=lambda: True)
     assert TARGET / 2 <= change(nearest(found, TARGET)) <= TARGET * 2
 
 
 def test_what_always_breaks_ends_with_the_smallest_rate():
-    found = approach(lambda rate: math.nan, 1.0, TARGET, tries=3)
+    found = approach(lambda rate: math.nan, 1.0, TARGET, tries=3, more=lambda: True)
     assert list(found) == [1.0, pytest.approx(1 / 30), pytest.approx(1 / 900)]
     assert nearest(found, TARGET) == min(found)
 
 
 def test_a_change_of_nothing_is_a_rate_that_is_too_low():
-    assert list(approach(lambda rate: 0.0, 1.0, TARGET, tries=2)) == [1.0, 30.0]
+    assert list(approach(lambda rate: 0.0, 1.0, TARGET, tries=2, more=lambda: True)) == [1.0, 30.0]
+    assert list(approach(lambda rate: 0.0, 1.0, TARGET, tries=2, more=lambda: False)) == [1.0]
 
 
 @given(st.integers(-4, 4))

@@ -20,15 +20,16 @@ _STEEP = 1.5
 
 
 def approach(
-    change: Callable[[float], float], start: float, target: float, *, tries: int
+    change: Callable[[float], float], start: float, target: float, *, tries: int, more: Callable[[], bool]
 ) -> dict[float, float]:
     """Learning rates that were tried, beginning with `start`, each with the policy's change a step, until one
-    is within a factor of 1.5 of `target`. `change` is NaN where a rate breaks the model."""
+    is within a factor of 1.5 of `target`, or there are to be no `more`. `change` is NaN where a rate breaks
+    the model."""
     found = dict[float, float]()
     rate, below, above = start, 0.0, math.inf
     for _ in range(tries):
         found[rate] = seen = change(rate)
-        if target / _NEAR <= seen <= target * _NEAR:
+        if target / _NEAR <= seen <= target * _NEAR or not more():
             break
         below, above = (max(below, rate), above) if seen < target else (below, min(above, rate))
         rate = _next(found, rate, target)

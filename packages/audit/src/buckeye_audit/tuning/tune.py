@@ -64,7 +64,13 @@ class Tuning:
         self._note("begin", rate=start, budget=self.budget, steps=self.steps, step=self.origin.step)
         made = Forks(config=self.config, origin=self.origin, root=self.root)
         still = self._still(made)
-        changes = approach(lambda rate: self._change(still, rate), start, TARGET, tries=_TRIES)
+        changes = approach(
+            lambda rate: self._change(still, rate),
+            start,
+            TARGET,
+            tries=_TRIES,
+            more=lambda: self._left() > self.budget / 2,
+        )
         center = nearest(changes, TARGET)
         self._note("center", rate=center, change=changes[center], target=TARGET)
         seconds = self._expected(still)
