@@ -179,3 +179,35 @@ def test_wrong_usage(run, words, message):
 def test_nothing_to_export_is_said(run):
     assert "no rollouts of what was asked for" in export(run, "--steps", "9", code=1).stderr
     assert not (run / "exports" / "rollouts-jsonl").exists()
+
+
+def test_results_of_verifiers_and_prime_rl(tmp_path):
+    said = [{"role": "user", "content": "1 + 1"}], [{"role": "assistant", "content": "2"}]
+    good = {"example_id": 7, "prompt": said[0], "completion": said[1], "reward": 1.0, "is_truncated": False}
+    good |= {"stop_condition": "done", "metrics": {"exact": 1.0}, "token_usage": {"output_tokens": 3.0}}
+    failed = {**good, "reward": 0.0, "error": {"error": "ToolError", "error_chain_str": "ToolError: no"}}
+    nodes = [
+        {"parent": None, "message": said[0][0]},
+        {"parent": 0, "message": {"role": "assistant", "content": "left aside"}, "sampled": True},
+        {"parent": 0, "message": said[1][0], "sampled": True},
+    ]
+    trace = {"nodes": nodes, "rewards": {"exact": {"score": 0.5, "weight": 2.0}, "late": None}, "ok": True}
+    trace |= {"task": {"type": "T", "data": {}, "key": "k"}, "info": {"prime_rl": {"env_name": "sums"}}}
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (good, failed)) + '{"a')
+    (tmp_path / "metadata.json").write_text(json.dumps({"env_id": "math", "model": "org/m"}))
+    (tmp_path / "rollouts" / "step_3").mkdir(parents=True)
+    stopped = {**trace, "ok": False, "errors": [{"type": "E", "message": "lost"}]}
+    lines = json.dumps(trace) + "\n" + json.dumps(stopped) + "\n"
+    (tmp_path / "rollouts" / "step_3" / "train_rollouts.jsonl").write_text(lines)
+    done = export(tmp_path, "--out", tmp_path / "out")
+    assert "left out: results.jsonl: 1 lines that are no rollouts" in done.stderr
+    found = rows(tmp_path / "out" / "rollouts.jsonl")
+    keys = ("split", "step", "env", "task", "group", "number", "reward", "error")
+    assert [tuple(one[key] for key in keys) for one in found] == [
+        ("eval", 0, "math", "7", 0, 0, 1.0, None),
+        ("eval", 0, "math", "7", 0, 1, None, "ToolError: no"),
+        ("train", 3, "sums", "k", 0, 0, 1.0, None),
+        ("train", 3, "sums", "k", 0, 1, None, "E: lost"),
+    ]
+    assert found[0]["messages"] == found[2]["messages"] == [*said[0], *said[1]]
+    assert "`org/m`" in (tmp_path / "out" / "README.md").read_text()
