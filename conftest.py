@@ -1,11 +1,14 @@
 """For all tests: nothing of the person who runs them is touched, and neither a slow machine nor the way in
 which they were started decides."""
 
+import logging
 import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from buckeye.base.distribution import SATELLITES
 
 settings.register_profile(
     "any machine",
@@ -51,3 +54,13 @@ def _interrupts_are_heard(request: pytest.FixtureRequest) -> Iterator[None]:
 def _no_stop_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that asks its own process to stop asks that of no other test."""
     monkeypatch.setattr("buckeye.base.process._stop_requests", 0)
+
+
+@pytest.fixture(autouse=True)
+def _logs_are_as_before_a_run() -> None:
+    """What a test, or a fixture of a module, has played in this process has sent log lines elsewhere."""
+    for name in ("buckeye", *SATELLITES):
+        logger = logging.getLogger(name)
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
+        logger.handlers.clear()
