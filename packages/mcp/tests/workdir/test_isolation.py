@@ -123,8 +123,8 @@ def test_so_it_is_where_no_word_can_be_said(tmp_path):
 
 
 def test_a_server_with_a_clock_in_its_own_folder_is_not_accused():
-    line = asyncio.run(environment(task("notes.txt", "clock")).check_isolation())
-    assert line.startswith("rollouts are the same alone and side by side: 7 rollouts of 1 tasks")
+    found = asyncio.run(environment(task("notes.txt", "clock")).isolation(300))
+    assert str(found).startswith("rollouts are the same alone and side by side: 7 rollouts of 1 tasks")
 
 
 def test_what_cannot_be_played_is_said_and_no_pass():
