@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -121,10 +123,11 @@ def keep(run: Path, step: int, rewards: list[float]) -> None:
     keep_trained(run / "batches", run / "trained", batch, trained, identity=identity)
 
 
-def main() -> None:
-    """Print the time and the memory, at first and again."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("steps", 1000), ("rollouts", 128), ("kilobytes", 3), ("kept", 200)):
+@contextmanager
+def made_run(description: str, *, kept: int) -> Iterator[Path]:
+    """The directory that the command's words ask for; it is made where it is not there."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, default in (("steps", 1000), ("rollouts", 128), ("kilobytes", 3), ("kept", kept)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dir", type=Path, default=None, help="made there if it is not, and left")
     given = parser.parse_args()
@@ -134,6 +137,12 @@ def main() -> None:
             begun = time.perf_counter()
             make(run, steps=given.steps, rollouts=given.rollouts, kilobytes=given.kilobytes, kept=given.kept)
             print(f"made in {time.perf_counter() - begun:.0f} s")
+        yield run
+
+
+def main() -> None:
+    """Print the time and the memory, at first and again."""
+    with made_run(str(__doc__), kept=200) as run:
         for what in ("without an index", "with the index"):
             if what == "without an index":
                 (run / "rollouts" / "index.sqlite").unlink(missing_ok=True)

@@ -7,35 +7,33 @@ python benchmarks/ui.py [--steps 1000] [--rollouts 128] [--kilobytes 3] [--kept 
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-from diagnose import make
+from diagnose import made_run
 from playwright.sync_api import sync_playwright
 
 _FILTERS = {
-    "task": "(f) => { f('[placeholder=task]', '499', 'input'); }",
-    "outcome": "(f) => { f('[aria-label=Outcome]', 'spread', 'change'); }",
-    "reward": "(f) => { f('[aria-label=\"Lowest mean reward\"]', '0.7', 'input'); }",
-    "split": "(f) => { f('[aria-label=Split]', 'eval', 'change'); }",
+    "task": ("[placeholder=task]", "499", "input"),
+    "outcome": ("[aria-label=Outcome]", "spread", "change"),
+    "reward": ('[aria-label="Lowest mean reward"]', "0.7", "input"),
+    "split": ("[aria-label=Split]", "eval", "change"),
 }
-_FILTER = """([act]) => new Promise((done) => {
+"""Name -> where something is set, to what, and the event that says so."""
+_FILTER = """([where, value, event]) => new Promise((done) => {
   const count = document.querySelector('.page [role=status]'), before = count.textContent;
   const begun = performance.now(), over = () => performance.now() - begun;
-  const set = (where, value, event) => { const e = document.querySelector(where); e.value = value;
-    e.dispatchEvent(new Event(event, {bubbles: true})); };
+  const element = document.querySelector(where);
   const look = () => requestAnimationFrame(count.textContent !== before || over() > 3000
     ? () => done([over(), before, count.textContent]) : look);
-  eval(act)(set); look();
+  element.value = value; element.dispatchEvent(new Event(event, {bubbles: true})); look();
 })"""
 _PAINTED = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 
@@ -84,23 +82,15 @@ def _in_a_browser(base: str, run: Path, browser: str) -> None:
         page.goto(f"{base}/#/run/{run.name}/rollouts")
         page.wait_for_selector("table.groups tbody tr")
         print(f"rollouts: rows after {time.perf_counter() - begun:.2f} s")
-        for name, act in _FILTERS.items():
-            took, before, after = page.evaluate(_FILTER, [act])
+        for name, setting in _FILTERS.items():
+            took, before, after = page.evaluate(_FILTER, list(setting))
             print(f"filter by {name}: {took:.0f} ms ({before} -> {after})")
         chromium.close()
 
 
 def main() -> None:
     """Make the directory where it is not there, and measure."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("steps", 1000), ("rollouts", 128), ("kilobytes", 3), ("kept", 40)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--dir", type=Path, default=None, help="made there if it is not, and left")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        run = given.dir or Path(folder) / "run"
-        if not run.exists():
-            make(run, steps=given.steps, rollouts=given.rollouts, kilobytes=given.kilobytes, kept=given.kept)
+    with made_run(str(__doc__), kept=40) as run:
         measure(run)
 
 

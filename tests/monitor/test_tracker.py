@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -17,7 +18,7 @@ import wandb
 from buckeye.base.distribution import install_command
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
-from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
+from buckeye.config.shared import LogConfig, TensorboardConfig, TrackioConfig, WandbConfig
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.tracker import Tracker, check_trackers, numbers_of, tracked
@@ -218,3 +219,22 @@ def test_one_tracker_that_fails_leaves_the_others(tmp_path, monkeypatch, warning
         raise KeyError("the run's own")
     assert taken == [0]
     assert "Bad: ValueError: no such place. The run goes on without" in warnings.text
+
+
+class _Stuck(Tracker):
+    title, folder = "Stuck", "stuck"
+    go_on = threading.Event()
+
+    def begin(self):
+        self.go_on.wait()
+
+
+def test_what_a_tracker_that_hangs_has_not_taken_is_named(tmp_path, monkeypatch, warnings):
+    monkeypatch.setattr("buckeye.monitor.tracker.tracker_of", lambda one: _Stuck)
+    monkeypatch.setattr("buckeye.monitor.tracker._FINISH_SECONDS", 0.1)
+    with tracked([TrackioConfig()], output_dir=tmp_path, run_id="a", config=LogConfig()):
+        pass
+    _Stuck.go_on.set()
+    assert (
+        f"Stuck has not taken everything within 0 s. The rest: {tmp_path / 'metrics.jsonl'}" in warnings.text
+    )

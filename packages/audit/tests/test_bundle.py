@@ -185,7 +185,16 @@ def test_what_is_no_bundle_is_said(bundled, tmp_path):
     (tmp_path / "text.zip").write_text("no archive")
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("a.txt", "")
-    for name, said in (("text.zip", "cannot be read as a bundle"), ("other.zip", "it has no bundle.json")):
+    locked = bytearray((bundled[0] / "bug.zip").read_bytes())
+    at = -1
+    while (at := locked.find(b"PK\x01\x02", at + 1)) >= 0:
+        locked[at + 8] |= 1  # as where a password is needed
+    (tmp_path / "locked.zip").write_bytes(locked)
+    for name, said in (
+        ("text.zip", "cannot be read as a bundle"),
+        ("locked.zip", "cannot be read as a bundle"),
+        ("other.zip", "it has no bundle.json"),
+    ):
         done = run_here("rl", "replay", name, cwd=tmp_path)
         assert done.returncode == 2
         assert said in done.stderr
@@ -195,3 +204,10 @@ def test_what_is_no_bundle_is_said(bundled, tmp_path):
     done = run_here("rl", "replay", bundled[0] / "run", cwd=tmp_path)
     assert done.returncode == 2
     assert "--step N" in done.stderr
+
+
+def test_what_fails_with_a_bundle_that_was_read_is_no_fault_of_it(bundled):
+    from buckeye_audit.replay.bundle import opened
+
+    with pytest.raises(OSError, match="disk is full"), opened(str(bundled[0] / "bug.zip")):
+        raise OSError("the disk is full")

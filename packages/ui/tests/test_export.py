@@ -12,11 +12,20 @@ from packages.ui.tests.made import HOSTILE, make_run
 from buckeye_ui.export import _spread
 from tests.command import run_here
 
+SECRETS = ("correct-horse-battery", "sk-abcdefghijklmnopqrstuvwxyz012345")
+
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     place = tmp_path_factory.mktemp("export")
     make_run(place / "a run", steps=2)
+    settings = place / "a run" / "configs" / "rl.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "judge": {"api_key": SECRETS[0]}}))
+    rollouts = place / "a run" / "rollouts" / "step_1.jsonl"
+    first, *rest = rollouts.read_text().splitlines(keepends=True)
+    told = json.loads(first)
+    told["messages"][-1]["content"] += f" Bearer {SECRETS[1]}"
+    rollouts.write_text(json.dumps(told) + "\n" + "".join(rest))
     with mock.patch("buckeye_ui.findings._diagnose", return_value={"findings": []}):
         done = run_here("ui", "a run", "--export", "run.html", cwd=place)
     assert done.returncode == 0, done.stderr
@@ -35,6 +44,12 @@ def test_the_file_holds_every_answer(exported):
     assert told["messages"][-1]["text"] == HOSTILE
     assert "runs/a%20run/tokens?group=3&number=0&step=1" in answers
     assert "runs/a%20run/group?env=sums&group=0&split=eval&step=0" in answers
+
+
+def test_no_secret_is_in_it(exported):
+    text = (exported / "run.html").read_text(encoding="utf-8")
+    assert not [secret for secret in SECRETS if secret in text]
+    assert text.count("(redacted)") >= 2
 
 
 def test_only_the_page_itself_may_run(exported):

@@ -113,6 +113,7 @@ _ON_CONFIGURATIONS = {
     "doctor": "buckeye_audit.doctor:run_doctor",
     "tune": "buckeye_audit.tuning.command:run_tune",
 }
+"""`rl COMMAND` with the words of a configuration, and what carries it out."""
 
 
 def _rl(argv: list[str]) -> int:
@@ -120,7 +121,7 @@ def _rl(argv: list[str]) -> int:
 
     if argv[:1] == ["schema"]:
         return _schema(argv[1:])
-    if argv[:1] in (["doctor"], ["tune"]):
+    if argv and argv[0] in _ON_CONFIGURATIONS:
         run = ask(_ON_CONFIGURATIONS[argv[0]], f"`rl {argv[0]}`")
         return int(run(argv[1:], lambda words: _load(RLConfig, words, "rl")))
     if argv[:1] == ["init"]:

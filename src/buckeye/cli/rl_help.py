@@ -67,7 +67,7 @@ _OFTEN = {
     "--output-dir DIR": "Where all is written, of @ FILE.toml.",
 }
 _COMMANDS = {
-    "init, doctor, tune, schema": "Set up: an MCP server; will it work; a rate.",
+    "init, doctor, tune, schema": "Set up; would it work; at which rate.",
     "list, status, logs, events": "See runs.",
     "rollouts, curve, watch": "What one played; its reward; as it goes on.",
     "diagnose, compare, replay": "Why none is learnt; which is better; again.",

@@ -12,6 +12,7 @@ import logging
 import netrc
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,7 +110,8 @@ def tracked(
     """
     described = redacted(config.model_dump(mode="json"))
     followers = [
-        _Follower(tracker_of(one)(one, output_dir.absolute(), run_id, described)) for one in _wanted(settings)
+        _Follower(tracker_of(one)(one, output_dir.absolute(), getattr(one, "id", None) or run_id, described))
+        for one in _wanted(settings)
     ]
     failed = True
     try:
@@ -118,8 +120,9 @@ def tracked(
     finally:
         for follower in followers:
             follower.end(failed=failed)
+        deadline = time.monotonic() + _FINISH_SECONDS  # of all of them
         for follower in followers:
-            follower.wait()
+            follower.wait(deadline)
 
 
 def _wanted(settings: Iterable[Settings]) -> list[Settings]:
@@ -128,8 +131,8 @@ def _wanted(settings: Iterable[Settings]) -> list[Settings]:
 
 @dataclass
 class Tracker:
-    """What numbers are sent to. `begin`, `log` and `finish` may raise anything; `folder` is that in the run
-    directory, and the name of the module and of the extra."""
+    """What numbers are sent to, as the run `run_id` there. `begin`, `log` and `finish` may raise anything;
+    `folder` is that in the run directory, and the name of the module and of the extra."""
 
     settings: Any
     output_dir: Path
@@ -146,6 +149,11 @@ class Tracker:
 
     def finish(self, *, failed: bool) -> None:
         """Send the rest; the run is over."""
+
+    @property
+    def rest(self) -> str:
+        """Where what was not sent is, or how to send it."""
+        return str(self.output_dir / "metrics.jsonl")
 
 
 class _Follower:
@@ -166,13 +174,16 @@ class _Follower:
         self._failed = failed
         self._ended.set()
 
-    def wait(self) -> None:
-        """Until all is sent. Gives up after a while; what is on the disk can be sent later."""
-        self._thread.join(_FINISH_SECONDS)
+    def wait(self, deadline: float) -> None:
+        """Until all is sent. Gives up at the deadline; what is on the disk can be sent later."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            rest = self._position.parent if isinstance(self._tracker, _Wandb) else self._metrics
-            title = self._tracker.title
-            log.warning("%s has not taken everything within %.0f s: see %s", title, _FINISH_SECONDS, rest)
+            log.warning(
+                "%s has not taken everything within %.0f s. The rest: %s",
+                self._tracker.title,
+                _FINISH_SECONDS,
+                self._tracker.rest,
+            )
 
     def _run(self) -> None:
         try:
@@ -262,13 +273,17 @@ class _Wandb(Tracker):
     def finish(self, *, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
 
+    @property
+    def rest(self) -> str:
+        return f"wandb sync {self.output_dir / self.folder}"
+
     def _init(self, mode: Literal["online", "offline"]) -> Any:
         import wandb
 
         run = wandb.init(
             project=self.settings.project,
             name=self.settings.name or self.output_dir.name,
-            id=self.settings.id or self.run_id,
+            id=self.run_id,
             resume="allow" if mode == "online" else None,  # offline, the server does when it is sent
             dir=self.output_dir,
             config=self.config,

@@ -87,3 +87,16 @@ def test_what_ends_within_a_minute_is_looked_at_when_it_has_ended(tmp_path, monk
     run = make(tmp_path / "run", Made())
     monkeypatch.setattr(watch, "ChildProcess", lambda *given, **named: pytest.fail("a process was started"))
     RunWatch(run).look()
+
+
+def test_a_look_that_does_not_end_is_given_up(tmp_path, monkeypatch, caplog):
+    run = make(tmp_path / "run", Made())
+    monkeypatch.setattr(watch, "_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "_LONGEST_SECONDS", 0.0)
+    looking = RunWatch(run)
+    with caplog.at_level(logging.INFO):
+        looking.look()
+        child = looking._whole[0]
+        looking.look()
+    assert child.returncode is not None
+    assert "could not be looked at" in caplog.text

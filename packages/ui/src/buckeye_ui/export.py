@@ -15,6 +15,7 @@ import msgspec
 
 from buckeye.base.storage import write_file
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye.monitor.redact import redacted
 from buckeye_ui.answers import answer, summary
 from buckeye_ui.server import STATIC
 from buckeye_ui.sources import OpenRun, Sources
@@ -34,8 +35,17 @@ def export(sources: Sources, path: Path) -> dict[str, Any]:
     if path.exists():
         raise UsageError(f"{path} exists already; choose another file.")
     answers, told = _answers(runs[0])
-    write_file(path, page(answers))
+    write_file(path, page(_without_secrets(answers)))
     return told
+
+
+def _without_secrets(value: Any) -> Any:
+    """The same without keys in its texts. Names of columns, as `tokens`, are no names of secrets."""
+    if isinstance(value, Mapping):
+        return {name: _without_secrets(item) for name, item in value.items()}
+    if isinstance(value, list | tuple) and not all(isinstance(item, str) for item in value):
+        return [_without_secrets(item) for item in value]
+    return redacted(value)
 
 
 def _answers(run: OpenRun) -> tuple[dict[str, Any], dict[str, Any]]:

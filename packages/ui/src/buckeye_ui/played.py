@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from buckeye.errors import UsageError
+from buckeye.monitor.rollouts import shortened
 from buckeye.runs import Run
 from buckeye_ui.sources import OpenRun
 
@@ -231,11 +232,7 @@ def _content(value: Any) -> str:
 
 def _cut(text: str, longest: int) -> tuple[str, int]:
     """A text without its middle if it is too long, and how many characters that is."""
-    if len(text) <= longest:
-        return text, 0
-    left_out = len(text) - longest
-    half = longest // 2
-    return f"{text[:half]}\n[… {left_out} characters are left out here …]\n{text[-half:]}", left_out
+    return shortened(text, longest), max(0, len(text) - longest)
 
 
 def _after_prompt(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye.monitor.redact import redacted
 from buckeye.run_files.directory import LOG_FOLDER
 from buckeye.run_files.logs import attempt_starts, read_logs
 from buckeye.run_files.record import read_events
@@ -62,6 +63,6 @@ def events(run: OpenRun) -> dict[str, Any]:
 
 
 def settings(run: OpenRun) -> dict[str, Any]:
-    """Every setting as `configs/rl.json` has it."""
+    """Every setting as `configs/rl.json` has it, without secrets."""
     with run.read() as opened:
-        return {"settings": opened.settings}
+        return {"settings": redacted(opened.settings)}

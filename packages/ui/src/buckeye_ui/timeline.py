@@ -18,20 +18,7 @@ _PARTS: Mapping[str, Sequence[str]] = {
     "sft": ("wait", "compute", "publish", "checkpoint"),
     "orchestrator": ("wait_for_weights", "wait_for_rollouts", "evaluate", "write_batch"),
 }
-_EVENTS = (
-    *(
-        "start",
-        "attempt",
-        "restart",
-        "recovered",
-        "stall",
-        "checkpoint",
-        "weights",
-        "disk_full",
-        "disk_freed",
-    ),
-    *("scale", "ranks", "stopping", "stop", "failure", "finish"),
-)
+_NOT_MARKED = {"process", "ready", "scale_refused", "scale_waits", "fork", "tune"}
 _MOST_ROLLOUTS = 4_000
 _MOST_MARKS = 20_000
 
@@ -58,7 +45,7 @@ def timeline(run: OpenRun, asked: Chosen) -> dict[str, Any]:
     marks = [
         {name: event.get(name) for name in ("time", "event", "attempt", "process", "step", "cause")}
         for event in read_events(run.path)
-        if event.get("event") in _EVENTS
+        if event.get("event") not in _NOT_MARKED
     ]
     return {
         "lanes": [{"name": name, "spans": spans} for name, spans in lanes.items() if spans],

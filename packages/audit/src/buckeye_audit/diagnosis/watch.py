@@ -24,6 +24,7 @@ _FIRST_WHOLE = 8
 """The step after which all records are looked at; then whenever there are twice as many steps."""
 _FIRST_SECONDS = 60.0  # what ends before is looked at then
 _LOWEST_PRIORITY = 19
+_LONGEST_SECONDS = 1800.0  # that it may take, as nobody gives it time
 _KEPT = frozenset((*HEAD, *NUMBERS))
 
 
@@ -37,7 +38,7 @@ class RunWatch:
         self._told: set[str] = set()
         self._next = _FIRST_WHOLE
         self._not_before = time.monotonic() + _FIRST_SECONDS
-        self._whole: tuple[ChildProcess, IO[bytes]] | None = None
+        self._whole: tuple[ChildProcess, IO[bytes], float] | None = None
         self._sure: set[str] = set()
 
     def look(self) -> None:
@@ -68,13 +69,17 @@ class RunWatch:
             return
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, child.pid, _LOWEST_PRIORITY)
-        self._whole = child, out
+        self._whole = child, out, time.monotonic() + _LONGEST_SECONDS
 
     def _tell_of_all(self) -> None:
-        """If that process has ended, warn once of what is sure."""
-        if self._whole is None or self._whole[0].returncode is None:
+        """If that process has ended, or has taken too long, warn once of what is sure."""
+        if self._whole is None:
             return
-        _, out = self._whole
+        child, out, deadline = self._whole
+        if child.returncode is None:
+            if time.monotonic() < deadline:
+                return
+            child.end(0.0, session=False)
         self._whole = None
         with out:
             out.seek(0)

@@ -12,6 +12,7 @@ import platform
 import stat
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,6 +48,10 @@ _MOST_FILES = 5_000
 _MOST_BYTES = 50_000_000_000
 _MOST_INDEX_BYTES = 2_000_000
 _PART = 2**20
+_UNREADABLE = (
+    *(OSError, EOFError, zipfile.BadZipFile, zlib.error, msgspec.MsgspecError),
+    *(NotImplementedError, RuntimeError),  # of zipfile: an unknown compression, a password
+)
 
 Until = Literal["gradient", "weights"]
 
@@ -272,9 +277,10 @@ def opened(run: str) -> Iterator[tuple[Path, Bundled | None]]:
         return
     with tempfile.TemporaryDirectory(prefix="buckeye-bundle-") as folder:
         try:
-            yield Path(folder), _unpack(Path(run), Path(folder))
-        except (OSError, zipfile.BadZipFile, msgspec.MsgspecError, NotImplementedError) as error:
+            told = _unpack(Path(run), Path(folder))
+        except _UNREADABLE as error:
             raise UsageError(f"{run} cannot be read as a bundle of `rl bundle` ({error}).") from None
+        yield Path(folder), told
 
 
 def trainer_settings(directory: Path) -> TrainerConfig:
