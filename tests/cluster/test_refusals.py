@@ -40,7 +40,7 @@ except UsageError as error:
 @pytest.fixture(scope="module")
 def another_python():
     """The folder of an environment with Buckeye in another Python."""
-    program = shutil.which(f"python{OTHER}")
+    program = next(filter(runs, (f"python{OTHER}", *pyenvs())), None)
     if program is None:
         pytest.skip(f"needs python{OTHER}")
     folder = ROOT / ".cache" / "venvs" / "another-python"
@@ -55,6 +55,15 @@ def another_python():
     sources = [ROOT / "src", *ROOT.glob("packages/*/src")]
     (site / "ours.pth").write_text("".join(f"{source}\n" for source in sources))
     return folder
+
+
+def pyenvs():
+    """The programs of that Python which pyenv has: its `python3.12` in PATH may be a script that fails."""
+    return (str(path) for path in Path.home().glob(f".pyenv/versions/{OTHER}*/bin/python"))
+
+
+def runs(program):
+    return shutil.which(program) is not None and subprocess.run([program, "-c", ""]).returncode == 0
 
 
 def errors(text):
