@@ -75,7 +75,7 @@ async def clean_up(launch: Launch | None, place: Path) -> None:
 def is_larger(place: Path, most: int) -> bool:
     """Whether the files of a session take more bytes than this; each has a block at least. What is removed
     meanwhile does not count."""
-    taken, waiting = 0, [place]
+    taken, waiting = 0, [os.fspath(place)]
     while waiting and taken <= most:
         with contextlib.suppress(OSError):
             for entry in os.scandir(waiting.pop()):
@@ -83,7 +83,7 @@ def is_larger(place: Path, most: int) -> bool:
                     seen = entry.stat(follow_symlinks=False)
                     taken += max(_BLOCK, 512 * seen.st_blocks)
                     if entry.is_dir(follow_symlinks=False):
-                        waiting.append(Path(entry.path))
+                        waiting.append(entry.path)
     return taken > most
 
 
