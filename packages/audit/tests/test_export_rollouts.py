@@ -211,3 +211,13 @@ def test_results_of_verifiers_and_prime_rl(tmp_path):
     ]
     assert found[0]["messages"] == found[2]["messages"] == [*said[0], *said[1]]
     assert "`org/m`" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_line_that_is_too_long_is_left_out_and_those_after_it_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("buckeye_audit.exchange.foreign._LONGEST_LINE", 1000)
+    short = {"example_id": 1, "prompt": "1", "completion": "2", "reward": 1.0}
+    lines = [short, {**short, "completion": "x" * 5000}, {**short, "example_id": 2}]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    done = export(tmp_path, "--out", tmp_path / "out")
+    assert "results.jsonl: 1 lines that are no rollouts" in done.stderr
+    assert [one["task"] for one in rows(tmp_path / "out" / "rollouts.jsonl")] == ["1", "2"]

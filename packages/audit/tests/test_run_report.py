@@ -165,3 +165,17 @@ def test_what_cannot_be_reported(run, tmp_path):
     empty = made_run(tmp_path / "empty", run_id="bbbb2222")
     assert "no step is recorded yet" in report(empty, code=1).stderr
     assert "is no directory, name or id" in report(tmp_path / "nothing", code=2).stderr
+
+
+def test_results_of_another_trainer_are_reported(tmp_path):
+    said = {"prompt": "1 + 1", "completion": [{"role": "assistant", "content": "2"}]}
+    lines = [{"example_id": task, "task": "sums", "reward": float(task % 2), **said} for task in range(4)]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines) + "odd")
+    (tmp_path / "metadata.json").write_text(json.dumps({"model": "org/m"}))
+    report(tmp_path)
+    text = (tmp_path / "report" / "run.md").read_text()
+    assert "Results of verifiers with org/m." in text
+    assert "Exact match on 4 tasks: 50.0%" in text
+    assert "no settings, logs and figures of training: verifiers keeps them elsewhere" in text
+    assert "results.jsonl: 1 lines that are no rollouts" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metadata.json", "report", "results.jsonl"]

@@ -1,5 +1,7 @@
 """What `rl diagnose` says reaches the page."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
@@ -8,6 +10,7 @@ from packages.ui.tests.made import make_run
 from buckeye.base.distribution import is_there
 from buckeye_ui.findings import findings_of
 from buckeye_ui.sources import OpenRun
+from tests.waiting import HANG
 
 
 def test_without_the_satellite_it_is_said_what_to_install(tmp_path):
@@ -37,3 +40,22 @@ def test_a_diagnosis_that_fails_is_no_end_of_the_page(tmp_path):
     run = OpenRun("run", make_run(tmp_path / "run", tokens=False))
     with mock.patch("buckeye_ui.findings.sys.executable", "/bin/false"):
         assert "could not be diagnosed" in findings_of(run)["missing"]
+
+
+def test_a_slow_diagnosis_holds_up_neither_another_run_nor_another_question(tmp_path):
+    runs = [OpenRun(name, make_run(tmp_path / name, tokens=False)) for name in ("slow", "quick")]
+    begun, end = threading.Event(), threading.Event()
+
+    def diagnose(run):
+        if run.name == "slow":
+            begun.set()
+            assert end.wait(HANG)
+        return {"findings": [], "missing": run.name}
+
+    with mock.patch("buckeye_ui.findings._diagnose", diagnose), ThreadPoolExecutor() as pool:
+        slow = pool.submit(findings_of, runs[0])
+        assert begun.wait(HANG)
+        assert pool.submit(findings_of, runs[1]).result(HANG)["missing"] == "quick"
+        assert len(runs[0].steps) == 4
+        end.set()
+        assert slow.result(HANG)["missing"] == "slow"

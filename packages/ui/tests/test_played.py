@@ -71,9 +71,9 @@ def test_messages_of_any_form_are_told(tmp_path):
     line = {**rollout(0, 0), "messages": odd}
     (path / "rollouts" / "step_0.jsonl").write_text(json.dumps(line) + "\n")
     told = in_full(OpenRun("run", path), Rollout(step=0, group=0, number=0))["messages"]
-    assert told[0]["text"] == "look\n[image_url]\n[int]"
+    assert told[0]["text"] == "look\n[image_url]\n3"
     assert (told[1]["reasoning"], told[1]["text"]) == ("hm", "yes")
-    assert [call["name"] for call in told[1]["calls"]] == ["", ""]
+    assert [call["name"] for call in told[1]["calls"]] == [""]
     assert told[2]["text"] == "alone"
     assert len(told) == 3
 

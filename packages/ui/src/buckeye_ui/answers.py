@@ -57,12 +57,12 @@ def answer(run: OpenRun, name: str, given: Mapping[str, str]) -> Any:
 def summary(run: OpenRun) -> dict[str, Any]:
     """A run in a line of the list."""
     record, steps = _record(run), run.steps
-    trained = [step for step in steps if step.trained is not None]
+    trained = [step for step in steps if step.trained is not None or run.foreign is not None]
     newest = trained[-1] if trained else None
     return {
         "name": run.name,
-        "directory": str(run.path),
-        "state": "unknown" if record is None else record.actual_state(),
+        "directory": str(run.place),
+        "state": _state(record, run),
         "step": 0 if newest is None else newest.number + 1,
         "max_steps": None if record is None else record.max_steps,
         "started": _started(record, run),
@@ -79,6 +79,10 @@ def status(run: OpenRun) -> dict[str, Any]:
     from buckeye.runs.status import run_status
 
     known = {**summary(run), "now": time.time(), "stamp": run.stamp()}
+    if run.foreign is not None:
+        reason = _OF_OTHERS.format(kind=run.foreign.kind)
+        note = "; ".join([reason, *run.foreign.unreadable])
+        return {**known, "going_on": False, "reason": None, "note": note}
     try:
         seen = run_status(run.path, measure_disk=False)
     except BuckeyeError as error:
@@ -87,6 +91,18 @@ def status(run: OpenRun) -> dict[str, Any]:
     told["waits"] = [sentence(wait, known["now"]) for wait in seen.waits]
     del told["findings"]  # `findings` has all of them
     return told
+
+
+_OF_OTHERS = (
+    "Results of {kind}: what was played is shown. What a trainer measures, settings, logs and tokens are "
+    "not in such a folder"
+)
+
+
+def _state(record: RunRecord | None, run: OpenRun) -> str:
+    if run.foreign is not None:
+        return f"of {run.foreign.kind}"
+    return "unknown" if record is None else record.actual_state()
 
 
 def _tags(run: OpenRun) -> list[str]:

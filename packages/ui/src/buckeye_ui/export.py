@@ -34,7 +34,7 @@ def export(sources: Sources, path: Path) -> dict[str, Any]:
         raise UsageError(f"--export takes one run, and there are {len(runs)}. Name one.")
     if path.exists():
         raise UsageError(f"{path} exists already; choose another file.")
-    answers, told = _answers(runs[0])
+    answers, told = _answers(sources.find(runs[0].name))
     write_file(path, page(_without_secrets(answers)))
     return told
 

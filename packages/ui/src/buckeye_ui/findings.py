@@ -18,22 +18,29 @@ _DIAGNOSIS = "buckeye_audit"
 _SECONDS = 900.0
 _REST = 30.0  # seconds between two looks at a run that goes on
 _READ_BY_IT = ("metrics", "events", "rollouts", "evals")
-_one_at_a_time = threading.Lock()
+_few = threading.Semaphore(2)
 _running: list[ChildProcess] = []
 
 
 def findings_of(run: OpenRun) -> dict[str, Any]:
     """`findings` with evidence and commands, the surest first, `not_looked_at`, and the `step` they are of;
-    or in `missing` why there are none. Of a run that has gone on a little they may be those of before."""
+    or in `missing` why there are none. Of a run that has gone on a little they may be those of before.
+    `commands` is false where these cannot be typed: they know the runs of Buckeye alone."""
     if not is_there(_DIAGNOSIS):
         return {"findings": [], "missing": str(absent(_DIAGNOSIS, "What is wrong with a run"))}
-    with _one_at_a_time:
+    with run.diagnosing:
         stamp = [run.stamp()[name] for name in _READ_BY_IT]
         seen, asked, told = run.kept.get("findings", (None, 0.0, {}))
         if told and (seen == stamp or time.monotonic() - asked < _REST):
             return dict(told)
         steps = run.steps
-        found = {**_diagnose(run), "step": steps[-1].number if steps else None}
+        with _few:
+            diagnosed = _diagnose(run)
+        found = {
+            **diagnosed,
+            "step": steps[-1].number if steps else None,
+            "commands": run.foreign is None,
+        }
         run.kept["findings"] = (stamp, time.monotonic(), found)
         return found
 

@@ -30,7 +30,7 @@ class Note(msgspec.Struct, forbid_unknown_fields=True):
 
 def notes(run: OpenRun) -> dict[str, Any]:
     """All notes of a run, by what they are of. What cannot be read is an error, and never overwritten."""
-    path = run.path / NOTES_FILE
+    path = run.place / NOTES_FILE
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise UsageError(f"{path} is too large to be read.")
@@ -51,7 +51,7 @@ def write_note(run: OpenRun, note: Note) -> dict[str, Any]:
         if len(kept) > _MOST_NOTES:
             raise UsageError(f"A run has at most {_MOST_NOTES} notes.")
         try:
-            write_file(run.path / NOTES_FILE, msgspec.json.format(msgspec.json.encode(kept), indent=1))
+            write_file(run.place / NOTES_FILE, msgspec.json.format(msgspec.json.encode(kept), indent=1))
         except OSError as error:
-            raise BuckeyeError(f"{run.path / NOTES_FILE} cannot be written: {error.strerror}") from None
+            raise BuckeyeError(f"{run.place / NOTES_FILE} cannot be written: {error.strerror}") from None
     return {"notes": kept}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from buckeye.errors import UsageError
+from buckeye.monitor.conversation import message_of
 from buckeye.monitor.rollouts import shortened
 from buckeye.runs import Run
 from buckeye_ui.sources import OpenRun
@@ -19,6 +20,7 @@ _LONGEST_LINE = 64_000_000  # bytes of a rollout that is read at all
 _LONGEST_TEXT = 200_000  # characters of one message that are sent, half from each end
 _LONGEST_GLANCE = 4_000  # the same where answers stand side by side
 _MOST_MESSAGES = 500
+_MOST_CALLS = 100  # of a message
 _MOST_SEARCHED = 256_000_000  # bytes
 
 _COLUMNS = {
@@ -194,40 +196,14 @@ def _told(figures: Mapping[str, Any], line: Mapping[str, Any] | None, longest: i
 def _message(given: Mapping[str, Any], longest: int) -> dict[str, Any]:
     """A message: who said it, its text, what was thought before, and what was called. `left_out` counts
     characters."""
-    content, reasoning = _content(given.get("content")), _content(given.get("reasoning_content"))
-    begin, end = "<think>", "</think>"
-    if not reasoning and content.lstrip().startswith(begin) and end in content:
-        reasoning, _, content = content.lstrip().removeprefix(begin).partition(end)
-    text, left_out = _cut(content, longest)
-    calls = given.get("tool_calls")
-    return {
-        "role": str(given.get("role", "")),
-        "text": text,
-        "left_out": left_out,
-        "reasoning": _cut(reasoning, longest)[0],
-        "calls": [_call(one, longest) for one in calls[:100]] if isinstance(calls, list) else [],
-    }
-
-
-def _call(given: Any, longest: int) -> dict[str, str]:
-    function = given.get("function", given) if isinstance(given, dict) else {}
-    function = function if isinstance(function, dict) else {}
-    arguments = function.get("arguments", "")
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"name": str(function.get("name", "")), "arguments": _cut(written, longest)[0]}
-
-
-def _content(value: Any) -> str:
-    """The text of a message's content, which may come in parts; other parts are named."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    parts: Iterable[Any] = value if isinstance(value, list) else [value]
-    return "\n".join(
-        str(part["text"])
-        if isinstance(part, dict) and "text" in part
-        else f"[{part.get('type', 'part') if isinstance(part, dict) else type(part).__name__}]"
-        for part in parts
-    )
+    said = message_of(given)
+    text, left_out = _cut(said.text, longest)
+    calls = [
+        {"name": call.name, "arguments": _cut(call.arguments, longest)[0]}
+        for call in said.calls[:_MOST_CALLS]
+    ]
+    reasoning = _cut(said.reasoning, longest)[0]
+    return {"role": said.role, "text": text, "left_out": left_out, "reasoning": reasoning, "calls": calls}
 
 
 def _cut(text: str, longest: int) -> tuple[str, int]:

@@ -8,6 +8,7 @@ import importlib
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,6 +50,7 @@ _LOOK_SECONDS = 1.0
 _SILENCE_SECONDS = 15.0
 _MOST_LISTENERS = 64
 _LONGEST_QUEUE = 16
+_SLOW = ("findings",)  # have threads of their own, so that no other question waits for them
 
 
 def serve(
@@ -186,6 +188,7 @@ class _Served:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._listeners: set[asyncio.Queue[bytes]] = set()
+        self._slow = ThreadPoolExecutor(_MOST_LISTENERS)
 
     async def runs(self, request: Request) -> Response:
         """GET /runs: all runs, the newest first."""
@@ -203,7 +206,9 @@ class _Served:
         def answered() -> Any:
             return answer(self._sources.find(run), question, request.query_params)
 
-        return _json(await run_in_threadpool(answered))
+        if question not in _SLOW:
+            return _json(await run_in_threadpool(answered))
+        return _json(await asyncio.get_running_loop().run_in_executor(self._slow, answered))
 
     async def note(self, request: Request) -> Response:
         """PUT /runs/RUN/notes: note something of a run or a rollout; see `Note`."""

@@ -2,28 +2,35 @@
 `eval_rollouts.jsonl` in `rollouts/step_N`).
 
 A line is what an evaluation of `verifiers` saves (`prompt`, `completion`, `reward`), or a trace of its
-version 1 (`nodes`, `rewards`).
+version 1 (`nodes`, `rewards`). Lines are read one at a time.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+import re
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, BinaryIO
 
 import msgspec
 
 from buckeye.base.json_lines import parse_json_lines
-from buckeye.base.storage import read_json, step_directories
-from buckeye.monitor.rollouts import PlayedRollout
+from buckeye.base.storage import read_json, step_directories, write_file
+from buckeye.monitor.conversation import as_text
+from buckeye.monitor.intervals import mean_over_tasks
+from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, PlayedRollout, rollouts_file
 from buckeye.runs.checkpoint_facts import public_name
-from buckeye_audit.conversation import as_text
 from buckeye_audit.exchange.played import ROW, Played, without_secrets
 
 _FILES = {"train": "train_rollouts.jsonl", "eval": "eval_rollouts.jsonl"}
+_LONGEST_LINE = 64_000_000  # bytes; a longer one is no rollout
+_UNSAFE = re.compile(r"[^\w.\-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class ForeignFolder:
 
     path: Path
     unreadable: list[str] = field(default_factory=list)
+    _put: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -57,31 +65,117 @@ class ForeignFolder:
         for split, name in _FILES.items():
             yield from ((split, step, path / name) for step, path in steps.items() if (path / name).is_file())
 
+    @property
+    def kind(self) -> str:
+        """Whose it is."""
+        return "verifiers" if (self.path / "results.jsonl").is_file() else "prime-rl"
+
     def played(self, splits: Sequence[str], steps: range | None) -> Iterator[Played]:
         """Those of some splits and steps, in order of steps and environments."""
-        env = str(self._metadata.get("env_id") or "")
         for split, step, path in self.files():
             if split in splits and (steps is None or step in steps):
-                found = sorted(self._read(path, env), key=lambda one: one.env)
-                yield from (_played(split, step, one) for one in found)
+                yield from (_played(split, step, one) for one in self._read(path))
 
-    def _read(self, path: Path, env: str) -> Iterator[PlayedRollout]:
+    def put(self, run: Path) -> None:
+        """Write what is new since the last time into the directory of a run: rollouts and evaluations, and of
+        each step's batch and of each evaluation what it earned."""
+        (run / ROLLOUTS_FOLDER).mkdir(parents=True, exist_ok=True)
+        for split, step, path in self.files():
+            stamp = (path.stat().st_mtime_ns, path.stat().st_size)
+            if self._put.get(path) != stamp:
+                (_put_batch if split == "train" else _put_evaluations)(run, step, self._read(path))
+                self._put[path] = stamp
+
+    def _read(self, path: Path) -> Iterator[PlayedRollout]:
+        """The rollouts in a file in order of their environments, for which it is read twice."""
+        env = str(self._metadata.get("env_id") or "")
         groups: dict[str, int] = {}
         numbers: Counter[int] = Counter()
-        lines = path.read_bytes().splitlines()
-        records = list(parse_json_lines(lines))
-        wrong = sum(bool(line.strip()) for line in lines) - len(records)
-        for record in records:
-            try:
-                values = _of_trace(record) if "nodes" in record else _of_output(record)
-                group = groups.setdefault(f"{values['env']}/{values['task_id']}", len(groups))
-                one = {"group": group, "number": numbers[group], **values, "env": values["env"] or env}
-                yield msgspec.convert(one, PlayedRollout)
+        places, wrong = list[tuple[str, int, int, int]](), 0
+        with path.open("rb") as file:
+            for at, line in _lines(file):
+                try:
+                    values = _values(line)
+                    group = groups.setdefault(f"{values['env']}/{values['task_id']}", len(groups))
+                    msgspec.convert({"group": group, **values}, PlayedRollout)
+                except _NO_ROLLOUT:
+                    wrong += bool(line.strip())
+                    continue
+                places.append((values["env"] or env, at, group, numbers[group]))
                 numbers[group] += 1
-            except (AttributeError, IndexError, KeyError, TypeError, msgspec.ValidationError):
-                wrong += 1
-        if wrong:
-            self.unreadable.append(f"{path.relative_to(self.path)}: {wrong} lines that are no rollouts")
+            for name, at, group, number in sorted(places):
+                file.seek(at)
+                values = _values(file.readline(_LONGEST_LINE))
+                yield msgspec.convert(
+                    {**values, "group": group, "number": number, "env": name}, PlayedRollout
+                )
+        told = f"{path.relative_to(self.path)}: {wrong} lines that are no rollouts"
+        if wrong and told not in self.unreadable:
+            self.unreadable.append(told)
+
+
+_NO_ROLLOUT = (AttributeError, IndexError, KeyError, TypeError, msgspec.ValidationError)
+
+
+def foreign_folder(path: Path) -> ForeignFolder | None:
+    """The results of another trainer in a directory, if that is what it holds."""
+    folder = ForeignFolder(path)
+    return None if next(folder.files(), None) is None else folder
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Every line with its place; of one that is too long its beginning, which is no JSON."""
+    at = 0
+    while line := file.readline(_LONGEST_LINE):
+        yield at, line
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_LONGEST_LINE)
+        at = file.tell()
+
+
+def _values(line: bytes) -> dict[str, Any]:
+    """What a line says of a rollout. Raises one of `_NO_ROLLOUT`."""
+    record = next(parse_json_lines([line]), {})
+    return _of_trace(record) if "nodes" in record else _of_output(record)
+
+
+def _put_batch(run: Path, step: int, rollouts: Iterator[PlayedRollout]) -> None:
+    rewards, cut = list[float](), list[bool]()
+    with (run / ROLLOUTS_FOLDER / rollouts_file(step)).open("wb") as file:
+        for one in rollouts:
+            file.write(msgspec.json.encode(one) + b"\n")
+            rewards += [one.reward] if one.reward is not None else []
+            cut.append(one.truncated)
+    values = {"reward/mean": fmean(rewards)} if rewards else {}
+    values |= {"is_truncated/mean": fmean(cut)} if cut else {}
+    record = {"time": time.time(), "attempt": 1, "process": "orchestrator", "step": step, **values}
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(msgspec.json.encode(record) + b"\n")
+
+
+def _put_evaluations(run: Path, step: int, rollouts: Iterator[PlayedRollout]) -> None:
+    for env, of_it in groupby(rollouts, key=lambda one: one.env):
+        folder, errored = run / "evals" / f"step_{step}", 0
+        folder.mkdir(parents=True, exist_ok=True)
+        name = _UNSAFE.sub("_", env) or "results"
+        tasks: dict[str, list[float]] = defaultdict(list)
+        with (folder / f"{name}.jsonl").open("wb") as file:
+            for one in of_it:
+                file.write(msgspec.json.encode({**msgspec.to_builtins(one), "data": {}}) + b"\n")
+                errored += one.reward is None
+                if one.reward is not None:
+                    tasks[one.task_id].append(one.reward)
+        write_file(folder / f"{name}.json", msgspec.json.encode(_earned(tasks, errored) | {"step": step}))
+
+
+def _earned(tasks: Mapping[str, Sequence[float]], errored: int) -> dict[str, Any]:
+    """The figures of an evaluation."""
+    known: dict[str, Any] = {"n": sum(map(len, tasks.values())), "errored": errored, "mean_reward": None}
+    if tasks:
+        passed = mean_over_tasks([fmean(r >= 1.0 for r in of_it) for of_it in tasks.values()], list(tasks))
+        known |= {"mean_reward": fmean(map(fmean, tasks.values())), "exact": passed.value}
+        known |= {"ci95": (passed.low, passed.high)}
+    return known
 
 
 def _played(split: str, step: int, rollout: PlayedRollout) -> Played:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from buckeye.base.distribution import need
+from buckeye.monitor.conversation import Message, conversation
 from buckeye.runs.frames import COLUMNS
-from buckeye_audit.conversation import Message, conversation
 from buckeye_audit.exchange.played import Played
 
 Format = Literal["eval", "sts", "parquet", "jsonl"]

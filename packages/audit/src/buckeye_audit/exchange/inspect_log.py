@@ -38,7 +38,7 @@ from inspect_ai.model import (
 from inspect_ai.scorer import Score
 from inspect_ai.tool import ToolCall
 
-from buckeye_audit.conversation import Call, Message, conversation
+from buckeye.monitor.conversation import Call, Message, conversation
 from buckeye_audit.exchange.played import Played
 
 _UNSAFE = re.compile(r"[^\w.\-]+")

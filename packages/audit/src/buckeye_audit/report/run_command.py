@@ -30,22 +30,22 @@ def run_report(
 ) -> None:
     """Report a run as run.html (one file), run.md and pictures: what is wrong, held-out tasks before and
     after, curves, five rollouts, settings, cost, versions and hashes."""
-    from buckeye import runs
+    from buckeye_audit.exchange.sources import opened_run
     from buckeye_audit.report.files import can_draw
     from buckeye_audit.report.run_facts import RunFacts
     from buckeye_audit.report.run_report import write_run_report
 
-    opened = runs.open(find_run(None) if run is None else run)
-    directory = out or opened.path / "report"
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--out {directory}: this is a file. Name a directory")
-    facts = RunFacts(run=opened, baseline=baseline, notes=[])
-    try:
-        paths = write_run_report(facts, directory)
-    except OSError as error:
-        raise UsageError(
-            f"--out {directory}: it cannot be written ({error.strerror or error}). Name another directory"
-        ) from None
+    with opened_run(find_run(None) if run is None else run) as (opened, foreign):
+        directory = out or (opened if foreign is None else foreign).path / "report"
+        if directory.exists() and not directory.is_dir():
+            raise UsageError(f"--out {directory}: this is a file. Name a directory")
+        facts = RunFacts(run=opened, foreign=foreign, baseline=baseline, notes=[])
+        try:
+            paths = write_run_report(facts, directory)
+        except OSError as error:
+            raise UsageError(
+                f"--out {directory}: it cannot be written ({error.strerror or error}). Name another directory"
+            ) from None
     for note in facts.notes:
         typer.echo(f"warning: {note}", err=True)
     if not can_draw():

@@ -23,6 +23,7 @@ from buckeye.run_files.record import RunRecord, read_record
 from buckeye.runs.checkpoint_facts import public_name, read_config, settings_of
 from buckeye_audit.diagnosis.diagnose import diagnose
 from buckeye_audit.diagnosis.finding import Finding
+from buckeye_audit.exchange.foreign import ForeignFolder
 from buckeye_audit.report.gather import Report, ReportRequest, make_report
 from buckeye_audit.report.plots import Panel
 
@@ -63,9 +64,10 @@ _COUNTS = (
 class RunFacts:
     """A run, and what is found in it when it is asked for. `baseline` says whether environments may be loaded
     to play policies without content; None does it for runs that were started here. `notes` fill with what
-    could not be had."""
+    could not be had. The run may be made of the results of another trainer, `foreign`."""
 
     run: runs.Run
+    foreign: ForeignFolder | None = None
     baseline: bool | None
     notes: list[str]
 
@@ -83,6 +85,10 @@ class RunFacts:
     @cached_property
     def kind_and_config(self) -> tuple[str, Mapping[str, Any]]:
         """`rl` or `sft`, and its settings without secrets; none where they cannot be read."""
+        if self.foreign is not None:
+            missing = f"no settings, logs and figures of training: {self.foreign.kind} keeps them elsewhere"
+            self.notes.extend([missing, *self.foreign.unreadable])
+            return "", {}
         try:
             kind, config = read_config(self.run.path)
         except BuckeyeError as error:
@@ -118,6 +124,8 @@ class RunFacts:
 
     @cached_property
     def _may_load(self) -> bool:
+        if self.foreign is not None:
+            return False
         if self.baseline is not None:
             return self.baseline
         here = any(
@@ -187,11 +195,13 @@ class RunFacts:
         trained = [step.trained for step in self.run.steps if step.trained is not None]
         peak = max((float(one.get("peak_memory_gib", 0)) for one in trained), default=0.0)
         seconds = self._seconds()
-        found = {
-            "Steps": f"{len(trained)}",
-            "Time": f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min",
-            "Tokens trained on": f"{sum(int(one.get('tokens', 0)) for one in trained):,}",
-        }
+        found = {}
+        if trained:
+            found = {
+                "Steps": f"{len(trained)}",
+                "Time": f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min",
+                "Tokens trained on": f"{sum(int(one.get('tokens', 0)) for one in trained):,}",
+            }
         if played:
             failed = f"{cut:,} cut off, {errored:,} without a reward"
             found |= {

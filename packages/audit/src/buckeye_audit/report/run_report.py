@@ -10,9 +10,9 @@ from typing import Any
 
 from buckeye.base.storage import write_file
 from buckeye.errors import BuckeyeError
+from buckeye.monitor.conversation import Message, conversation
 from buckeye.monitor.redact import redacted
 from buckeye.monitor.rollouts import PlayedRollout, shortened
-from buckeye_audit.conversation import Message, conversation
 from buckeye_audit.exchange.played import left_out
 from buckeye_audit.report.document import (
     Block,
@@ -125,6 +125,8 @@ def _blocks(facts: RunFacts, pictures: list[Picture]) -> Iterator[Block]:
 
 def _state(facts: RunFacts) -> str:
     record = facts.record
+    if facts.foreign is not None:
+        return f"Results of {facts.foreign.kind} with {facts.foreign.model}."
     done = max((step.number + 1 for step in facts.run.steps if step.trained is not None), default=0)
     model = facts.settings.get("Model", "a model that is not recorded")
     kind = {"rl": "Reinforcement learning", "sft": "Supervised fine-tuning"}.get(

@@ -9,13 +9,13 @@ function findingsBlock(run, told) {
     h("dl", {},
       h("dt", {}, "because"), h("dd", {}, ...visible(one.cause)),
       h("dt", {}, "do"), h("dd", {}, ...visible(one.advice)),
-      one.evidence.length ? [h("dt", {}, "seen"), h("dd", {}, one.evidence.map((seen) => evidence(run, seen.fact, seen.command)))]
-        : [h("dt", {}, "see"), h("dd", {}, evidence(run, "", one.command))]),
+      one.evidence.length ? [h("dt", {}, "seen"), h("dd", {}, one.evidence.map((seen) => evidence(run, seen.fact, seen.command, told.commands)))]
+        : [h("dt", {}, "see"), h("dd", {}, evidence(run, "", one.command, told.commands))]),
     h("p", { className: "muted small" }, `${one.name} · ${one.since === one.until ? `step ${one.since}` : `steps ${one.since} to ${one.until}`}`)));
 }
 
 // A fact with the place where the page shows it, if there is one, else the command.
-function evidence(run, fact, command) {
+function evidence(run, fact, command, typed) {
   const step = /--step (\d+)/.exec(command), group = /--group (\d+)/.exec(command), log = / logs /.test(`${command} `), happened = / events /.test(`${command} `);
   let href = null;
   if (/ rollouts /.test(command) && step) href = link(run, "rollouts", { step: step[1], group: group && group[1] });
@@ -23,7 +23,7 @@ function evidence(run, fact, command) {
   const place = log ? "its logs" : happened ? "its events" : step ? `the rollouts of step ${step[1]}${group ? `, group ${group[1]}` : ""}` : "";
   const shown = fact || place;
   return h("div", { className: "evidence" }, href ? h("a", { href }, ...visible(shown)) : fact ? h("span", {}, ...visible(fact)) : null,
-    " ", h("code", {}, ...visible(command)), copyButton(command));
+    typed ? [" ", h("code", {}, ...visible(command)), copyButton(command)] : null);
 }
 
 function tiles(status, overview) {
@@ -104,7 +104,7 @@ async function overviewPage(main, run) {
   }
 
   function tell(now) {
-    head.replaceChildren(tiles(now, overview), waitsBlock(now) || "", now.reason && now.state !== "finished" ? h("p", { className: "note bad" }, ...visible(clip(now.reason, 600))) : "");
+    head.replaceChildren(tiles(now, overview), waitsBlock(now) || "", now.note ? h("p", { className: "note" }, ...visible(now.note)) : "", now.reason && now.state !== "finished" ? h("p", { className: "note bad" }, ...visible(clip(now.reason, 600))) : "");
   }
 
   async function look() {

@@ -34,19 +34,22 @@ class Message:
 def conversation(rollout: PlayedRollout) -> list[Message]:
     """The messages of a rollout; where none are recorded, what was seen and written."""
     if rollout.messages:
-        return [_message(message) for message in rollout.messages]
+        return [message_of(message) for message in rollout.messages]
     return [
         Message(role=role or "text", text=said) for text in rollout.text for role, said in messages_in(text)
     ]
 
 
-def _message(given: Mapping[str, Any]) -> Message:
+def message_of(given: Mapping[str, Any]) -> Message:
     """From a message of OpenAI's API, as environments write them: any part may be missing or of another
-    kind."""
-    reasoning = given.get("reasoning_content") or given.get("reasoning") or ""
+    kind. What is thought may stand before the text."""
+    text, reasoning = as_text(given.get("content")), given.get("reasoning_content") or given.get("reasoning")
+    begin, end = "<think>", "</think>"
+    if not reasoning and text.lstrip().startswith(begin) and end in text:
+        reasoning, _, text = text.lstrip().removeprefix(begin).partition(end)
     return Message(
         role=str(given.get("role") or "text"),
-        text=as_text(given.get("content")),
+        text=text,
         reasoning=as_text(reasoning),
         calls=tuple(_calls(given.get("tool_calls"))),
         answers=str(given["tool_call_id"]) if given.get("tool_call_id") else None,
@@ -62,11 +65,18 @@ def _calls(given: Any) -> Iterator[Call]:
 
 
 def as_text(content: Any) -> str:
-    """The text of a message's content: text, parts, or anything else as JSON."""
+    """The text of a message's content: text, parts, of which those of another kind are named, or anything
+    else as JSON."""
     if content is None or isinstance(content, str):
         return content or ""
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
-    ):
-        return "\n".join(part["text"] for part in content)
+    if isinstance(content, list):
+        return "\n".join(map(_part, content))
+    if isinstance(content, dict) and isinstance(content.get("text"), str):
+        return str(content["text"])
     return msgspec.json.encode(content).decode()
+
+
+def _part(given: Any) -> str:
+    if isinstance(given, dict) and not isinstance(given.get("text"), str):
+        return f"[{given.get('type', 'part')}]"
+    return as_text(given)
