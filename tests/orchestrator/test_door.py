@@ -136,6 +136,7 @@ def outcomes(draw):
             {"reward": VALUES},
             optional={
                 "components": VALUES,
+                "explanations": VALUES,
                 "stop_reason": VALUES,
                 "turn_rewards": VALUES,
                 "error": VALUES,

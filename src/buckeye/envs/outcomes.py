@@ -18,7 +18,6 @@ from buckeye.envs.stdlib_only.outcomes import (
 )
 
 _KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET)S?\b")
-_LONGEST_NAME, _MOST_EXPLANATIONS = 200, 1_000
 _ABSENT = re.compile(r"missing|must be set|not set|credential|KeyError|not found|required", re.I)
 
 
@@ -39,6 +38,7 @@ def _scored(outcome: Outcome) -> Outcome:
         {
             "reward": outcome.reward,
             "components": outcome.components,
+            "explanations": outcome.explanations,
             "stop_reason": outcome.stop_reason,
             "turn_rewards": outcome.turn_rewards,
             "handle": outcome.pending,
@@ -50,10 +50,7 @@ def _scored(outcome: Outcome) -> Outcome:
         stop_reason=found["stop_reason"],
         turn_rewards=found["turn_rewards"],
         pending=found["handle"],
-        explanations={
-            str(name)[:_LONGEST_NAME]: shortened(str(text))
-            for name, text in list(outcome.explanations.items())[:_MOST_EXPLANATIONS]
-        },
+        explanations=found["explanations"],
     )
 
 

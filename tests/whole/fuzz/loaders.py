@@ -241,6 +241,7 @@ MANIFEST = {
 OUTCOME = {
     "reward": 0.5,
     "components": {"a": 1.0},
+    "explanations": {"a": "1 of 1"},
     "stop_reason": "done",
     "error": None,
     "turn_rewards": [0.1, 0.2],

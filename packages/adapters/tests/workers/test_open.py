@@ -8,6 +8,7 @@ import pytest
 from packages.adapters.tests.workers.conftest import Says
 
 from buckeye.envs import registry
+from buckeye.envs.outcomes import checked
 from buckeye.envs.registry import load_environment, open_environment
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import EnvironmentNotFoundError, UsageError
@@ -34,7 +35,12 @@ class Echo:
         if task.id == "two":
             raise RuntimeError("two is too much")
         rewards = [float((await policy.chat(task.messages)).text or 0) for _ in range(self.times)]
-        return Outcome(reward=sum(rewards), turn_rewards=rewards, components={"times": self.times})
+        return Outcome(
+            reward=sum(rewards),
+            turn_rewards=rewards,
+            components={"times": self.times},
+            explanations={"times": f"asked {self.times} times", "long": "x" * 5000},
+        )
 
 def load_environment(times=2):
     return Echo(times)
@@ -68,8 +74,9 @@ def test_an_environment_written_for_buckeye_is_played_here_unless_it_shall_be_is
         isolated.tasks("test")
     task = here.tasks("train")[0]
     mine, theirs = (asyncio.run(e.rollout(task, Says("0.5"))) for e in (here, isolated))
-    assert mine == theirs
+    assert checked(mine) == theirs
     assert theirs.turn_rewards == [0.5, 0.5, 0.5]
+    assert theirs.explanations["times"] == "asked 3 times"
     failed = asyncio.run(isolated.rollout(here.tasks("train")[1], Says()))
     assert (failed.reward, failed.boundary) == (None, "step")
     assert "two is too much" in failed.error

@@ -17,7 +17,7 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-KEYS = ["reward", "components", "stop_reason", "error", "turn_rewards", "handle"]
+KEYS = ["reward", "components", "explanations", "stop_reason", "error", "turn_rewards", "handle"]
 
 
 @given(ANYTHING | st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, ANYTHING)))
@@ -48,6 +48,7 @@ def test_an_error_outweighs_a_reward():
 def test_a_long_message_says_how_long_it_was():
     assert shortened("x" * 4000) == "x" * 4000
     assert shortened("x" * 4001) == "x" * 4000 + "... (4001 characters in all)"
+    assert shortened(shortened("x" * 4001)) == shortened("x" * 4001)
     assert len(failure("step", "E" * 999, "x" * 10**6)["type"]) == 200
 
 

@@ -1,12 +1,15 @@
 """Graders in whole rollouts on a real server that grades nothing itself."""
 
 import asyncio
+import json
 import statistics
 import sys
 
 import pytest
 from packages.mcp.tests.environment.scripted import Scripted, native
 
+from buckeye.envs.registry import open_environment
+from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import UsageError
 from buckeye_mcp.config import GymConfig, load_gym_config
 from buckeye_mcp.environment import McpEnvironment, load_environment
@@ -130,6 +133,30 @@ def test_a_grader_that_fails_only_after_the_model_is_0_and_one_that_always_fails
     outcome = play(make({"python": f"{tmp_path}/check.py:broken"}), *wrong)
     assert (outcome.reward, outcome.stop_reason) == (None, "evaluate_failed")
     assert "ValueError: always" in outcome.error
+
+
+def test_what_graders_say_comes_from_a_worker_too(tmp_path):
+    """As it does in this process, and so it is in the files of rollouts."""
+    (tmp_path / "server.py").write_text(SERVER)
+    task = {
+        "prompt": "Note the answer.",
+        "mcp_config": {"notes": {"command": sys.executable, "args": [str(tmp_path / "server.py")]}},
+        "grade": [{"state": {"file": "notes.txt", "contains": "42"}}, {"reply": {"number": 42}}],
+    }
+    config = {"system_prompt": "Note.", "parser": {"use_thinking": False}, "action_mappings": ACTIONS}
+    config["rubric"] = {"weights": {"task_completion": 1.0}}
+    (tmp_path / "tasks.json").write_text(json.dumps(task))
+    (tmp_path / "gym.yaml").write_text(json.dumps(config))
+    arguments = {"taskset": str(tmp_path / "tasks.json"), "config_path": str(tmp_path / "gym.yaml")}
+    replies = ('<tool>note(text="41")</tool>', "It is 42.")
+    there = open_environment("buckeye-vf-gym", arguments, WorkerSettings(isolation="process"))
+    try:
+        outcome = asyncio.run(there.rollout(there.tasks("train")[0], Scripted(*replies)))
+    finally:
+        asyncio.run(there.close())
+    assert outcome.reward == 0.5
+    assert outcome.explanations == play(load_environment(**arguments), *replies).explanations
+    assert outcome.explanations["grade/state"] == "expected a text with '42', found '41'"
 
 
 CONFIG = """\

@@ -18,12 +18,13 @@ BOUNDARIES = ("load", "reset", "step", "model", "score", "agent", "worker", "tim
 scoring it, in the program that plays; then its worker, and its deadline."""
 
 MAX_MESSAGE = 4_000
+_CUT = re.compile(r"\.\.\. \(\d{1,20} characters in all\)")
 _MAX_NUMBER = 1e30
 """Sums and differences of many such are still numbers, also as float32."""
 _MAX_NAME = 200
 _MAX_COMPONENTS = 1_000
 _MAX_TURNS = 100_000
-_KEYS = {"reward", "components", "stop_reason", "error", "turn_rewards", "handle"}
+_KEYS = {"reward", "components", "explanations", "stop_reason", "error", "turn_rewards", "handle"}
 
 
 class OutcomeError(Exception):
@@ -46,6 +47,7 @@ def checked_outcome(value: Any) -> dict[str, Any]:
     return {
         "reward": None if error else _reward(value.get("reward"), later=handle is not None),
         "components": _components({} if value.get("components") is None else value["components"]),
+        "explanations": _explanations(value.get("explanations") or {}),
         "stop_reason": _name(
             "done" if value.get("stop_reason") is None else value["stop_reason"], "stop_reason"
         ),
@@ -63,8 +65,8 @@ def failure(boundary: str, kind: str, message: str, trace: Any = None) -> dict[s
 
 
 def shortened(message: str) -> str:
-    """The beginning of a long message, and how long it was."""
-    if len(message) <= MAX_MESSAGE:
+    """The beginning of a long message, and how long it was. One that is shortened already stays as it is."""
+    if len(message) <= MAX_MESSAGE or _CUT.fullmatch(message, MAX_MESSAGE):
         return message
     return f"{message[:MAX_MESSAGE]}... ({len(message)} characters in all)"
 
@@ -112,6 +114,14 @@ def _components(value: Any) -> dict[str, float]:
         name = _name(key, "a component's name")
         found[name] = number(given, f"component {name!r}")
     return found
+
+
+def _explanations(value: Any) -> dict[str, str]:
+    """Words for people, as far as they can be: what is too long or too much is cut."""
+    if not isinstance(value, Mapping):
+        raise OutcomeError(f"explanations is {_shown(value)}, not a dictionary")
+    kept = list(value.items())[:_MAX_COMPONENTS]
+    return {str(name)[:_MAX_NAME]: shortened(str(text)) for name, text in kept}
 
 
 def _turn_rewards(value: Any) -> list[float] | None:

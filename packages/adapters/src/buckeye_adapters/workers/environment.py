@@ -230,6 +230,7 @@ def _outcome(answer: Any, serial: int) -> Outcome:
         return Outcome(
             reward=values["reward"] if pending is None else None,
             components=values["components"],
+            explanations=values["explanations"],
             stop_reason=values["stop_reason"],
             turn_rewards=values["turn_rewards"],
             pending=pending,

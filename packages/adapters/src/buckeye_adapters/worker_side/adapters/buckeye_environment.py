@@ -84,7 +84,7 @@ class BuckeyeEnvironment:
             return raised("step", error)
         if outcome.error is not None:
             return failed(outcome.boundary or "step", "OutcomeError", str(outcome.error))
-        fields = ("reward", "components", "stop_reason", "turn_rewards")
+        fields = ("reward", "components", "explanations", "stop_reason", "turn_rewards")
         return {name: getattr(outcome, name) for name in fields}
 
     async def check_isolation(self) -> Json | None:
