@@ -96,6 +96,7 @@ RUN_COMMANDS = (
     "export-rollouts",
     "replay",
     "bundle",
+    "bisect",
     "stop",
     "scale",
     "attach",

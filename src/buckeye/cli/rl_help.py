@@ -70,7 +70,7 @@ _COMMANDS = {
     "init, doctor, tune, schema": "Set up; would it work; at which rate.",
     "list, status, logs, events": "See runs.",
     "rollouts, curve, watch": "What one played; its reward; as it goes on.",
-    "diagnose, compare, replay": "Why none is learnt; which is better; again.",
+    "diagnose, compare, replay, bisect": "Why none is learnt; which is better; again.",
     "attach, scale, stop, resume": "Steer one; go on with it.",
     "fork, clean, pods, export": "A checkpoint; free disk; machines, files.",
     "report, bundle, export-rollouts": "One, a step, what was played: as a file.",

@@ -43,7 +43,16 @@ runs_app = Commands(
 )
 
 for _words in (
-    *("rl rollouts", "rl curve", "rl compare", "rl diagnose", "rl report", "rl replay", "rl bundle"),
+    *(
+        "rl rollouts",
+        "rl curve",
+        "rl compare",
+        "rl diagnose",
+        "rl report",
+        "rl replay",
+        "rl bundle",
+        "rl bisect",
+    ),
     "rl export-rollouts",
 ):
     runs_app.offer(_words, "buckeye_audit.run_commands")

@@ -105,6 +105,12 @@ def curve(
         print("\n\n".join(map(_text, plots)))
 
 
+def metric_values(run: Path, name: str) -> Mapping[int, float]:
+    """Step -> a number of a run, named as here. Raises UsageError if it has none of that name."""
+    metrics = read_run(run / "metrics.jsonl")
+    return _asked({run: metrics}, name, _names([metrics]))[0][1].points
+
+
 def _names(runs: Iterable[RunMetrics]) -> list[str]:
     """The numbers that there are: by their own name, with that of the process where two processes have it."""
     records = [item for run in runs for step in run.steps() for item in step.records.items()]

@@ -4,11 +4,12 @@ from buckeye_audit.comparison.command import compare_runs
 from buckeye_audit.curve import curve
 from buckeye_audit.diagnosis.command import diagnose_run
 from buckeye_audit.exchange.command import export_rollouts
-from buckeye_audit.replay.command import bundle, replay
+from buckeye_audit.replay.command import bisect, bundle, replay
 from buckeye_audit.report.run_command import run_report
 from buckeye_audit.rollouts import rollouts
 
 COMMANDS = {
+    "rl bisect": bisect,
     "rl bundle": bundle,
     "rl curve": curve,
     "rl diagnose": diagnose_run,

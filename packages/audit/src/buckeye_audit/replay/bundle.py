@@ -13,7 +13,7 @@ import stat
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -144,7 +144,7 @@ def _add_weights(
     needs_base = config.model.experimental.lora is not None or bool(config.loss.kl_coef)
     for until in ("weights", "gradient"):
         try:
-            start = start_of(run, config, step, until=until)[0]
+            start = start_of(run, config, step, until=until)
         except BuckeyeError as error:
             contents.left_out.append(" ".join(str(error).split()))
             continue
@@ -283,10 +283,10 @@ def opened(run: str) -> Iterator[tuple[Path, Bundled | None]]:
         yield Path(folder), told
 
 
-def trainer_settings(directory: Path) -> TrainerConfig:
-    """The trainer's settings of a run, or of an opened bundle, whose model is the one that it brings. Raises
-    UsageError for a bundle whose settings name code to run."""
-    config = load_config(TrainerConfig, ["@", str(directory / "configs" / "trainer.json")])
+def trainer_settings(directory: Path, changes: Sequence[str] = ()) -> TrainerConfig:
+    """The trainer's settings of a run, or of an opened bundle, whose model is the one that it brings, with
+    `changes` as flags. Raises UsageError for a bundle whose settings name code to run."""
+    config = load_config(TrainerConfig, ["@", str(directory / "configs" / "trainer.json"), *changes])
     if not (directory / INDEX).is_file():
         return config
     if config.loss.type == "custom":
@@ -294,10 +294,10 @@ def trainer_settings(directory: Path) -> TrainerConfig:
             "The run of this bundle has a loss function of its own, which is not in it, and would be taken "
             "from here. Replay it where the run is."
         )
-    changes: dict[str, Any] = {"ckpt": config.ckpt and config.ckpt.model_copy(update={"store": None})}
+    here: dict[str, Any] = {"ckpt": config.ckpt and config.ckpt.model_copy(update={"store": None})}
     if (directory / MODEL).is_dir():
-        changes["model"] = config.model.model_copy(update={"name": str(directory / MODEL)})
-    return config.model_copy(update=changes)
+        here["model"] = config.model.model_copy(update={"name": str(directory / MODEL)})
+    return config.model_copy(update=here)
 
 
 def _unpack(bundle: Path, folder: Path) -> Bundled:

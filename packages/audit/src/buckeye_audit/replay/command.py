@@ -15,6 +15,7 @@ from buckeye.config.load import load_config
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import UsageError
 from buckeye.run_files.known_runs import find_run
+from buckeye_audit.curve import metric_values
 from buckeye_audit.replay.bundle import opened, trainer_settings, write_bundle
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, name or id, or a bundle.")]
@@ -42,15 +43,67 @@ def replay(
             raise UsageError("Say which step: `--step N`.")
         config = trainer_settings(directory)
         from buckeye_audit.replay.step import replay_step  # brings torch
-        from buckeye_audit.replay.texts import replay_json, replay_text
+        from buckeye_audit.replay.texts import replay_object, replay_text
 
         with tempfile.TemporaryDirectory(prefix="buckeye-replay-") as scratch:
             found = replay_step(
                 directory, config, step, until=until or "weights", device=device, scratch=Path(scratch)
             )
-        typer.echo(replay_json(found) if as_json else replay_text(found))
+        typer.echo(json.dumps(replay_object(found)) if as_json else replay_text(found))
     if not found.within_tolerance:
         raise typer.Exit(1)
+
+
+def bisect(
+    run: _Run,
+    good: Annotated[
+        int | None, typer.Option(min=0, help="The last step known to be right. Default: none is.")
+    ] = None,
+    bad: Annotated[
+        int | None, typer.Option(min=0, help="A step known to be wrong. Default: the last that was kept.")
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help="Compute only the step where this number departs, as `rl curve` names it."
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="KEY=VALUE", help="Another setting, as trainer.optim.lr=1e-5."),
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Find the first step between a good and a bad one at which this code, or other settings, compute
+    something else than was recorded, and the stage. Exit code 1 if there is one."""
+    with opened(run) as (directory, _), tempfile.TemporaryDirectory(prefix="buckeye-bisect-") as scratch:
+        trainer, orchestrator = (_flags(role, changes or []) for role in ("trainer", "orchestrator"))
+        config = trainer_settings(directory, trainer)
+        from buckeye_audit.replay.bisect import departure, search_of  # bring torch
+        from buckeye_audit.replay.texts import search_object, search_text
+
+        search = search_of(directory, config, orchestrator, Path(scratch))
+        last = search.last_kept if bad is None else bad
+        before = -1 if good is None else good
+        if before >= last:
+            raise UsageError(f"--good {before} is not before {'step' if bad is None else '--bad'} {last}.")
+        if metric is None:
+            search.between(before, last)
+        else:
+            search.only(departure(metric_values(directory, metric), max(before, 0), last))
+        typer.echo(json.dumps(search_object(search)) if as_json else search_text(search, before, last))
+    if search.found is not None and search.found.first_unexplained is not None:
+        raise typer.Exit(1)
+
+
+def _flags(role: str, changes: list[str]) -> list[str]:
+    """The flags for the settings of a process. Raises UsageError for what is none of either."""
+    for change in changes:
+        if "=" not in change or change.partition(".")[0] not in ("trainer", "orchestrator"):
+            raise UsageError(
+                f"--with {change}: a setting is written as trainer.NAME=VALUE or orchestrator.NAME=VALUE."
+            )
+    return [f"--{change.partition('.')[2]}" for change in changes if change.partition(".")[0] == role]
 
 
 def bundle(

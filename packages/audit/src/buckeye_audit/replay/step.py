@@ -9,21 +9,20 @@ to the last bit.
 from __future__ import annotations
 
 import math
-import os
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
+import torch
 
 from buckeye.base.process import RunIdentity, StopFlag
 from buckeye.base.storage import step_directories, step_directory
 from buckeye.config.trainer import TrainedBatchesConfig, TrainerConfig
 from buckeye.errors import TransportError, UsageError
-from buckeye.trainer.micro_batch_size import MICRO_BATCH_FILE
 from buckeye.trainer.rl import RLTrainer
 from buckeye.trainer.setup import build_learner, trainer_process
 from buckeye.transport.batches import Batch, TrainedBatch, read_trained
@@ -31,11 +30,12 @@ from buckeye.transport.checkpoint import CheckpointInfo, list_checkpoints, verif
 from buckeye.transport.weights import read_weights_manifest
 
 T = TypeVar("T", bound=RLTrainer)
-Stage = Literal["log-probs", "loss", "gradient", "weights"]
+Stage = Literal["tokens", "rewards", "advantages", "log-probs", "loss", "gradient", "weights"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""Of a step, in the order in which they are computed."""
+"""Of a step, in the order in which they are computed; the first three by the orchestrator."""
 
-_CIRCUMSTANCES = ("buckeye", "torch", "device", "threads", "ranks")
+_MACHINE = ("torch", "device", "threads", "ranks")
+_CIRCUMSTANCES = ("buckeye", *_MACHINE)
 _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
 """How far log-probs of two machines may be apart by rounding, in nats; norms by as much of themselves."""
 
@@ -57,13 +57,18 @@ class Comparison:
         """Whether both are the same to the last bit."""
         return self.difference == 0.0
 
+    def within(self, tolerance: float) -> bool:
+        """Whether it differs by no more than rounding may bring about. Weights have no size to compare."""
+        return self.stage == "weights" or (self.difference is not None and self.difference <= tolerance)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """Where a replay begins: before `step`, with what is in `path`."""
+    """Where a replay begins: before `step`, with what is in `path`, which is a `checkpoint`, or a model."""
 
     step: int
     path: Path
+    checkpoint: CheckpointInfo | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,9 +89,15 @@ class Replay:
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether no figure differs by more than rounding may make of it. Weights have no size to compare."""
-        sized = [one for one in self.comparisons if one.stage != "weights"]
-        return all(one.difference is not None and one.difference <= self.tolerance for one in sized)
+        """Whether no figure differs by more than rounding may make of it."""
+        return all(one.within(self.tolerance) for one in self.comparisons)
+
+    @property
+    def first_unexplained(self) -> Comparison | None:
+        """The first difference; on another kind of machine the first that is more than rounding."""
+        rounded = bool(self.changed.keys() & {*_MACHINE})
+        found = (one for one in self.comparisons if not one.same)
+        return next((one for one in found if not (rounded and one.within(self.tolerance))), None)
 
 
 def replay_step(
@@ -97,26 +108,44 @@ def replay_step(
 
     Raises UsageError if its batch, or what it needs to begin from, was not kept.
     """
-    kept, recorded = run / "trained", require_kept(run, step)
-    start, resume = start_of(run, config, step, until=until)
-    threads = recorded.record["threads"]
-    with trainer_from(
-        RLTrainer, run, config, start, resume, threads=threads, device=device, scratch=scratch
-    ) as trainer:
-        comparisons = list(_again(trainer, kept, range(start.step, step + 1)))
-        dtype = str(trainer.learner.policy.compute_dtype).removeprefix("torch.")
-    replayed = read_trained(scratch / "trained", step)[1]
-    return Replay(
-        step=step,
-        start=start,
-        tolerance=_TOLERANCES[dtype],
-        changed={
-            name: (recorded.record[name], replayed.record[name])
-            for name in _CIRCUMSTANCES
-            if recorded.record[name] != replayed.record[name]
-        },
-        comparisons=[one for one in comparisons if STAGES.index(one.stage) <= STAGES.index(until)],
-    )
+    require_kept(run, step)
+    start = start_of(run, config, step, until=until)
+    return chain(run, config, start, range(start.step, step + 1), until=until, device=device, scratch=scratch)
+
+
+def chain(
+    run: Path,
+    config: TrainerConfig,
+    start: Start,
+    steps: Iterable[int],
+    *,
+    until: Stage,
+    device: str | None,
+    scratch: Path,
+    before: Callable[[int], Sequence[Comparison]] = lambda step: (),
+    to_the_end: bool = True,
+) -> Replay:
+    """These steps, at least one, one after the other from the start on, each with what `before` it is to be
+    compared; or none after the first that differs. The replay is of the last one that was computed."""
+    kept, comparisons = run / "trained", list[Comparison]()
+    with trainer_from(RLTrainer, run, config, start, device=device, scratch=scratch) as trainer:
+        tolerance = _TOLERANCES[str(trainer.learner.policy.compute_dtype).removeprefix("torch.")]
+        for step in steps:
+            made = [*before(step), *_again(trainer, kept, step)]
+            comparisons += [one for one in made if STAGES.index(one.stage) <= STAGES.index(until)]
+            changed = _changed(kept, scratch / "trained", step)
+            found = Replay(
+                step=step, start=start, tolerance=tolerance, changed=changed, comparisons=[*comparisons]
+            )
+            if not to_the_end and found.first_unexplained is not None:
+                break
+    return found
+
+
+def _changed(then: Path, now: Path, step: int) -> dict[str, tuple[Any, Any]]:
+    records = [read_trained(folder, step)[1].record for folder in (then, now)]
+    found = {name: (records[0][name], records[1][name]) for name in _CIRCUMSTANCES}
+    return {name: (before, after) for name, (before, after) in found.items() if before != after}
 
 
 @contextmanager
@@ -125,17 +154,14 @@ def trainer_from(
     run: Path,
     config: TrainerConfig,
     start: Start,
-    resume: CheckpointInfo | None,
     *,
-    threads: int,
     device: str | None,
     scratch: Path,
 ) -> Iterator[T]:
     """The run's trainer as it was at the start, which writes into the empty folder `scratch` alone."""
-    config = _in_scratch(run, config, scratch, device=device, model=None if resume else start.path)
-    os.environ["BUCKEYE_THREADS"] = str(threads)
+    config = _in_scratch(config, scratch, device=device, model=None if start.checkpoint else start.path)
     with trainer_process(config, "replay") as ranks:
-        learner = build_learner(config, ranks, resume, max_steps=config.max_steps)
+        learner = build_learner(config, ranks, start.checkpoint, max_steps=config.max_steps)
         learner.progress = replace(learner.progress, step=start.step)
         trainer = kind(config, learner, StopFlag(), RunIdentity(run_id="replay", attempt=1))
         with trainer.output:
@@ -157,68 +183,84 @@ def _there(kept: Path) -> str:
     return f"There are those of steps {steps[0]} to {steps[-1]}."
 
 
-def start_of(
-    run: Path, config: TrainerConfig, step: int, *, until: Stage
-) -> tuple[Start, CheckpointInfo | None]:
+def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> Start:
     """The nearest place to begin from: a checkpoint, the model that the run began with, or, without new
     weights, those that were published. Raises UsageError where there is none."""
-    kept = set(step_directories(run / "trained"))
-    published = step_directory(run / "weights", step)
-    if until != "weights" and (published / "config.json").is_file():
-        read_weights_manifest(published)
-        return Start(step=step, path=published), None
-    for start, info in reversed(starts(run, config)):
-        if start.step <= step and kept.issuperset(range(start.step, step)):
-            if info is not None:
-                verify_checkpoint(info)
-            return start, info
+    if until != "weights" and (alone := published(run, step)) is not None:
+        return alone
+    start = nearest(starts(run, config), set(step_directories(run / "trained")), step)
+    if start is not None:
+        if start.checkpoint is not None:
+            verify_checkpoint(start.checkpoint)
+        return start
     raise UsageError(
         f"Step {step} cannot be computed again: {run} has no checkpoint at or before it from which on every "
         f"batch was kept. {_there(run / 'trained')} `--until gradient` needs weights/step_{step} alone."
     )
 
 
-def starts(run: Path, config: TrainerConfig) -> list[tuple[Start, CheckpointInfo | None]]:
+def published(run: Path, step: int) -> Start | None:
+    """The weights of a step, from which it can be computed as far as its gradient."""
+    path = step_directory(run / "weights", step)
+    if not (path / "config.json").is_file():
+        return None
+    read_weights_manifest(path)
+    return Start(step=step, path=path)
+
+
+def starts(run: Path, config: TrainerConfig) -> list[Start]:
     """Where whole steps can be computed from, by step: the model that the run began with, and checkpoints."""
     model = Path(config.model.name)
-    first = [(Start(step=0, path=model), None)] if model.is_dir() else []
+    first = [Start(step=0, path=model)] if model.is_dir() else []
     checkpoints = list_checkpoints(run / "checkpoints")
-    return [*first, *((Start(step=info.step, path=info.path), info) for info in checkpoints)]
+    return [*first, *(Start(step=info.step, path=info.path, checkpoint=info) for info in checkpoints)]
+
+
+def nearest(found: Sequence[Start], kept: Collection[int], step: int) -> Start | None:
+    """The last of these starts from which on every batch up to a step was kept."""
+    return next(
+        (
+            start
+            for start in reversed(found)
+            if start.step <= step and all(number in kept for number in range(start.step, step))
+        ),
+        None,
+    )
 
 
 def _in_scratch(
-    run: Path, config: TrainerConfig, scratch: Path, *, device: str | None, model: Path | None
+    config: TrainerConfig, scratch: Path, *, device: str | None, model: Path | None
 ) -> TrainerConfig:
     """The configuration of the replay: all that decides numbers as it was, all that is written elsewhere."""
-    if (run / MICRO_BATCH_FILE).exists():
-        shutil.copy(run / MICRO_BATCH_FILE, scratch)
     changed = {"device": device or config.model.device, "name": str(model or config.model.name)}
     return config.model_copy(
         update={
             "model": config.model.model_copy(update=changed),
             "output_dir": scratch,
             "log": config.log.model_copy(update={"file": False, "level": "warning"}),
-            "trained": TrainedBatchesConfig(),
+            "trained": TrainedBatchesConfig(keep=1, max_bytes=sys.maxsize),
         }
     )
 
 
-def _again(trainer: RLTrainer, kept: Path, steps: Iterable[int]) -> Iterator[Comparison]:
-    for step in steps:
-        batch, recorded = read_trained(kept, step)
-        trainer.train(batch)
-        replayed = read_trained(trainer.config.output_dir / "trained", step)[1]
-        yield _of_logprobs(batch, recorded, replayed)
-        then, now = recorded.record, replayed.record
-        yield _of_figures(step, "loss", then["values"].get("loss"), now["values"].get("loss"))
-        yield _of_figures(step, "gradient", then["values"].get("grad_norm"), now["values"].get("grad_norm"))
-        yield Comparison(
-            step=step,
-            stage="weights",
-            recorded=then["weights"],
-            replayed=now["weights"],
-            difference=0.0 if then["weights"] == now["weights"] else None,
-        )
+def _again(trainer: RLTrainer, kept: Path, step: int) -> Iterator[Comparison]:
+    batch, recorded = read_trained(kept, step)
+    then = recorded.record
+    torch.set_num_threads(then["threads"])  # this and the next may be others since the run was resumed
+    trainer.learner.micro_batch_size.tokens = int(then["values"]["micro_batch_tokens"])
+    trainer.train(batch)
+    replayed = read_trained(trainer.config.output_dir / "trained", step)[1]
+    now = replayed.record
+    yield _of_logprobs(batch, recorded, replayed)
+    yield _of_figures(step, "loss", then["values"].get("loss"), now["values"].get("loss"))
+    yield _of_figures(step, "gradient", then["values"].get("grad_norm"), now["values"].get("grad_norm"))
+    yield Comparison(
+        step=step,
+        stage="weights",
+        recorded=then["weights"],
+        replayed=now["weights"],
+        difference=0.0 if then["weights"] == now["weights"] else None,
+    )
 
 
 def _of_logprobs(batch: Batch, recorded: TrainedBatch, replayed: TrainedBatch) -> Comparison:
