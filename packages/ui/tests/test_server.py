@@ -160,3 +160,11 @@ def test_events_say_what_is_new(folder):
     told = asyncio.run(first()).decode()
     assert told.startswith("event: changed\ndata: ")
     assert set(json.loads(told.split("data: ")[1])) >= {"metrics", "events", "rollouts"}
+
+
+def test_a_run_whose_launcher_is_gone_says_that_it_was_killed(tmp_path):
+    make_run(tmp_path / "one", state="running", tokens=False)
+    with TestClient(create_app(Sources(str(tmp_path))), base_url="http://127.0.0.1:8420") as client:
+        status = client.get("/api/runs/one/status").json()
+    assert (status["state"], status["going_on"]) == ("dead", False)
+    assert status["reason"].startswith("its launcher ended without a word: it was killed")

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 
 import pytest
 
 from buckeye_ui.sources import OpenRun
 from tests.command import run_here
 from tests.run.made_runs import made_run, write_metrics
+from tests.waiting import HANG
 
 HOSTILE = "[bold]not bold[/] [@click=app.quit]quit[/] \x1b[31mred\u202e <b>"
 
@@ -92,3 +95,34 @@ def test_outside_of_a_terminal_it_says_what_serves(run):
     done = run_here("rl", "watch", run, cwd=run.parent)
     assert done.returncode == 2
     assert "`rl watch` needs a terminal" in done.stderr
+
+
+@pytest.mark.parametrize(("keys", "code"), [(("ctrl+c",), 3), (("q",), 0)])
+def test_beside_a_run_ctrl_c_ends_that_and_q_the_watching_alone(run, keys, code):
+    pytest.importorskip("textual")
+    from buckeye_ui import beside
+
+    stops = "import signal, sys, time; signal.signal(signal.SIGINT, lambda *_: sys.exit(3))"
+    argv = [sys.executable, "-c", f"{stops}; print('on', flush=True); time.sleep({HANG})"]
+
+    async def drive(child):
+        app = beside.WatchBeside(OpenRun("made", run), child)
+        async with app.run_test() as pilot:
+            assert child.stdout.readline() == b"on\n"
+            await pilot.press(*keys)
+            if code:
+                child.wait(HANG)
+            while app.is_running and app._exit is False:
+                await pilot.pause(0.05)
+
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
+        asyncio.run(drive(child))
+        assert child.poll() == (code or None)
+        child.kill()
+
+
+@pytest.mark.parametrize("more", [(), ("--provider", "ssh", "--host", "h")])
+def test_watch_beside_needs_a_terminal_and_this_machine(tmp_path, more):
+    done = run_here("rl", "--watch", "@", "none.toml", *more, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--watch needs a terminal" in done.stderr

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from buckeye.sizing.check import Check
 
     T = TypeVar("T", bound=BaseConfig)
+    Start = Callable[[RLConfig, list[str]], int]
 
 
 def rl() -> None:
@@ -116,6 +117,8 @@ _ON_CONFIGURATIONS = {
 }
 """`rl COMMAND` with the words of a configuration, and what carries it out."""
 
+_BESIDE = "buckeye_ui.command:start_watched"
+
 
 def _rl(argv: list[str]) -> int:
     from buckeye.config.rl import RLConfig
@@ -146,10 +149,11 @@ def _rl(argv: list[str]) -> int:
     from buckeye.cli.rl_flags import read_words
 
     words = read_words(argv)
+    start = ask(_BESIDE, "--watch")() if words.flags.watch else _start_run
     if words.is_of_parts:
         run_of_parts = ask("buckeye_mcp.recipe.command:run_of_parts", "a run from its parts")
         _tune_libraries("rl")
-        return int(run_of_parts(words, _start_run))
+        return int(run_of_parts(words, start))
     settings = words.plain_settings()
     config = _load(RLConfig, settings, "rl")
     if words.flags.remote:
@@ -163,17 +167,17 @@ def _rl(argv: list[str]) -> int:
             show=lambda: show_remote(file, config, flags, resume=resume),
             start=lambda: start_remote(file, flags, resume=resume),
         )
-    return _carry_out_run(config, settings)
+    return _carry_out_run(config, settings, start)
 
 
-def _carry_out_run(config: RLConfig, settings: list[str]) -> int:
+def _carry_out_run(config: RLConfig, settings: list[str], start: Start | None = None) -> int:
     """Start a run from here, or show it. `settings` are the words that it was loaded from."""
     from buckeye.cli.dry_run import carry_out
 
     program = [Path(sys.argv[0]).name] if sys.argv[0].endswith("rl") else ["buckeye", "rl"]
     command = [*program, *settings]
     return carry_out(
-        config, show=lambda: _show_run(config, command), start=lambda: _start_run(config, command)
+        config, show=lambda: _show_run(config, command), start=lambda: (start or _start_run)(config, command)
     )
 
 

@@ -42,7 +42,7 @@ _GROUPS = {
         "disk_gb",
         "keep",
     ),
-    "How": ("yes", "trust", "dry_run", "as_json", "quiet"),
+    "How": ("yes", "trust", "dry_run", "as_json", "quiet", "watch"),
 }
 _ANOTHER_LAUNCHER = {"--launcher NAME": "slurm or ray, with @ FILE.toml."}
 _SETTING_VALUES = {
@@ -64,7 +64,6 @@ _OFTEN = {
     "--orchestrator.batch-size N": "Rollouts of a step.",
     "--orchestrator.sampling.max-tokens N": "Longest reply, in tokens.",
     "--trainer.optim.lr X": "Learning rate.",
-    "--output-dir DIR": "Where all is written, of @ FILE.toml.",
 }
 _COMMANDS = {
     "init, doctor, tune, schema": "Set up; would it work; at which rate.",

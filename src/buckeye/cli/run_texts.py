@@ -113,8 +113,8 @@ def _reward_and_trend(run: RunStatus) -> str:
 
 def _state(run: RunStatus, now: float) -> str:
     if run.state == "dead":
-        text = f"dead: its launcher ended without a word; go on with: buckeye rl resume {run.directory}"
-    elif run.state == "paused":
+        return f"dead: {run.reason}; go on with: buckeye rl resume {run.directory}"
+    if run.state == "paused":
         text = "paused: its launcher is suspended (kill -CONT wakes it up)"
     elif run.ended is not None:
         text = f"{run.state} {_ago(run.ended, now)}"

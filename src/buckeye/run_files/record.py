@@ -145,6 +145,9 @@ class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
             return None
 
 
+_KILLED = "its launcher ended without a word: it was killed, or the machine went down"
+
+
 class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     """The content of `status.json`. `arguments` are the words after `rl` that started the newest attempt, in
     `working_directory`; `start_step` is the step that it went on from; times are seconds since the epoch.
@@ -185,6 +188,10 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
         if launcher is None:
             return "dead"
         return "paused" if launcher.status() == psutil.STATUS_STOPPED else self.state
+
+    def actual_reason(self) -> str | None:
+        """Why it ended, as far as that is known."""
+        return _KILLED if self.actual_state() == "dead" else self.reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
         state=state,
         seen=seen,
         stale=state in GOING_ON and state != "paused" and time.time() - seen > STALE_SECONDS,
-        reason=record.reason,
+        reason=record.actual_reason(),
         attempt=record.attempt,
         step=max(newest.number + 1, record.start_step),
         max_steps=record.max_steps,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from buckeye.base.distribution import need
 from buckeye.errors import UsageError
 from buckeye.run_files.known_runs import find_run
+
+if TYPE_CHECKING:
+    from buckeye.config.rl import RLConfig
 
 _PORT = 8420
 
@@ -60,7 +64,7 @@ def watch(
     q ends it."""
     need("textual", "`rl watch`")
     path = find_run(run)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not _at_terminal():
         raise UsageError(
             "`rl watch` needs a terminal; in a pipe `rl status --json` and `rl curve --json` serve"
         )
@@ -68,3 +72,19 @@ def watch(
     from buckeye_ui.watch import Watch
 
     Watch(OpenRun(path.absolute().name, path)).run()
+
+
+def start_watched() -> Callable[[RLConfig, list[str]], int]:
+    """What starts a run with `rl watch` in front of it. Raises UsageError where there is no terminal."""
+    need("textual", "--watch")
+    if not _at_terminal():
+        raise UsageError(
+            "--watch needs a terminal. Leave it out; `buckeye rl watch` follows a run from anywhere"
+        )
+    from buckeye_ui.beside import start_beside
+
+    return start_beside
+
+
+def _at_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()

@@ -15,6 +15,7 @@ from textual.widgets import DataTable, Footer, Header, Label, Sparkline, Static,
 
 from buckeye.base.json_lines import printable
 from buckeye.errors import BuckeyeError
+from buckeye.launch.waits import sentence
 from buckeye.monitor.metrics import Step
 from buckeye.monitor.rollouts import rollout_steps, whole_rollout
 from buckeye.runs.status import RunStatus, run_status
@@ -190,7 +191,7 @@ def _state_lines(status: RunStatus) -> Iterator[str]:
         done = time.localtime(time.time() + status.seconds_left)
         yield f"done about {time.strftime('%Y-%m-%d %H:%M', done)}"
     yield from ("", *(f"{one.title}: {one.state}" for one in status.processes))
-    yield from (f"waits: {wait}" for wait in status.waits)
+    yield from (sentence(wait, time.time()) for wait in status.waits)
     for name, text in (("ended because", status.reason), ("last error", status.last_error)):
         if text:
             yield f"{name}: {text}"

@@ -137,7 +137,9 @@ def _state(facts: RunFacts) -> str:
     day = time.strftime("%Y-%m-%d", time.gmtime(record.started))
     of = f" of {record.max_steps}" if record.max_steps is not None else ""
     attempts = f", {record.attempt} attempts" if record.attempt > 1 else ""
-    return f"{kind} of {model}: {record.actual_state()}, {done}{of} steps{attempts}, {day}."
+    told = f"{kind} of {model}: {record.actual_state()}, {done}{of} steps{attempts}, {day}."
+    reason = record.actual_reason()
+    return f"{told} It ended so: {facts.public(reason)}." if reason else told
 
 
 def _rollout(why: str, step: int, rollout: PlayedRollout) -> Folded:

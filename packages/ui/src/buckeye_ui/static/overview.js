@@ -30,12 +30,12 @@ function tiles(status, overview) {
   const one = (name, value, more) => h("div", { className: "tile" }, h("span", {}, name), h("b", {}, value), more ? h("small", {}, more) : null);
   const evals = overview.evaluations, last = evals[evals.length - 1];
   const rose = status.reward_change;
-  const took = (status.ended || status.now) - status.started;
+  const end = status.ended || (status.going_on ? status.now : status.seen), took = end - status.started;
   return h("div", { className: "tiles" },
     one("step", status.max_steps ? `${status.step} / ${status.max_steps}` : String(status.step), status.attempt > 1 ? `attempt ${status.attempt}` : null),
     one("reward", number(status.reward), rose === null || rose === undefined ? null : `${rose >= 0 ? "+" : "−"}${number(Math.abs(rose))} in 10 steps`),
     last ? one("evaluation", number(last.mean_reward), `after ${last.step} steps, ${last.env}`) : null,
-    status.going_on ? one("time left", duration(status.seconds_left), `${duration(took)} so far`) : one("took", status.ended ? duration(took) : "–", null),
+    status.going_on ? one("time left", duration(status.seconds_left), `${duration(took)} so far`) : one("took", end ? duration(took) : "–", null),
     status.tokens_per_second ? one("tokens/s", number(status.tokens_per_second), null) : null,
     status.restarts ? one("restarts", String(status.restarts), null) : null);
 }
