@@ -1,9 +1,15 @@
 """Who holds up the event loop is found and named."""
 
 import asyncio
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
+from buckeye.inference.render.renderer import ChatRenderer
 from buckeye.orchestrator.loop_watch import LoopWatch
 from buckeye.orchestrator.player import TaskPlayer
 
@@ -56,6 +62,50 @@ def test_a_function_that_blocks_is_named_once_when_a_second_is_lost():
 def test_so_is_one_in_a_task_of_its_own():
     [(name, place, _)] = watched(grades_in_a_task_of_its_own, 3)[0]
     assert (name, place.rpartition(" ")[2]) == ("", "compiles")
+
+
+def test_a_tokenizer_that_is_slow_is_not_laid_to_the_environment():
+    class Slow:
+        def encode(self, text, **settings):
+            time.sleep(0.7)
+            return [1]
+
+    renderer = object.__new__(ChatRenderer)
+    renderer.tokenizer = Slow()
+
+    async def asks():
+        await asyncio.sleep(0)
+        renderer.encode_prompt("a prompt")
+
+    told, seconds = watched(asks, 3)
+    assert (told, seconds > 1.0) == ([], True)
+
+
+def test_nor_is_waiting_for_a_processor(monkeypatch):
+    monkeypatch.setattr(LoopWatch, "_queued_seconds", lambda watch: 0.9 * time.monotonic())
+    told, seconds = watched(grades, 4)
+    assert (told, seconds > 1.0) == ([], True)
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not count it")
+def test_a_thread_that_waits_for_a_processor_is_seen_to():
+    """Two threads of a process that may use one processor: each waits while the other computes."""
+    code = (
+        "import os, threading, time\n"
+        "from buckeye.orchestrator.loop_watch import LoopWatch\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "if os.fork() == 0:\n"
+        "    end = time.monotonic() + 3\n"
+        "    while time.monotonic() < end: pass\n"
+        "    os._exit(0)\n"
+        "watch = object.__new__(LoopWatch)\n"
+        "watch._native_id = threading.get_native_id()\n"
+        "end = time.monotonic() + 2\n"
+        "while time.monotonic() < end: pass\n"
+        "print(watch._queued_seconds())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) > 0.2
 
 
 def test_who_awaits_holds_nobody_up():

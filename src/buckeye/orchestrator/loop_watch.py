@@ -17,6 +17,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from buckeye import inference
 from buckeye.base import heartbeat
 from buckeye.base.distribution import folders
 from buckeye.envs.stdlib_only.outcomes import described, own_frames, place_of
@@ -85,7 +86,8 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.05
 _HELD_UP = 0.2  # seconds between two turns of the loop that are no rollout's ordinary work
 _TOLD_AFTER = 1.0  # seconds that were lost in one function
-_OURS = (*folders(), str(Path(asyncio.__file__).parent))
+_OURS = (*folders(), str(Path(asyncio.__file__).parent), "<frozen ")
+_ASKS_THE_MODEL = str(Path(inference.__file__).parent)
 
 
 class LoopWatch:
@@ -109,6 +111,7 @@ class LoopWatch:
         """Begin to look."""
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
+        self._native_id = threading.get_native_id()
         self._turn()
         threading.Thread(target=self._watch, name="loop watch", daemon=True).start()
 
@@ -127,15 +130,26 @@ class LoopWatch:
             self._loop.call_later(_LOOK_SECONDS, self._turn)
 
     def _watch(self) -> None:
+        turned = queued = 0.0
         while not self._ended.wait(_LOOK_SECONDS):
             now = time.monotonic()
-            since = max(self._turned, self._seen)
-            if now - self._turned > _HELD_UP:
-                self._count(now - since)
-                self._seen = now
+            if self._turned != turned:
+                turned, queued = self._turned, self._queued_seconds()
+            if now - turned > _HELD_UP:
+                seconds, before = now - max(turned, self._seen), queued
+                self._seen, queued = now, self._queued_seconds()
+                self._seconds += seconds
+                self._blame(seconds - (queued - before))
 
-    def _count(self, seconds: float) -> None:
-        self._seconds += seconds
+    def _queued_seconds(self) -> float:
+        """For how long the loop's thread has waited for a processor so far, which is nobody's fault; 0 where
+        the system does not count it."""
+        with suppress(OSError, ValueError, IndexError):
+            counted = Path(f"/proc/self/task/{self._native_id}/schedstat").read_text()
+            return int(counted.split()[1]) / 1e9
+        return 0.0
+
+    def _blame(self, seconds: float) -> None:
         frame = sys._current_frames().get(self._thread_id)
         who = None if frame is None else self._culprit(frame)
         if who is None:
@@ -147,10 +161,13 @@ class LoopWatch:
                 self._loop.call_soon_threadsafe(self._tell, *who, self._lost[who])
 
     def _culprit(self, frame: FrameType) -> tuple[str, str] | None:
-        """The environment whose rollout runs, and the place in its code; None if it is none of that."""
+        """The environment whose rollout runs, and the place in its code; None if it is none of that, as where
+        a prompt is rendered."""
         frames, name = list[str](), ""
         at: FrameType | None = frame
         while at is not None:
+            if at.f_code.co_filename.startswith(_ASKS_THE_MODEL):
+                return None
             if at.f_code is self._playing:
                 name = at.f_locals["env"].name
                 break
