@@ -1,11 +1,13 @@
-"""A recorded run, and the page's interface to it."""
+"""A recorded run, the page's interface to it, and a browser."""
 
 import pytest
+from packages.ui.tests.browsing import browsing
 from packages.ui.tests.made import make_run
 from starlette.testclient import TestClient
 
 from buckeye_ui.server import create_app
 from buckeye_ui.sources import Sources
+from tests.waiting import HANG
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +34,32 @@ def ask(client):
         return answer.json()
 
     return asked
+
+
+@pytest.fixture(scope="module")
+def browser():
+    pytest.importorskip("playwright.sync_api")
+    with browsing() as found:
+        yield found
+
+
+@pytest.fixture
+def opened(browser):
+    """Open an address in a new window; what is said in its console is no error at the end."""
+    contexts, said = [], []
+
+    def go(address, **settings):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings})
+        context.set_default_timeout(HANG * 1000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(address)
+        page.wait_for_selector("main:not([aria-busy]) .page")
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert said == []

@@ -3,7 +3,6 @@ for the rules of axe."""
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -12,12 +11,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from packages.ui.tests.browsing import CHROMIUM, serving
 from packages.ui.tests.made import STARTED, make_run
 
 from tests.places import ROOT
 from tests.waiting import HANG
 
-CHROMIUM = shutil.which("chromium")
 AXE = "axe-core@4.14.1"
 pytestmark = [
     pytest.mark.slow,
@@ -51,52 +50,8 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(runs):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "-m", "buckeye", "ui", str(runs), "--port", str(port)])
-    base, until = f"http://127.0.0.1:{port}/", time.monotonic() + HANG
-    while True:
-        try:
-            httpx.get(base, timeout=HANG)
-            break
-        except httpx.TransportError:
-            assert time.monotonic() < until
-            assert server.poll() is None
-            time.sleep(0.1)
-    yield base
-    server.terminate()
-    assert server.wait(HANG) == 0
-
-
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as play:
-        found = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def opened(browser):
-    """Open an address in a new window; what is said in its console is no error at the end."""
-    contexts, said = [], []
-
-    def go(address, **settings):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings})
-        context.set_default_timeout(HANG * 1000)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(address)
-        page.wait_for_selector("main:not([aria-busy]) .page")
-        return page
-
-    yield go
-    for context in contexts:
-        context.close()
-    assert said == []
+    with serving(runs) as base:
+        yield base
 
 
 @pytest.fixture(scope="module")

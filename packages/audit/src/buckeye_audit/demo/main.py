@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye import __version__
-from buckeye.base.distribution import install_command, need
+from buckeye.base.distribution import absent, install_command, is_there, need
 from buckeye.base.storage import read_json, write_directory, write_file
 from buckeye.errors import UsageError
 from buckeye.monitor.intervals import Estimate
@@ -127,3 +127,11 @@ def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> Non
     show(f"figures:       {output_dir / 'summary.json'}")
     show(f"model:         {paths.model}")
     show(f"talk to it:    buckeye chat {paths.model}")
+    show(f"look at it:    {_how_to_look(paths.rl)}")
+
+
+def _how_to_look(run: Path) -> str:
+    """What opens the run in a browser, and where."""
+    if is_there("buckeye_ui"):
+        return f"buckeye ui {run}, which serves it at http://127.0.0.1:8420/"
+    return str(absent("buckeye_ui", "The page of the run"))

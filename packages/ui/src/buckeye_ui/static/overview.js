@@ -16,10 +16,11 @@ function findingsBlock(run, told) {
 
 // A fact with the place where the page shows it, if there is one, else the command.
 function evidence(run, fact, command, typed) {
-  const step = /--step (\d+)/.exec(command), group = /--group (\d+)/.exec(command), log = / logs /.test(`${command} `), happened = / events /.test(`${command} `);
+  const step = /--step (\d+)/.exec(command), group = /--group (\d+)/.exec(command), log = / logs /.test(`${command} `), happened = / events /.test(`${command} `), curves = [...command.matchAll(/ -m (\S+)/g)].map(([, name]) => name);
   let href = null;
   if (/ rollouts /.test(command) && step) href = link(run, "rollouts", { step: step[1], group: group && group[1] });
   else if (log || happened) href = link(run, "logs", { show: happened ? "events" : null });
+  else if (curves.length) href = link(run, "overview", { find: `(${curves.join("|")})$` });
   const place = log ? "its logs" : happened ? "its events" : step ? `the rollouts of step ${step[1]}${group ? `, group ${group[1]}` : ""}` : "";
   const shown = fact || place;
   return h("div", { className: "evidence" }, href ? h("a", { href }, ...visible(shown)) : fact ? h("span", {}, ...visible(fact)) : null,
@@ -131,9 +132,8 @@ async function overviewPage(main, run) {
     h("section", {}, h("div", { className: "bar" }, h("h2", {}, "All metrics"), find, count), found)));
   tell(status);
   draw();
-  search();
-  look();
   measure();
+  Promise.all([search(), look()]).then(() => route.query.find && main.isConnected && find.scrollIntoView());
   return {
     async update(changed) {
       const now = await currentStatus(run);

@@ -74,7 +74,7 @@ function chosen() {
 
 function tellStep(at) {
   const known = at >= 0 && at < stepBar.steps.length;
-  stepBar.told.textContent = known ? `step ${stepBar.steps[at]} · reward ${number(stepBar.rewards[at])}` : `${stepBar.steps.length} steps`;
+  stepBar.told.textContent = known ? `step ${stepBar.steps[at]} · reward ${number(stepBar.rewards[at])}` : stepBar.steps.length === 1 ? "1 step" : `${stepBar.steps.length} steps`;
 }
 
 function moveStep(by) {
@@ -110,8 +110,9 @@ function paintSteps() {
 
 async function readSteps(run) {
   const told = await about(run, "overview");
-  stepBar.steps = told.steps;
-  stepBar.rewards = told.reward;
+  const last = told.reward.findLastIndex((reward) => reward !== null), count = last < 0 ? told.steps.length : last + 1;
+  stepBar.steps = told.steps.slice(0, count); // after the last batch the weights are only evaluated
+  stepBar.rewards = told.reward.slice(0, count);
   paintSteps();
 }
 
