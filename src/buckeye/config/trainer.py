@@ -352,6 +352,15 @@ class TrainedBatchesConfig(BaseConfig):
     """How many of the newest; 0 keeps none, None is no limit but that of bytes."""
     max_bytes: PositiveInt = 2**29
     """How much disk they may take; the oldest go first."""
+    record_order: bool = False
+    """Keep all, whole and in order, whatever max_bytes says, so that `rl replay --all` can repeat the run; a
+    full disk is waited for."""
+
+    @model_validator(mode="after")
+    def _all_is_no_number(self) -> TrainedBatchesConfig:
+        if self.record_order and self.keep is not None:
+            raise conflict("record_order keeps every batch: leave keep out", "record_order", "keep")
+        return self
 
 
 class TrainerConfig(BaseConfig):

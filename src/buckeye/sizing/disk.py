@@ -243,9 +243,9 @@ def _trained_batches(config: RLConfig, steps: int) -> DiskNeed:
     one = orchestrator.batch_size * orchestrator.seq_len * _BYTES_PER_TRAINED_TOKEN
     return DiskNeed(
         kind="trained",
-        size=min(count * one, kept.max_bytes if kept.keep != 0 else 0),
+        size=count * one if kept.record_order else min(count * one, kept.max_bytes),
         why=f"{count} batches of {human_bytes(one)}, for `rl replay`",
-        setting="trainer.trained.max_bytes",
+        setting=f"trainer.trained.{'record_order' if kept.record_order else 'max_bytes'}",
         at_most=True,
         paths=("trained",),
     )

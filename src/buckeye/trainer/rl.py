@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 
 from buckeye import __version__
 from buckeye.base import heartbeat
+from buckeye.base.disk import Writing
 from buckeye.base.faults import fault_point
 from buckeye.base.process import RunIdentity, StopFlag, run_identity
 from buckeye.base.storage import step_directory
@@ -181,16 +183,25 @@ class RLTrainer:
     def _let_go(self, batch: Batch, samples: Sequence[Sample], values: Mapping[str, float]) -> None:
         """Of a batch that was trained on, keep what `rl replay` needs, and no other. All ranks call it."""
         keep = self.config.trained
-        logprobs = self.batch_loss.all_logprobs(samples) if keep.keep != 0 else None
-        if not self.ranks.first:
-            return
-        if logprobs is not None:
-            try:
-                self._keep(batch, samples, logprobs, values)
-                prune_trained(self._trained, keep=keep.keep, max_bytes=keep.max_bytes)
-            except OSError as error:  # it is for people to look at: no reason to end
-                logger.warning("Batch %d is not kept for `rl replay`: %s", batch.step, error)
-        remove_batch(self.receiver.root, batch.step)
+        if keep.keep != 0:
+            logprobs = self.batch_loss.all_logprobs(samples)
+            write = partial(self._keep, batch, samples, logprobs, values)
+            if keep.record_order:
+                what = f"batch {batch.step}, which is kept"
+                writing = Writing(self._trained, write, what=what, needed=logprobs.nbytes)
+                write_together(self.ranks, writing)
+            elif self.ranks.first:
+                self._keep_some(write, batch.step)
+        if self.ranks.first:
+            remove_batch(self.receiver.root, batch.step)
+
+    def _keep_some(self, write: Callable[[], None], step: int) -> None:
+        keep = self.config.trained
+        try:
+            write()
+            prune_trained(self._trained, keep=keep.keep, max_bytes=keep.max_bytes)
+        except OSError as error:  # it is for people to look at: no reason to end
+            logger.warning("Batch %d is not kept for `rl replay`: %s", step, error)
 
     def _keep(
         self,

@@ -205,8 +205,8 @@ def prune_trained(kept: Path, *, keep: int | None, max_bytes: int) -> None:
 
 def remove_trained(kept: Path, start: int) -> None:
     """Delete the batches that were trained on of the step `start` and later ones."""
-    for step, directory in storage.step_directories(kept).items():
-        if step >= start:
+    for step, directory in reversed(storage.step_directories(kept).items()):
+        if step >= start:  # the last first: what is left of an interrupted call has no gap
             storage.remove_directory(directory)
 
 

@@ -102,6 +102,7 @@ def test_old_steps_are_let_go(tmp_path, tiny_model, batches):
     one = sum(path.stat().st_size for path in (tmp_path / "all/trained/step_3").glob("*.safetensors"))
     assert steps("two", keep=2) == ["step_2", "step_3"]
     assert steps("bytes", max_bytes=one) == ["step_3"]
+    assert steps("order", max_bytes=1, record_order=True) == ["step_0", "step_1", "step_2", "step_3"]
     assert steps("none", keep=0) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +12,7 @@ import msgspec
 import typer
 
 from buckeye.base.disk import human_bytes
+from buckeye.base.storage import step_directories
 from buckeye.config.load import load_config
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import UsageError
@@ -25,6 +27,9 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def replay(
     run: _Run,
     step: Annotated[int | None, typer.Option(min=0, help="Which step, as the log counts them.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All steps that were kept, up to the first that differs.")
+    ] = False,
     until: Annotated[
         Literal["log-probs", "loss", "gradient", "weights"] | None,
         typer.Option(
@@ -37,6 +42,11 @@ def replay(
     """Compute a training step again from the batch that was kept of it, and say where it first differs. Exit
     code 1 if it differs by more than rounding."""
     with opened(run) as (directory, bundled):
+        if every:
+            if step is not None or until is not None:
+                raise UsageError("--all computes all steps whole: leave --step and --until out.")
+            _replay_all(directory, device, as_json=as_json)
+            return
         if bundled is not None:
             step, until = bundled.step if step is None else step, until or bundled.until
         if step is None:
@@ -51,6 +61,23 @@ def replay(
             )
         typer.echo(json.dumps(replay_object(found)) if as_json else replay_text(found))
     if not found.within_tolerance:
+        raise typer.Exit(1)
+
+
+def _replay_all(directory: Path, device: str | None, *, as_json: bool) -> None:
+    config = trainer_settings(directory)
+    from buckeye_audit.replay.step import replay_all  # brings torch
+    from buckeye_audit.replay.texts import all_text, replay_object
+
+    def tell(step: int) -> None:
+        if sys.stderr.isatty():
+            typer.echo(f"\rstep {step} ", nl=False, err=True)
+
+    with tempfile.TemporaryDirectory(prefix="buckeye-replay-") as scratch:
+        found = replay_all(directory, config, device=device, scratch=Path(scratch), tell=tell)
+    kept = list(step_directories(directory / "trained"))
+    typer.echo(json.dumps(replay_object(found)) if as_json else all_text(found, kept))
+    if found.first_unexplained is not None or found.step < kept[-1]:
         raise typer.Exit(1)
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -111,6 +112,36 @@ def replay_step(
     require_kept(run, step)
     start = start_of(run, config, step, until=until)
     return chain(run, config, start, range(start.step, step + 1), until=until, device=device, scratch=scratch)
+
+
+def replay_all(
+    run: Path, config: TrainerConfig, *, device: str | None, scratch: Path, tell: Callable[[int], None]
+) -> Replay:
+    """Compute every step again, from the first place to begin from up to the first step that differs, or of
+    which no batch was kept. `tell` is told each before it. Raises UsageError if there is none."""
+    kept = step_directories(run / "trained")
+    start = next((one for one in starts(run, config) if one.step in kept), None)
+    if start is None:
+        require_kept(run, next(iter(kept), 0))
+        start = start_of(run, config, max(kept), until="weights")
+    if start.checkpoint is not None:
+        verify_checkpoint(start.checkpoint)
+
+    def before(step: int) -> Sequence[Comparison]:
+        tell(step)
+        return ()
+
+    return chain(
+        run,
+        config,
+        start,
+        takewhile(kept.__contains__, count(start.step)),
+        until="weights",
+        device=device,
+        scratch=scratch,
+        before=before,
+        to_the_end=False,
+    )
 
 
 def chain(

@@ -40,6 +40,28 @@ def _changes(replay: Replay) -> list[str]:
     return [f"{name}: {then} then, {now} now" for name, (then, now) in replay.changed.items()]
 
 
+def all_text(replay: Replay, kept: Sequence[int]) -> str:
+    """Whether every step was the same, or which is the first that is not; and which were not computed."""
+    first, start = replay.first_unexplained, replay.start
+    if first is None:
+        count = replay.step - start.step + 1
+        head = f"{count} step{'s' if count > 1 else ''} ({start.step} to {replay.step}) from {start.path}"
+        how = "the same to the last bit" if replay.first_difference is None else "the same but for rounding"
+        lines = [f"{head}: {how}."]
+    else:
+        told = f"The first difference is in step {first.step}: {first.stage}, {_difference(first)}."
+        lines = [*_stages(replay), told, *_changes(replay)]
+    if start.step > 0:
+        lines.append(
+            f"Steps before {start.step} are not computed: no batch, or nothing to begin from, was kept."
+        )
+    if first is None and replay.step < kept[-1]:
+        lines.append(
+            f"Batch {replay.step + 1} was not kept, so later steps, up to {kept[-1]}, are not computed."
+        )
+    return "\n".join(lines)
+
+
 def search_text(search: Search, good: int, bad: int) -> str:
     """What a search has found, and what it has not looked at."""
     made = f"{search.replays} replay{'s' if search.replays > 1 else ''}"
