@@ -34,7 +34,7 @@ test: setup  ## The tests that every change must pass
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(TESTS)
 
 test-core: setup  ## The tests of the core alone, as if no other distribution were installed
-	PYTHONPATH=tools/core_alone $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not gpu" tests \
+	PYTHONPATH=$(CURDIR)/tools/core_alone $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not gpu" tests \
 		--ignore tests/whole --ignore tests/cluster
 
 test-all: setup  ## Slow tests too, and those for a GPU where there is one

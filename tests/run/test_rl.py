@@ -101,8 +101,10 @@ def test_interrupted_and_resumed_is_the_same_to_the_last_digit(finished, runner)
 def test_the_commands_at_the_end_of_a_run_work(finished, runner):
     shutil.copytree(finished.root / "out", runner.root / "out")
     done = follow(runner, f"{finished.printed}\nbuckeye export out\nrl status out\nrl stop out")
-    wrong = done.pop("buckeye rl diagnose out")  # its replies are cut off
-    assert (wrong.returncode, "1. truncated (likely" in wrong.stdout) == (1, True)
+    wrong = done.pop("buckeye rl diagnose out", None)  # its replies are cut off
+    assert (wrong is not None) == is_there("buckeye_audit")
+    if wrong is not None:
+        assert (wrong.returncode, "1. truncated (likely" in wrong.stdout) == (1, True)
     assert {command: ended.stderr for command, ended in done.items() if ended.returncode} == {}
     assert done.keys() >= {"buckeye chat out/weights/step_5", "buckeye chat out/exports/step_5"}
 

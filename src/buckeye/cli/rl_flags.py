@@ -53,7 +53,7 @@ class TrainFlags(BaseConfig):
     provider: Literal["local", "prime", "ssh"] | None = None
     """This machine, a rented one, a host of yours."""
     output: Path | None = None
-    """Where all is written; else a new folder in outputs/."""
+    """Where all is written; with @ FILE it is --output-dir."""
     no_eval: bool = False
     """No evaluation on held-out tasks, at start and end."""
     max_price: PositiveFloat | None = None
