@@ -7,6 +7,7 @@ import pytest
 from tests.command import run_here
 
 from buckeye.run_files.record import write_event
+from buckeye_audit.comparison.curves import difference_of, mean_of
 
 PLANS = {"trainer": {"optim": {"lr": 1e-3}, "max_steps": 4}, "orchestrator": {"max_steps": 4}}
 
@@ -163,3 +164,11 @@ def test_what_cannot_be_compared_is_a_failure(tmp_path):
     done = run_here("rl", "compare", "a", cwd=tmp_path)
     assert done.returncode == 2
     assert "Missing argument 'B'" in done.stderr
+
+
+@pytest.mark.parametrize("values", [[3.0], [3.0, 3.0, 3.0]])
+def test_values_whose_spread_is_not_known_have_no_interval(values):
+    found = mean_of(values)
+    assert (found.value, found.low, found.high, found.n) == (3.0, None, None, len(values))
+    difference, paired = difference_of(dict(enumerate(values)), {f"b{n}": 5.0 for n in range(3)})
+    assert (difference.value, difference.low, difference.high, paired) == (2.0, None, None, False)

@@ -221,3 +221,12 @@ def test_a_line_that_is_too_long_is_left_out_and_those_after_it_are_read(tmp_pat
     done = export(tmp_path, "--out", tmp_path / "out")
     assert "results.jsonl: 1 lines that are no rollouts" in done.stderr
     assert [one["task"] for one in rows(tmp_path / "out" / "rollouts.jsonl")] == ["1", "2"]
+
+
+def test_environments_of_like_names_are_files_of_their_own(run):
+    lines = [line(1, 0, 1.0, env=env) for env in ("org/sums", "org_sums", "ORG/sums")]
+    text = "".join(json.dumps(one) + "\n" for one in lines)
+    (run / "rollouts" / "step_0.jsonl").write_text(text)
+    export(run, "--format", "sts", "--split", "train", "--steps", "0")
+    sessions = (run / "exports" / "rollouts-sts" / "sessions").iterdir()
+    assert len({path.name.casefold() for path in sessions}) == 3

@@ -59,7 +59,7 @@ def write_directory(final: Path, fill: Callable[[Path], None], *, replace: bool 
         fault_point("storage.before_rename")
         _move_into_place(temporary, final)
         fault_point("storage.after_rename")
-        _sync(final.parent)
+        sync(final.parent)
     finally:
         _remove(temporary)  # after an exchange this is the old directory
 
@@ -79,7 +79,7 @@ def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
         fault_point("storage.before_rename")
         temporary.replace(path)
         fault_point("storage.after_rename")
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -154,8 +154,8 @@ def sync_tree(directory: Path) -> None:
     """Flush what is in a directory to the disk."""
     for folder, _, names in os.walk(directory, topdown=False):
         for name in names:
-            _sync(Path(folder, name))
-        _sync(Path(folder))
+            sync(Path(folder, name))
+        sync(Path(folder))
 
 
 def is_locked(path: Path, *, shared: bool = False) -> bool:
@@ -243,7 +243,8 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until what is in a file, or which names are in a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

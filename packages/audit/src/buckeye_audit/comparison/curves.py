@@ -23,7 +23,7 @@ _NEARLY_ALL = 0.8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mean:
-    """A mean over `n` tasks; its 95 % interval is None where there are too few to say."""
+    """A mean over `n` tasks; its 95 % interval is None where there are too few, or too equal ones, to say."""
 
     value: float
     low: float | None
@@ -159,6 +159,9 @@ def _error(values: Sequence[float]) -> float:
 
 
 def _mean(value: float, error: float, degrees: int, n: int) -> Mean:
+    """With Student's interval; none of values that are all alike, whose spread is not known."""
+    if not error:
+        return Mean(value=value, low=None, high=None, n=n)
     half = student_quantile(degrees) * error
     return Mean(value=value, low=value - half, high=value + half, n=n)
 

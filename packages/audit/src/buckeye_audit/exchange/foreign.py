@@ -8,7 +8,6 @@ version 1 (`nodes`, `rewards`). Lines are read one at a time.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +25,10 @@ from buckeye.monitor.conversation import as_text
 from buckeye.monitor.intervals import mean_over_tasks
 from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, PlayedRollout, rollouts_file
 from buckeye.runs.checkpoint_facts import public_name
-from buckeye_audit.exchange.played import ROW, Played, without_secrets
+from buckeye_audit.exchange.played import ROW, Played, file_name, without_secrets
 
 _FILES = {"train": "train_rollouts.jsonl", "eval": "eval_rollouts.jsonl"}
 _LONGEST_LINE = 64_000_000  # bytes; a longer one is no rollout
-_UNSAFE = re.compile(r"[^\w.\-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +152,11 @@ def _put_batch(run: Path, step: int, rollouts: Iterator[PlayedRollout]) -> None:
 
 
 def _put_evaluations(run: Path, step: int, rollouts: Iterator[PlayedRollout]) -> None:
+    taken = set[str]()
     for env, of_it in groupby(rollouts, key=lambda one: one.env):
         folder, errored = run / "evals" / f"step_{step}", 0
         folder.mkdir(parents=True, exist_ok=True)
-        name = _UNSAFE.sub("_", env) or "results"
+        name = file_name(env or "results", taken)
         tasks: dict[str, list[float]] = defaultdict(list)
         with (folder / f"{name}.jsonl").open("wb") as file:
             for one in of_it:

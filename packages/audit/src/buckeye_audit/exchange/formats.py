@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any, Literal
 from buckeye.base.distribution import need
 from buckeye.monitor.conversation import Message, conversation
 from buckeye.runs.frames import COLUMNS
-from buckeye_audit.exchange.played import Played
+from buckeye_audit.exchange.played import Played, file_name
 
 Format = Literal["eval", "sts", "parquet", "jsonl"]
 _BATCH = 1000
-_UNSAFE = re.compile(r"[^\w.\-]+")
 _ROLES = ("user", "assistant", "system", "tool")
 
 
@@ -51,7 +49,7 @@ def write_sts(played: Iterable[Played], directory: Path, model: str) -> int:
     """A file a rollout in the hub's Session Trace Simple Format: a header line, then a line a message."""
     folder = directory / "sessions"
     folder.mkdir()
-    written = 0
+    written, taken = 0, set[str]()
     for one in _with_texts(played):
         row = one.row
         number = f"{row['group']}-{row['number']}{f'-attempt-{written}' if row['retried'] else ''}"
@@ -66,7 +64,7 @@ def write_sts(played: Iterable[Played], directory: Path, model: str) -> int:
         }
         lines = [header, *({"type": "message", "message": said} for said in _sts_messages(one, model))]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        (folder / f"{_UNSAFE.sub('_', name)}.jsonl").write_text(text, encoding="utf-8")
+        (folder / f"{file_name(name, taken)}.jsonl").write_text(text, encoding="utf-8")
         written += 1
     return written
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -39,19 +38,17 @@ from inspect_ai.scorer import Score
 from inspect_ai.tool import ToolCall
 
 from buckeye.monitor.conversation import Call, Message, conversation
-from buckeye_audit.exchange.played import Played
-
-_UNSAFE = re.compile(r"[^\w.\-]+")
+from buckeye_audit.exchange.played import Played, file_name
 
 
 def write_logs(played: Iterable[Played], directory: Path, model: str) -> int:
     """Write a log for each step and environment, which stand beside each other in `played`, and return how
     many rollouts there were. A task's rollouts are its epochs; one without a reward has no score."""
-    written = 0
+    written, taken = 0, set[str]()
     for (split, step, env), of_it in groupby(played, key=lambda one: one.place):
         epochs: Counter[str] = Counter()
         samples = [_sample(one, epochs, model) for one in of_it]
-        name = _UNSAFE.sub("_", f"{split}-{env}-step-{step}")
+        name = file_name(f"{split}-{env}-step-{step}", taken)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         log = EvalLog(
             status="success",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ _QUERY = (
     f"SELECT path, at, bytes, {', '.join('grp' if name == 'group' else name for name in ROW)} "  # noqa: S608  our own names
     "FROM rollouts WHERE step BETWEEN ? AND ? ORDER BY split DESC, step, env, grp, number, at"
 )
+_UNSAFE = re.compile(r"[^\w.\-]+")
 _TRUTHS = ("truncated", "cut", "retried")
 
 
@@ -95,3 +97,14 @@ def without_secrets(row: dict[str, Any], rollout: PlayedRollout | None) -> Playe
     both = json.dumps(redacted([row, msgspec.to_builtins(rollout)]), ensure_ascii=False)
     row, values = json.loads(both.encode(errors="replace"))
     return Played(row, msgspec.convert(values, PlayedRollout | None))
+
+
+def file_name(name: str, taken: set[str]) -> str:
+    """A name like `name` that a file may have, and none has that is `taken`, to which it is added."""
+    safe, number = _UNSAFE.sub("_", name), 1
+    found = safe
+    while found.casefold() in taken:
+        number += 1
+        found = f"{safe}~{number}"
+    taken.add(found.casefold())
+    return found

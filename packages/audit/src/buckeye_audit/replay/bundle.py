@@ -25,7 +25,7 @@ from buckeye import __version__, runs
 from buckeye.base.disk import human_bytes
 from buckeye.base.foreign_files import NotRegularError, own_files
 from buckeye.base.json_lines import read_json_lines
-from buckeye.base.storage import read_json, step_directory, write_file
+from buckeye.base.storage import read_json, step_directory, sync, write_file
 from buckeye.config.load import load_config
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import BuckeyeError, UsageError
@@ -262,7 +262,9 @@ def _write(target: Path, told: Bundled, files: Mapping[str, Path | bytes]) -> No
                     archive.writestr(name, source)
                 else:
                     archive.write(source, name)
+        sync(unfinished)
         unfinished.rename(target)
+        sync(target.parent)
 
 
 # Opening one, which may be of anybody.
