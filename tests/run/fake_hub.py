@@ -46,7 +46,7 @@ class FakeHub(LocalServer):
         if files is None:
             return None
         if rest[:1] != ["tree"]:
-            siblings = [{"rfilename": path} for path in files]
+            siblings = [{"rfilename": path, "size": len(content)} for path, content in files.items()]
             private = self.private.get(repository, False)
             return {"id": repository, "sha": COMMIT, "private": private, "siblings": siblings}
         return [{"type": "file", "path": p, "size": len(c), "oid": "0"} for p, c in files.items()]

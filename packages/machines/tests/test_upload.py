@@ -89,6 +89,20 @@ def test_what_the_configuration_names_travels_though_it_is_ignored(tmp_path):
     }
 
 
+def test_what_is_needed_whole_arrives_with_its_links_and_empty_folders(tmp_path):
+    """A rollout begins with it there as it does here: git has empty folders, other tools have links."""
+    root, there = tmp_path / "here", tmp_path / "there"
+    tree(root, {".gitignore": "start/\n", "start/deep/a": "1", "start/.git/HEAD": "2", "outer": "3"})
+    (root / "start/.git/refs/tags").mkdir(parents=True)
+    (root / "start/link").symlink_to("deep/a")
+    (root / "start/current").symlink_to("deep")
+    for _ in range(2):
+        send(root, there, needed=[root / "start"])
+        assert (there / "start/.git/refs/tags").is_dir()
+        assert (os.readlink(there / "start/link"), os.readlink(there / "start/current")) == ("deep/a", "deep")
+        assert (there / "start/current/a").read_text() == "1"
+
+
 def test_links_that_lead_out_stay_here_and_are_named(tmp_path):
     tree(tmp_path, {"p/a": "1"})
     (tmp_path / "p/in").symlink_to("a")
@@ -151,7 +165,7 @@ def test_any_names_and_contents_come_out_of_the_archive_as_they_went_in(tmp_path
 
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x"])
 def test_a_name_that_leads_out_is_not_received(tmp_path, name):
-    announced = json.dumps({"files": {name: "0"}, "links": {}}).encode() + b"\n"
+    announced = json.dumps({"files": {name: "0"}, "links": {}, "folders": []}).encode() + b"\n"
     with pytest.raises(ValueError, match="leads out"):
         receive(tmp_path / "p", io.BytesIO(announced), io.BytesIO())
 
@@ -161,7 +175,7 @@ def test_a_file_below_a_link_that_leads_out_is_not_received(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "p/sub").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "f").write_text("1")
-    sent = json.dumps({"files": {"sub/f": "0"}, "links": {}}).encode() + b"\n"
+    sent = json.dumps({"files": {"sub/f": "0"}, "links": {}, "folders": []}).encode() + b"\n"
     sent += b"".join(tar_pieces({"sub/f": tmp_path / "f"}))
     with pytest.raises(ValueError, match="leads out"):
         receive(tmp_path / "p", io.BytesIO(sent), io.BytesIO())

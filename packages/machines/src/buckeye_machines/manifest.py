@@ -42,10 +42,12 @@ _LEFT_OUT = (
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """`files`: path relative to the project, with slashes -> where it is here. `links`: path -> where a
-    symbolic link leads. `outside` are links that lead out of the project and do not travel."""
+    symbolic link leads. `folders` are empty ones of what is needed whole. `outside` are links that lead out
+    of the project and do not travel."""
 
     files: dict[str, Path] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
 
     def digests(self) -> dict[str, str]:
@@ -75,11 +77,19 @@ def project_manifest(
         _add(found, root, path)
         _refuse_large(found, root)
     for path in needed:
-        inside = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for file in inside:
-            if file.is_file():
-                found.files[_name(root, file)] = file
+        for one in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            _need(found, root, one, path)
     return found
+
+
+def _need(found: Manifest, root: Path, one: Path, whole: Path) -> None:
+    """Let something travel as it is: a link that stays inside of the `whole` as a link."""
+    if one.is_symlink() and one.resolve().is_relative_to(whole.resolve()):
+        found.links[_name(root, one)] = os.readlink(one)
+    elif one.is_file():
+        found.files[_name(root, one)] = one
+    elif one.is_dir() and not any(one.iterdir()):
+        found.folders.append(_name(root, one))
 
 
 class _Rules:

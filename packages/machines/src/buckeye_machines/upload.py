@@ -35,7 +35,8 @@ async def send_project(link: Link, python: str, folder: str, manifest: Manifest)
     Buckeye. Raises LostConnectionError, and RemoteError for what the other end cannot do."""
     digests = await asyncio.to_thread(manifest.digests)
     async with link.program([python, "-m", "buckeye_machines.pod.receive", folder]) as process:
-        announced = json.dumps({"files": digests, "links": manifest.links}).encode() + b"\n"
+        parts = {"files": digests, "links": manifest.links, "folders": manifest.folders}
+        announced = json.dumps(parts).encode() + b"\n"
         process.stdin.write(announced)
         needed: list[str] = (await _answer(process, link, folder))["needed"]
         count = 0

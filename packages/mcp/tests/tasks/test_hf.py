@@ -13,10 +13,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 from tests.places import ROOT
-from tests.run.fake_hub import FakeHub
-from typer.testing import CliRunner
 
-from buckeye.cli.app import app
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye_mcp.environment import load_environment
 from buckeye_mcp.tasks.dataset import read_splits
@@ -38,36 +35,6 @@ def task(number=1, **more):
         "metadata": {"difficulty": "easy"},
         **more,
     }
-
-
-@pytest.fixture
-def hf(tmp_path, monkeypatch):
-    """Run the command in an empty folder; its output. Raises what it raises."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*words, tasks=None):
-        if tasks is not None:
-            Path("tasks.json").write_text(tasks if isinstance(tasks, str) else json.dumps(tasks))
-        done = CliRunner().invoke(app, ["hf", *words], catch_exceptions=True)
-        if isinstance(done.exception, BuckeyeError):
-            raise done.exception
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    return run
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    """A hub that is asked instead of the real one."""
-    import huggingface_hub.constants as constants
-
-    with FakeHub() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setenv("HF_TOKEN", "hf_planted_token_0123456789")
-        yield hub
 
 
 def rows(path):

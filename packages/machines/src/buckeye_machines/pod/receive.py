@@ -1,7 +1,7 @@
 """Receives a project: `python -m buckeye_machines.pod.receive FOLDER`.
 
-In comes a line of JSON `{"files": {path: sha256}, "links": {path: target}}`; out goes `{"needed": paths}`,
-those that are missing or different; in comes a tar archive of those; out goes `{"received", "removed"}`, two
+In comes a line of JSON, `{"files": {path: sha256}, "links": {path: target}, "folders": empty ones}`;
+out goes `{"needed": paths}`, those that are missing or different; in comes a tar archive of those; out goes `{"received", "removed"}`, two
 numbers. What goes out is a length of eight hexadecimal digits and an object in JSON.
 What an earlier manifest had and this one has not is removed; what a run wrote is not touched.
 """
@@ -27,7 +27,8 @@ def receive(folder: Path, source: BinaryIO, answers: BinaryIO) -> None:
     wanted = json.loads(source.readline())
     files: dict[str, str] = wanted["files"]
     links: dict[str, str] = wanted["links"]
-    for name in (*files, *links):
+    folders: list[str] = wanted["folders"]
+    for name in (*files, *links, *folders):
         _check_name(name)
     needed = [name for name, digest in files.items() if _digest(folder / name) != digest]
     _answer(answers, {"needed": needed})
@@ -36,6 +37,8 @@ def receive(folder: Path, source: BinaryIO, answers: BinaryIO) -> None:
     wrong = [name for name in needed if _digest(folder / name) != files[name]]
     if wrong:
         raise ValueError(f"{wrong[0]} is not what was sent ({len(wrong)} of {len(needed)} files)")
+    for name in folders:
+        (folder / name).mkdir(parents=True, exist_ok=True)
     for name, target in links.items():
         _link(folder / name, target)
     temporary = folder / f"{_RECORD}.new"

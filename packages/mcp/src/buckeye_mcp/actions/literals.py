@@ -62,16 +62,6 @@ def read_call(text: str, position: int) -> CallText:
     return _Reader(text, position).call()
 
 
-def read_literal(text: str) -> Any:
-    """The value that all of `text` stands for. Raises LiteralError."""
-    reader = _Reader(text, 0)
-    value = reader.value(0)
-    reader.blank()
-    if reader.position < len(text):
-        raise reader.error("expected the end")
-    return value
-
-
 class _Reader:
     """Recursive descent over a text."""
 

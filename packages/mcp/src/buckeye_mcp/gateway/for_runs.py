@@ -40,6 +40,7 @@ _COMMAND = (sys.executable, "-m", "buckeye", "gateway")
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.1
+_TASKSETS = ("taskset", "eval_taskset")
 _CONNECT_SECONDS = 2.0
 
 
@@ -165,7 +166,10 @@ def _check_keys(servers: Mapping[str, HttpServer], started: Sequence[int], known
 
 def mcp_tasks(environments: Iterable[EnvConfig]) -> list[McpTask]:
     """The tasks of those environments that are MCP servers. Raises UsageError as `read_taskset` does."""
-    names = _named(environments, "taskset", "eval_taskset")
+    return _tasks_of(_named(environments, *_TASKSETS))
+
+
+def _tasks_of(names: Iterable[str]) -> list[McpTask]:
     return [task for name in names for tasks in read_taskset(name) for task in tasks]
 
 
@@ -177,9 +181,10 @@ def _named(environments: Iterable[EnvConfig], *arguments: str) -> list[str]:
 
 
 def files_of(environments: Sequence[EnvConfig]) -> list[Path]:
-    """What the rollouts of those environments begin with, and the files of functions that grade them. Raises
-    UsageError as `read_taskset` and `load_gym_config` do."""
-    written: list[GymConfig | McpTask] = [*mcp_tasks(environments)]
+    """What the rollouts of those environments begin with, and the files of functions that grade them. What
+    a hub has is fetched where it is played. Raises UsageError as `read_taskset` and `load_gym_config` do."""
+    tasksets = [name for name in _named(environments, *_TASKSETS) if Path(name).expanduser().exists()]
+    written: list[GymConfig | McpTask] = [*_tasks_of(tasksets)]
     written += [load_gym_config(Path(name).expanduser()) for name in _named(environments, "config_path")]
     functions = [grader.python for one in written for grader in one.graders if grader.python is not None]
     named = [one.files for one in written] + [function.rpartition(":")[0] for function in functions]

@@ -55,7 +55,7 @@ def env_build(
     elif not quiet:
         digest = f" ({built.digest[:19]})" if built.digest else ""
         typer.echo(f"{built.image}{digest}: {len(built.tools)} tools, starts in {built.start_seconds:g} s")
-        rows = [(tool.name, _first_line(tool.description)) for tool in built.tools]
+        rows = [(tool.name, tool.description.strip().partition("\n")[0]) for tool in built.tools]
         print_table(("tool", "what it does"), rows)
         typer.echo(f"{built.lock_file}: written")
         where = "" if folder == Path() else f" {folder}"
@@ -82,10 +82,6 @@ def env_push(
         typer.echo(json.dumps({"image": target, "digest": digest or None}))
     elif not quiet:
         typer.echo(f"{target}: pushed" + (f", {digest}" if digest else ""))
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def push_if_needed(images: Sequence[str], *, asks: bool, yes: bool) -> None:

@@ -8,17 +8,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.disk import human_bytes
 from buckeye.base.distribution import need
 from buckeye.base.keys import key
-from buckeye.base.storage import write_directory
+from buckeye.base.storage import sha256_file, write_directory
 from buckeye.errors import UsageError
 from buckeye_mcp.tasks.files import read_rows, read_tasks
-from buckeye_mcp.tasks.rows import COLUMNS, GRADE, NESTED, TEST, TRAIN, as_row
+from buckeye_mcp.tasks.rows import COLUMNS, FILES, GRADE, NESTED, TEST, TRAIN, as_row
 from buckeye_mcp.tasks.task_schema import HttpServer, McpTask
 from buckeye_mcp.tasks.variables import names_in_servers
+from buckeye_mcp.workdir.files import beside, pack
 
 CARD = "README.md"
+MAX_FILES_BYTES = 2**30
+"""Most bytes that the archives of a dataset have together, and that one of them has when it is packed."""
 _FOLDER = "data"
+_ARCHIVE = re.compile(rf"{FILES}/([0-9a-f]{{64}})\.tar\.gz")
+"""What stands for the files of a task in a dataset: an archive of the same folder, by its hash."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 _FILES = (".json", ".jsonl", ".parquet")
 _EVAL_NAMES = (TEST, "eval", "validation")
@@ -26,21 +32,48 @@ _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000
 
 
 def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask]], *, replace: bool) -> None:
-    """Write the folder in one step. Raises UsageError without pyarrow, FileExistsError if the folder is there
-    and is not to be replaced."""
+    """Write the folder in one step, with the files of tasks as archives. Raises UsageError without pyarrow
+    and for files that cannot be packed, FileExistsError if the folder is there and is not to be replaced."""
     pyarrow, parquet = _pyarrow()
-    graded = any(task.grade is not None for tasks in splits.values() for task in tasks)
-    columns = (*COLUMNS, GRADE) if graded else COLUMNS
+    every = [task for tasks in splits.values() for task in tasks]
+    more = [name for name in (GRADE, FILES) if any(getattr(task, name) is not None for task in every)]
+    columns = [*COLUMNS, *more]
     schema = pyarrow.schema([(column, pyarrow.string()) for column in columns])
 
     def fill(temporary: Path) -> None:
         (temporary / _FOLDER).mkdir()
+        archives = _packed(every, temporary / FILES)
         for split, tasks in splits.items():
-            table = pyarrow.Table.from_pylist([as_row(task) for task in tasks], schema=schema)
+            there = [task.model_copy(update={FILES: archives.get(task.files)}) for task in tasks]
+            table = pyarrow.Table.from_pylist([as_row(task) for task in there], schema=schema)
             parquet.write_table(table, temporary / _FOLDER / f"{split}-00000-of-00001.parquet")
-        (temporary / CARD).write_text(dataset_card(name, splits), encoding="utf-8")
+        card = dataset_card(name, splits, files_of_dataset(temporary))
+        (temporary / CARD).write_text(card, encoding="utf-8")
 
     write_directory(folder, fill, replace=replace)
+
+
+def _packed(tasks: Sequence[McpTask], folder: Path) -> dict[str | None, str]:
+    """What the tasks name as files -> its archive in the folder, which is there if it is needed."""
+    named = sorted({task.files for task in tasks if task.files is not None})
+    if named:
+        folder.mkdir()
+    archives: dict[str | None, str] = {}
+    for files in named:
+        archives[files] = f"{FILES}/{pack(files, folder, MAX_FILES_BYTES)}"
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        if size > MAX_FILES_BYTES:
+            raise UsageError(
+                f"{files}: with it the files of the tasks are {human_bytes(size)} packed; a dataset holds "
+                f"{human_bytes(MAX_FILES_BYTES)}. Name a script that makes them in the configuration"
+            )
+    return archives
+
+
+def files_of_dataset(folder: Path) -> str:
+    """How many archives a dataset's folder has and how large they are, for people; "" if there are none."""
+    sizes = [path.stat().st_size for path in sorted(folder.glob(f"{FILES}/*.tar.gz"))]
+    return f"{len(sizes)} archives, {human_bytes(sum(sizes))}" if sizes else ""
 
 
 def find_taskset(name: str) -> Path:
@@ -51,12 +84,20 @@ def find_taskset(name: str) -> Path:
         return path
     here = f"there is no folder {name} here (this is {Path.cwd()}), and"
     need("huggingface_hub", f"{here} a dataset of the Hugging Face hub")
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import HfApi, constants, snapshot_download
 
     try:
-        found = snapshot_download(
-            name, repo_type="dataset", allow_patterns=["*.parquet"], token=key("HF_TOKEN") or None
-        )
+        token = key("HF_TOKEN") or None
+        if not constants.HF_HUB_OFFLINE:
+            about = HfApi(token=token).dataset_info(name, files_metadata=True)
+            size = sum(one.size or 0 for one in about.siblings or () if one.rfilename.startswith(f"{FILES}/"))
+            if size > MAX_FILES_BYTES:
+                most = human_bytes(MAX_FILES_BYTES)
+                raise UsageError(f"the files of {name} are {human_bytes(size)}, and {most} is the most")
+        wanted = ["*.parquet", f"{FILES}/*.tar.gz"]
+        found = snapshot_download(name, repo_type="dataset", allow_patterns=wanted, token=token)
+    except UsageError:
+        raise
     except Exception as error:  # network, rights, no such name: one message whatever the library raises
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if constants.HF_HUB_OFFLINE:
@@ -95,10 +136,34 @@ def read_dataset(path: Path) -> dict[str, list[McpTask]]:
     for file in files:
         held_out = path.is_dir() and file.name.startswith(_EVAL_NAMES)
         rows.setdefault(TEST if held_out else TRAIN, []).extend(_rows(file))
-    return {split: read_rows(part, f"{path} ({split})") for split, part in sorted(rows.items(), reverse=True)}
+    found = {
+        split: read_rows(part, f"{path} ({split})") for split, part in sorted(rows.items(), reverse=True)
+    }
+    folder = path if path.is_dir() else path.absolute().parent.parent
+    named = {task.files: task.id for tasks in found.values() for task in tasks if task.files is not None}
+    for archive, task_id in named.items():
+        _check_archive(folder, archive, f"{path}: task {task_id}: files")
+    return {split: [beside(task, folder / CARD) for task in tasks] for split, tasks in found.items()}
 
 
-def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]]) -> str:
+def _check_archive(folder: Path, files: str, where: str) -> None:
+    """Raise UsageError for anything but an archive of the dataset, as it was when the dataset was made."""
+    named = _ARCHIVE.fullmatch(files)
+    if named is None:
+        raise UsageError(
+            f"{where}: {files[:200]!r} is no archive of the dataset, as files/<SHA-256>.tar.gz is"
+        )
+    path = folder / files
+    if not path.is_file() or path.stat().st_size > MAX_FILES_BYTES or sha256_file(path) != named[1]:
+        raise UsageError(f"{where}: {path} is missing, or not what the dataset was made with")
+
+
+def is_archive(files: str) -> bool:
+    """Whether files are an archive of a dataset."""
+    return _ARCHIVE.fullmatch("/".join(Path(files).parts[-2:])) is not None
+
+
+def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]], files: str = "") -> str:
     """The README.md of the dataset: what it is, in facts, and how to use it. The same tasks give the same
     text."""
     tasks = [task for found in splits.values() for task in found]
@@ -129,6 +194,7 @@ def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]]) -> str:
         f"| prepared by | {_listed(call.name for task in tasks for call in task.setup_tool)} |",
         f"| graded by | {_listed(name for task in tasks for name in _graded_by(task))} |",
         f"| variables | {_listed(names_in_servers(tasks))} |",
+        f"| files | {files or 'none'} |",
         f"| longest prompt | {max(len(task.prompt) for task in tasks)} characters |",
         "",
         f"The columns {', '.join(f'`{column}`' for column in NESTED)} hold JSON texts; null",

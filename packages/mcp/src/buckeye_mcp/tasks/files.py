@@ -50,16 +50,9 @@ def read_tasks(path: Path) -> list[McpTask]:
 
 
 def read_rows(rows: Iterable[Mapping[str, Any]], where: str) -> list[McpTask]:
-    """The tasks of a dataset's rows, whose objects and lists may be texts with JSON.
-
-    They name no files of the machine where they are played. Raises UsageError as `read_tasks` does.
-    """
-    tasks = tasks_of((Row(row) for row in rows), where)
-    if (named := next((task for task in tasks if task.files is not None), None)) is not None:
-        raise UsageError(
-            f"{where}: task {named.id}: tasks of a dataset have no files; name them in the configuration"
-        )
-    return tasks
+    """The tasks of a dataset's rows, whose objects and lists may be texts with JSON. Raises UsageError as
+    `read_tasks` does."""
+    return tasks_of((Row(row) for row in rows), where)
 
 
 def tasks_of(rows: Iterable[Row], where: str, folder: Path | None = None) -> list[McpTask]:

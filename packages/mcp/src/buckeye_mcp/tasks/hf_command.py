@@ -85,7 +85,7 @@ def _made(
     name: str, splits: dict[str, list[McpTask]], folder: Path | None, *, private: bool, push: bool, yes: bool
 ) -> str | None:
     """Write the dataset, push it if asked to, and return its address on the hub."""
-    from buckeye_mcp.tasks.dataset import write_dataset
+    from buckeye_mcp.tasks.dataset import files_of_dataset, write_dataset
 
     repository = DatasetRepository(name, private=private) if push else None
     if repository is not None:
@@ -97,6 +97,8 @@ def _made(
             write_dataset(place, name, splits, replace=True)
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
             raise UsageError(f"{place} cannot be written: {error.strerror}. Name another with -o") from None
+        if files := files_of_dataset(place):
+            typer.echo(f"files of the tasks: {files}")
         return repository.push(place) if repository is not None else None
 
 
@@ -133,7 +135,8 @@ def _check_folder(folder: Path, *, yes: bool) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder} is a file; the dataset is a folder. Name another with -o")
     inside = [path for path in folder.rglob("*") if path.is_file()]
-    foreign = [path for path in inside if path.suffix != ".parquet" and path != folder / "README.md"]
+    ours = (folder / "README.md", *folder.glob("files/*.tar.gz"))
+    foreign = [path for path in inside if path.suffix != ".parquet" and path not in ours]
     if foreign:
         raise UsageError(
             f"{folder} has other files ({foreign[0]}); nothing of it is replaced. Name another with -o"
@@ -155,18 +158,16 @@ def _confirmed(question: str) -> bool:
 
 
 def _note_in_lock(lock_file: Path | None, reference: str, count: int) -> None:
-    from buckeye_mcp.tasks.lock import LOCK_FILE, dataset_reference
-    from buckeye_mcp.tasks.lock import update_lock as update
+    from buckeye_mcp.tasks.lock import LOCK_FILE, dataset_reference, update_lock
 
     if lock_file is None:
         typer.echo(f"There is no {LOCK_FILE} to note it in", err=True)
         return
-    update(lock_file, {"primary_dataset": dataset_reference(reference, count)})
+    update_lock(lock_file, {"primary_dataset": dataset_reference(reference, count)})
     typer.echo(f"{lock_file}: primary_dataset is {reference}")
 
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
-_MADE_BY_THE_HUB = {".gitattributes"}
 
 
 class DatasetRepository:
@@ -216,7 +217,7 @@ class DatasetRepository:
                 repo_type="dataset",
                 folder_path=folder,
                 commit_message="Tasks written by Buckeye",
-                delete_patterns="data/*.parquet",
+                delete_patterns=["data/*.parquet", "files/*.tar.gz"],
             )
         except Exception as error:  # network, rights, quota: one message whatever the library raises
             raise RunError(
@@ -239,7 +240,7 @@ class DatasetRepository:
             files = self._api.list_repo_files(self.name, repo_type="dataset")
         except Exception as error:
             raise RunError(f"the hub could not be asked for {self.name}: {_reason(error)}") from error
-        return sorted(set(files) - _MADE_BY_THE_HUB)
+        return sorted(set(files) - {".gitattributes"})
 
 
 def check_name(name: str, *, push: bool) -> None:
@@ -253,5 +254,4 @@ def check_name(name: str, *, push: bool) -> None:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

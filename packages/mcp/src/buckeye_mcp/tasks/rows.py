@@ -16,8 +16,8 @@ from buckeye_mcp.tasks.task_schema import HttpServer, McpTask
 from buckeye_mcp.workdir.files import beside
 
 COLUMNS = ("id", "prompt", "mcp_config", "setup_tool", "evaluate_tool", "metadata")
-GRADE = "grade"
-"""A column of datasets with tasks that have graders."""
+GRADE, FILES = "grade", "files"
+"""Columns of datasets with tasks that have graders, and of those with files."""
 NESTED = COLUMNS[2:]
 """Columns whose values are JSON texts, as those of `grade` are; null stands for none."""
 TRAIN, TEST = "train", "test"
@@ -56,21 +56,21 @@ def read_with_lock(path: Path, lock: Lock | None) -> tuple[list[McpTask], int]:
 
 
 def refuse_local(tasks: Iterable[McpTask], path: Path) -> None:
-    """Raise UsageError for a task with something that is only on this machine."""
+    """Raise UsageError for a task with something that cannot be taken from this machine."""
     for task in tasks:
-        function = any(grader.python is not None for grader in task.graders)
-        if task.files is not None or function:
+        if any(grader.python is not None for grader in task.graders):
             raise UsageError(
-                f"{path}: task {task.id} has {'files' if task.files is not None else 'a grader in Python'}, "
-                "which a dataset cannot hold: write that into the configuration, and what differs by task "
-                "into its metadata or its setup_tool"
+                f"{path}: task {task.id} has a grader in Python, which a dataset cannot hold: write that "
+                "into the configuration, and what differs by task into its metadata"
             )
+        if task.files is not None and not Path(task.files).exists():
+            raise UsageError(f"{path}: task {task.id}: files: there is no file or folder {task.files}")
 
 
 def as_row(task: McpTask) -> dict[str, str | None]:
     """A task as the columns of a dataset: nested values are JSON texts, and a missing setup is null."""
     values = task.model_dump(exclude_defaults=True)
-    columns = COLUMNS if task.grade is None else (*COLUMNS, GRADE)
+    columns = (*COLUMNS, *(name for name in (GRADE, FILES) if values.get(name) is not None))
     values |= {name: None for name in COLUMNS if name not in values}
     for name in ("setup_tool", "evaluate_tool"):
         if values[name] and len(values[name]) == 1:

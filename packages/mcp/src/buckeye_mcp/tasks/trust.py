@@ -18,11 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from buckeye.base.disk import human_bytes
 from buckeye.base.json_lines import printable
 from buckeye.base.keys import home_folder, masked
 from buckeye.base.storage import read_json, write_file
 from buckeye.errors import ConfigError, UsageError
-from buckeye_mcp.tasks.dataset import find_taskset, images_of, read_splits
+from buckeye_mcp.tasks.dataset import find_taskset, images_of, is_archive, read_splits
 from buckeye_mcp.tasks.lock import LOCK_FILE, read_lock
 from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer
 from buckeye_mcp.tasks.variables import names_in_servers
@@ -47,8 +48,11 @@ class Uses:
     addresses: tuple[str, ...]
     """With the headers that are sent there."""
     variables: tuple[str, ...]
+    files: tuple[str, ...]
+    """Archives of the dataset, with which rollouts begin, by the first digits of their hashes."""
     digest: str
-    """The hash of the servers of the tasks, whole, and of what grades them: what goes where counts, too."""
+    """The hash of the servers of the tasks, whole, of what grades them and of their files: what goes where
+    counts, too."""
 
     def lines(self) -> list[str]:
         """For people: a line for each kind that there is."""
@@ -57,7 +61,9 @@ class Uses:
 
     def named(self) -> dict[str, tuple[str, ...]]:
         """What there is of each kind."""
-        return {kind: getattr(self, kind) for kind in ("programs", "images", "addresses", "variables")}
+        return {
+            kind: getattr(self, kind) for kind in ("programs", "images", "addresses", "variables", "files")
+        }
 
 
 def uses_of(tasks: Sequence[McpTask]) -> Uses:
@@ -68,12 +74,16 @@ def uses_of(tasks: Sequence[McpTask]) -> Uses:
     written = _once(json.dumps(_as_written(server), sort_keys=True) for server in servers)
     graders = [grader for task in tasks for grader in task.graders]
     commands = _once(shlex.join(one.state.command) for one in graders if one.state and one.state.command)
+    archives = {Path(task.files) for task in tasks if task.files is not None and is_archive(task.files)}
     return Uses(
         programs=_once((*map(_program, stdio), *commands)),
         images=_once(images_of(tasks)),
         addresses=_once(map(_address, http)),
         variables=_once(names_in_servers(tasks)),
-        digest=hashlib.sha256(json.dumps((*written, *commands)).encode()).hexdigest(),
+        files=_once(f"{path.name[:12]} ({human_bytes(path.stat().st_size)})" for path in archives),
+        digest=hashlib.sha256(
+            json.dumps((*written, *commands, *sorted(path.name for path in archives))).encode()
+        ).hexdigest(),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import os
 import shutil
@@ -10,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from buckeye.base.process import clean_environment
-from buckeye.base.storage import write_directory
+from buckeye.base.storage import sha256_file, write_directory
 from buckeye.config.shared import BaseConfig
 from buckeye.errors import UsageError
 from buckeye_mcp.sandbox.base import cache_folder
@@ -57,6 +59,30 @@ def prepare(files: str, folder: Path, most: int) -> None:
             _copy_file(source, folder / source.name)
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         raise UsageError(f"files: {source} cannot be used: {error}") from None
+
+
+def pack(files: str, to: Path, most: int) -> str:
+    """Write an archive of what `prepare` makes into a folder; its name, which is the hash of its bytes. Of a
+    script its files go, not the program. Raises UsageError as `prepare` does."""
+    with tempfile.TemporaryDirectory(dir=to, prefix=".") as temporary:
+        folder, made = Path(temporary, "files"), Path(temporary, "packed")
+        folder.mkdir()
+        prepare(files, folder, most)
+        with (
+            gzip.GzipFile(made, "wb", mtime=0) as zipped,
+            tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for path in sorted(_walk(folder)):
+                archive.add(path, str(path.relative_to(folder)), recursive=False, filter=_nobodys)
+        name = f"{sha256_file(made)}.tar.gz"
+        made.replace(to / name)
+    return name
+
+
+def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """An entry that says nothing of who packed it; links and folders are as new as they are unpacked."""
+    made = int(entry.mtime) if entry.isreg() else 0
+    return entry.replace(uid=0, gid=0, uname="", gname="", mtime=made, deep=False)
 
 
 def copy_tree(source: Path, to: Path, most: int) -> int:
