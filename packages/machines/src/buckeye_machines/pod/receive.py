@@ -1,9 +1,10 @@
 """Receives a project: `python -m buckeye_machines.pod.receive FOLDER`.
 
-In comes a line of JSON, `{"files": {path: sha256}, "links": {path: target}, "folders": empty ones}`;
-out goes `{"needed": paths}`, those that are missing or different; in comes a tar archive of those; out goes `{"received", "removed"}`, two
-numbers. What goes out is a length of eight hexadecimal digits and an object in JSON.
-What an earlier manifest had and this one has not is removed; what a run wrote is not touched.
+In comes a line of JSON, `{"files": {path: sha256}, "links": {path: target}, "folders": [path]}`, the last for
+empty ones; out goes `{"needed": paths}`, those files that are missing or different; in comes a tar archive of
+those; out goes `{"received", "removed"}`, two numbers. What goes out is a length of eight hexadecimal digits
+and an object in JSON. What an earlier manifest had and this one has not is removed; what a run wrote is not
+touched.
 """
 
 from __future__ import annotations
