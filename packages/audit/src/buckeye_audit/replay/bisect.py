@@ -61,12 +61,12 @@ class Search:
     as_recorded: list[int] = field(default_factory=list)
 
     @property
-    def last_kept(self) -> int:
-        """The newest step of which the batch was kept. Raises UsageError if there is none."""
+    def kept(self) -> list[int]:
+        """The steps of which the batch was kept. Raises UsageError if there is none."""
         steps = list(step_directories(self.run / "trained"))
         if not steps:
             require_kept(self.run, 0)
-        return steps[-1]
+        return steps
 
     def between(self, good: int, bad: int) -> None:
         """Look at the steps after `good` up to `bad`. Raises UsageError where none can be computed."""

@@ -84,7 +84,8 @@ def _replay_all(directory: Path, device: str | None, *, as_json: bool) -> None:
 def bisect(
     run: _Run,
     good: Annotated[
-        int | None, typer.Option(min=0, help="The last step known to be right. Default: none is.")
+        int | None,
+        typer.Option(min=0, help="The last step known to be right. Default: of those kept none is."),
     ] = None,
     bad: Annotated[
         int | None, typer.Option(min=0, help="A step known to be wrong. Default: the last that was kept.")
@@ -110,8 +111,8 @@ def bisect(
         from buckeye_audit.replay.texts import search_object, search_text
 
         search = search_of(directory, config, orchestrator, Path(scratch))
-        last = search.last_kept if bad is None else bad
-        before = -1 if good is None else good
+        last = search.kept[-1] if bad is None else bad
+        before = search.kept[0] - 1 if good is None else good
         if before >= last:
             raise UsageError(f"--good {before} is not before {'step' if bad is None else '--bad'} {last}.")
         if metric is None:
