@@ -4,9 +4,11 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from buckeye.runs.status import run_status
 from buckeye_ui.sources import OpenRun
 from tests.command import run_here
 from tests.run.made_runs import made_run, write_metrics
@@ -126,3 +128,30 @@ def test_watch_beside_needs_a_terminal_and_this_machine(tmp_path, more):
     done = run_here("rl", "--watch", "@", "none.toml", *more, cwd=tmp_path)
     assert done.returncode == 2
     assert "--watch needs a terminal" in done.stderr
+
+
+def test_a_look_that_takes_longer_than_the_pause_to_the_next_is_waited_for(run, monkeypatch):
+    pytest.importorskip("textual")
+    from buckeye_ui import watch
+
+    begun, go_on = [], threading.Event()
+
+    def slow_status(*arguments, **options):
+        begun.append(arguments)
+        assert go_on.wait(HANG)
+        return run_status(*arguments, **options)
+
+    monkeypatch.setattr(watch, "run_status", slow_status)
+    monkeypatch.setattr(watch, "_SECONDS", 0.05)
+
+    async def body():
+        app = watch.Watch(OpenRun("made", run))
+        async with app.run_test(size=(100, 30)) as pilot:
+            await pilot.pause(1.0)
+            go_on.set()
+            assert len(begun) == 1
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            assert "stopped, step 2 of 20" in shown(app, "#state")
+
+    asyncio.run(body())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -11,6 +13,7 @@ from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
+from textual.css.query import NoMatches
 from textual.widgets import DataTable, Footer, Header, Label, Sparkline, Static, TabbedContent, TabPane
 
 from buckeye.base.json_lines import printable
@@ -91,8 +94,13 @@ class Watch(App[None]):
     def on_mount(self) -> None:
         self._read()
         self._diagnose()
-        self.set_interval(_SECONDS, self._read)
-        self.set_interval(6 * _SECONDS, self._diagnose)
+        self.set_interval(_SECONDS, partial(self._unless_at_work, "read", self._read))
+        self.set_interval(6 * _SECONDS, partial(self._unless_at_work, "diagnose", self._diagnose))
+
+    def _unless_at_work(self, group: str, start: Callable[[], object]) -> None:
+        """On a busy machine the next look is due before the last one has ended."""
+        if all(worker.is_finished for worker in self.workers if worker.group == group):
+            start()
 
     def action_show(self, tab: str) -> None:
         self.query_one(TabbedContent).active = tab
@@ -117,7 +125,8 @@ class Watch(App[None]):
         step = self._step if self._step in played else (played[-1] if played else None)
         with self._run_shown.read() as run:
             rows = run.query(_PLAYED, step, _MOST_ROWS) if step is not None else []
-        self.call_from_thread(self._show, state, steps, step, rows)
+        with suppress(NoMatches):  # it is being closed
+            self.call_from_thread(self._show, state, steps, step, rows)
 
     def _show(self, state: str, steps: Sequence[Step], step: int | None, rows: Sequence[Any]) -> None:
         self.query_one("#state", Static).update(printable(state))
@@ -170,7 +179,8 @@ class Watch(App[None]):
             for one in told["findings"]
         ]
         text = told.get("missing") or "\n\n".join(lines) or "`rl diagnose` finds nothing wrong."
-        self.call_from_thread(self.query_one("#found", Static).update, printable(str(text)))
+        with suppress(NoMatches):  # it is being closed
+            self.call_from_thread(self.query_one("#found", Static).update, printable(str(text)))
 
 
 def _cell(value: Any) -> Text:
