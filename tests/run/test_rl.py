@@ -107,7 +107,8 @@ def test_the_commands_at_the_end_of_a_run_work(finished, runner):
         assert (wrong.returncode, "1. truncated (likely" in wrong.stdout) == (1, True)
     failed = {command: ended.stderr for command, ended in done.items() if ended.returncode}
     if not is_there("buckeye_audit"):
-        assert failed and all(" needs buckeye-audit" in why for why in failed.values())
+        assert failed  # what was played is shown by it
+        assert all(" needs buckeye-audit" in why for why in failed.values())
         failed = {}
     assert failed == {}
     assert done.keys() >= {"buckeye chat out/weights/step_5", "buckeye chat out/exports/step_5"}
