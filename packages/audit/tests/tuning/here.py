@@ -38,7 +38,12 @@ id = "{env}"
 
 def play(argv, log, seconds):
     """Stands for `forks._carry_out`."""
-    config = load_config(RLConfig, ["@", argv[5]], environ={})
+    carry_out(load_config(RLConfig, ["@", argv[5]], environ={}))
+    return ""
+
+
+def carry_out(config):
+    """A run, as `buckeye rl` makes it from these settings."""
     run = config.output_dir
     write_file(run / "configs" / "rl.json", to_json(config))
     write_file(run / "configs" / "trainer.json", to_json(config.trainer))
@@ -46,7 +51,6 @@ def play(argv, log, seconds):
     known = {"BUCKEYE_RUN_ID": "fork", "BUCKEYE_ATTEMPT": "1", "BUCKEYE_INFERENCE_KEY": KEY}
     with mock.patch.dict("os.environ", known):
         _carry_out(config, Path(config.trainer.model.name), 1, RunIdentity(run_id="fork", attempt=1))
-    return ""
 
 
 def config_of(folder, model, env, *, lr, steps=40, batch=64, seed=0):

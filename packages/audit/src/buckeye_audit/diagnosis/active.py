@@ -219,10 +219,33 @@ def same_again(facts: Facts) -> Iterator[Finding | str]:
         )
 
 
+def still_without_a_rate(facts: Facts) -> Iterator[Finding | str]:
+    """Replay at learning rate 0: then no log-prob changes, or something else than the gradient moves them."""
+    from buckeye_audit.tuning.changes import policy_changes
+
+    if not (facts.run.path / "configs" / "trainer.json").is_file() or not facts.batches:
+        yield "a step at learning rate 0: no batch was kept, or the trainer's settings are not recorded"
+        return
+    (change,) = policy_changes(facts.run.path, 0.0, 1)
+    if change > 0.0 or math.isnan(change):
+        step = facts.run.kept_steps[0]
+        yield facts.finding(
+            "moves_without_rate",
+            f"Step {step} trained again at learning rate 0 changes the policy by {change:.2g} nats a token",
+            "something else than the gradient moves the weights, or a step leaves something behind in the "
+            "model: a decay that is not times the rate, a state that a pass through the model changes",
+            "see what the optimizer and the model do besides the update",
+            evidence=[("the step again", facts.command("replay", "--step", step))],
+            confidence="sure",
+            change=change,
+        )
+
+
 TESTS: Mapping[str, Callable[[Facts], Iterator[Finding | str]]] = {
     "tokenizer": other_tokenizer,
     "weights": which_weights,
     "update": updated_towards_rewards,
+    "rate": still_without_a_rate,
     "replay": same_again,
     "environment": graded_twice,
 }

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from buckeye.base.storage import read_json
 from buckeye.transport.checkpoint import list_checkpoints, trainer_state
+from buckeye_audit.bands.band import SMOOTHED, band_of
 from buckeye_audit.diagnosis.facts import Facts
 from buckeye_audit.diagnosis.finding import Finding
 from buckeye_audit.diagnosis.statistics import is_below, mean_interval, rms, share_interval, slope_interval
@@ -350,3 +351,42 @@ def _evaluated(facts: Facts, step: int) -> Sequence[float]:
         "SELECT reward FROM rollouts WHERE split = 'eval' AND reward IS NOT NULL AND step = ?", step
     )
     return [row[0] for row in rows]
+
+
+_FAR = 2.0  # times as far below the middle of a band as its lower end, which is some six standard deviations
+_LITTLE = 0.1  # of what runs of the recipe gain
+
+
+def below_band(facts: Facts) -> Finding | None:
+    """The run is of a known recipe, and earns less than runs of it do with any seed."""
+    band = band_of(facts.run, facts.until)
+    if band is None or len(band.played) < 2 * SMOOTHED or band.inside:
+        return None
+    places = band.played[-SMOOTHED:]
+    earned, low, mid, high = band.means(places)
+    if mid - earned < _LITTLE * (max(band.mid) - min(band.mid)):
+        return None
+    first, least, *_ = band.means(band.played[:1])
+    far = mid - earned > _FAR * (mid - low)
+    if band.differs:
+        cause = f"settings that decide the curve are not the recipe's: {', '.join(band.differs)}"
+    elif first < least:
+        cause = "it began lower, so with another start model, or graded otherwise"
+    else:
+        cause = "settings, tasks and the start are the recipe's, so the code or the machine is not"
+    since, until = (band.steps[places[at]] for at in (0, -1))
+    return facts.finding(
+        "below_band",
+        f"In steps {since} to {until} it earns {earned:.2f}; runs of the recipe `{band.recipe}` earn "
+        f"{low:.2f} to {high:.2f}, {mid:.2f} in the middle",
+        cause,
+        "set what differs back, or see what changed since the recipe's runs were played",
+        evidence=[(f"the reward; the recipe's is {mid:.2f} at step {until}", facts.curve("reward/mean"))],
+        confidence="likely" if far and not band.differs and first >= least else "possible",
+        since=since,
+        until=until,
+        earned=earned,
+        low=low,
+        mid=mid,
+        high=high,
+    )

@@ -26,14 +26,15 @@ _SAMPLES = 32
 _LARGEST = 2.0  # nats
 
 
-def policy_changes(run: Path, rate: float) -> list[float]:
-    """Train on the batches that the run in `run` has kept, from where it began, with another learning rate:
-    after each step by how much the policy has changed, in nats a token, as half the mean square of what its
-    log-probs changed by. While that is small it is the KL divergence; large changes of single tokens are cut
-    off, as a few of them would decide. Ends with a NaN where the model breaks. The run stays as it is."""
+def policy_changes(run: Path, rate: float, most: int | None = None) -> list[float]:
+    """Train on the batches that the run in `run` has kept, or on the first `most` of them, from where it
+    began, with another learning rate: after each step by how much the policy has changed, in nats a token,
+    as half the mean square of what its log-probs changed by. While that is small it is the KL divergence;
+    large changes of single tokens are cut off, as a few of them would decide. Ends with a NaN where the model
+    breaks. The run stays as it is."""
     config = load_config(TrainerConfig, ["@", str(run / "configs" / "trainer.json")])
     kept = run / "trained"
-    steps = sorted(int(path.name.partition("_")[2]) for path in kept.glob("step_*"))
+    steps = sorted(int(path.name.partition("_")[2]) for path in kept.glob("step_*"))[:most]
     checkpoints = [one for one in list_checkpoints(run / "checkpoints") if one.step <= steps[0]]
     resume = checkpoints[-1] if checkpoints and steps[0] > 0 else None
     with tempfile.TemporaryDirectory(prefix="buckeye-tune-") as scratch:

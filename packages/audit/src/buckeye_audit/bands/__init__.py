@@ -1,0 +1,1 @@
+"""How the reward of known recipes goes, and whether a run of one goes so too."""
