@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.distribution import ask_if_there
 from buckeye.base.storage import read_json, step_directories
 from buckeye.errors import UsageError
 from buckeye.monitor.intervals import mean_over_tasks
@@ -216,11 +217,13 @@ def _content_free(run: Path) -> float | None:
 
 
 def reward_intervals(run: OpenRun) -> dict[str, Any]:
-    """Of each batch the mean over its groups with the 95 % interval; groups are what was drawn."""
+    """Of each batch the mean over its groups with the 95 % interval; groups are what was drawn. In `recipe`
+    the band of the known recipe that the run is of, or None."""
     means: dict[int, list[float]] = defaultdict(list)
     with run.read() as opened:
         for step, mean in opened.query(_MEANS):
             means[step].append(mean)
+        band = ask_if_there(_BAND_OF, lambda run: None)(opened)
     steps, low, high = [], [], []
     known: dict[int, tuple[float, float, float]] = run.kept.setdefault("intervals", {})
     for step, values in sorted(means.items()):
@@ -233,7 +236,15 @@ def reward_intervals(run: OpenRun) -> dict[str, Any]:
         steps.append(step)
         low.append(known[step][1])
         high.append(known[step][2])
-    return {"steps": steps, "low": low, "high": high}
+    return {"steps": steps, "low": low, "high": high, "recipe": None if band is None else _recipe(band)}
+
+
+_BAND_OF = "buckeye_audit.bands.band:band_of"
+
+
+def _recipe(band: Any) -> dict[str, Any]:
+    found = {name: getattr(band, name) for name in ("steps", "low", "mid", "high", "differs")}
+    return {"name": band.recipe, **{name: list(values) for name, values in found.items()}}
 
 
 _MEANS = (

@@ -46,13 +46,19 @@ function waitsBlock(status) {
   return lines.length ? h("ul", { className: "waits" }, lines) : null;
 }
 
+function recipeSeries(recipe, steps) {
+  const of = (name) => steps.map((step) => { const at = recipe.steps.indexOf(step); return at < 0 ? null : recipe[name][at]; });
+  const other = recipe.differs.length ? ` (here otherwise: ${recipe.differs.join(", ")})` : "";
+  return { label: `runs of the recipe ${recipe.name}${other}`, values: of("mid"), band: [of("low"), of("high")], dashed: true, colour: "muted" };
+}
+
 function rewardCharts(run, overview, intervals, choose) {
   const at = new Map((intervals ? intervals.steps : []).map((step, i) => [step, i]));
   const edge = (name) => overview.steps.map((step) => (at.has(step) ? intervals[name][at.get(step)] : null));
-  const found = [];
+  const found = [], recipe = intervals && intervals.recipe;
   if (overview.reward.some((v) => v !== null)) {
-    found.push({ title: "Reward of the batch", unit: intervals ? "mean over groups, 95 % interval" : "", steps: overview.steps, height: 200,
-      series: [{ label: "reward", values: overview.reward, band: intervals ? [edge("low"), edge("high")] : null }] });
+    found.push({ title: "Reward of the batch", unit: "mean over groups, 95 % interval", steps: overview.steps, height: 200,
+      series: [{ label: "reward", values: overview.reward, band: intervals ? [edge("low"), edge("high")] : null }, ...(recipe ? [recipeSeries(recipe, overview.steps)] : [])] });
   }
   const evals = overview.evaluations, steps = [...new Set(evals.map((one) => one.step))].sort((a, b) => a - b);
   if (steps.length) {
