@@ -15,6 +15,7 @@ from buckeye.run_files.known_runs import record_now
 from buckeye.run_files.record import GOING_ON, RunRecord
 from buckeye_ui import figures, played, records
 from buckeye_ui.findings import findings_of
+from buckeye_ui.forecast import forecast
 from buckeye_ui.notes import notes
 from buckeye_ui.sources import OpenRun
 from buckeye_ui.timeline import Chosen, timeline
@@ -138,6 +139,11 @@ ANSWERS: Mapping[str, Answer] = {
     ),
     "intervals": Answer(
         "the 95 % interval of each batch's reward", Nothing, lambda run, _: figures.reward_intervals(run)
+    ),
+    "forecast": Answer(
+        "what it should take by the plan before it, and what it has taken",
+        Nothing,
+        lambda run, _: forecast(run),
     ),
     "metrics": Answer(
         "all numbers whose names match a regular expression",

@@ -21,7 +21,10 @@ from buckeye_ui.server import STATIC
 from buckeye_ui.sources import OpenRun, Sources
 
 _MOST_TEXT = 8_000_000  # bytes of JSON for groups, rollouts and tokens
-_WHOLE = ("status", "findings", "overview", "intervals", "groups", "logs", "events", "settings", "timeline")
+_WHOLE = (
+    *("status", "findings", "overview", "intervals", "forecast", "groups", "logs", "events", "settings"),
+    "timeline",
+)
 _SCRIPT = re.compile(r'<script src="([^"]+)" defer></script>\n')
 _STYLE = re.compile(r'<link rel="stylesheet" href="([^"]+)">')
 

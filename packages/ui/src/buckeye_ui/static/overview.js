@@ -79,12 +79,26 @@ function rewardCharts(run, overview, intervals, choose) {
   return found;
 }
 
+function size(bytes) {
+  if (!bytes) return "0";
+  const unit = bytes >= 1e9 ? ["GB", 1e9] : bytes >= 1e6 ? ["MB", 1e6] : ["kB", 1e3];
+  return `${(bytes / unit[1]).toFixed(1)} ${unit[0]}`;
+}
+
+function forecastBlock(told) {
+  const line = (one) => h("tr", {}, h("td", {}, one.what), h("td", {}, `${one.at_most ? "up to " : ""}${size(one.planned)}`), h("td", {}, size(one.measured)));
+  const head = h("h2", {}, "Forecast and measured");
+  if (told.missing) return h("section", {}, head, h("p", { className: "note" }, ...visible(told.missing)));
+  return h("section", {}, head, h("div", { className: "scroll" }, h("table", {},
+    h("thead", {}, h("tr", {}, ["what", "planned for the whole run", "taken so far"].map((word) => h("th", { scope: "col" }, word)))), h("tbody", {}, told.rows.map(line)))));
+}
+
 async function overviewPage(main, run) {
   const choose = chooseStep;
   const [status, first] = await Promise.all([currentStatus(run), about(run, "overview")]);
   let overview = first, intervals = null;
   const head = h("div"), findings = h("div", { className: "findings", role: "status" }, h("p", { className: "note" }, "Looking for what is wrong …"));
-  const charts = h("div");
+  const charts = h("div"), planned = h("div");
   const found = h("div", { className: "charts" });
   const find = h("input", { type: "search", id: "find", placeholder: "regular expression, as grad|lr", "aria-label": "Search all metrics", value: route.query.find || "",
     oninput: later(150, () => { change({ find: find.value || null }); search(); }) });
@@ -122,6 +136,13 @@ async function overviewPage(main, run) {
     try { intervals = await about(run, "intervals"); draw(); } catch (error) { toast(error.message); }
   }
 
+  async function compareWithPlan() {
+    try {
+      const told = await about(run, "forecast");
+      planned.replaceChildren(forecastBlock(told));
+    } catch (error) { toast(error.message); }
+  }
+
   async function search() {
     for (const one of [...found.children]) one.close();
     found.replaceChildren();
@@ -134,11 +155,12 @@ async function overviewPage(main, run) {
     } catch (error) { count.textContent = error.message; }
   }
 
-  main.replaceChildren(h("section", { className: "page" }, h("h1", { className: "hidden" }, `${run}: overview`), head, await noteBlock(run, ""), findings, charts,
+  main.replaceChildren(h("section", { className: "page" }, h("h1", { className: "hidden" }, `${run}: overview`), head, await noteBlock(run, ""), findings, charts, planned,
     h("section", {}, h("div", { className: "bar" }, h("h2", {}, "All metrics"), find, count), found)));
   tell(status);
   draw();
   measure();
+  compareWithPlan();
   Promise.all([search(), look()]).then(() => route.query.find && main.isConnected && find.scrollIntoView());
   return {
     async update(changed) {
