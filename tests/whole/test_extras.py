@@ -66,6 +66,7 @@ USES = {
     "rl compare RUN RUN": None,
     "rl curve RUN": None,
     "rl replay RUN --step 1 --json": "train",
+    "rl bisect RUN --good 0 --bad 1 --json": "train",
     "rl bundle RUN --step 1 --out bug.zip": "train",
     "rl diagnose RUN": "train",
     "rl report RUN --out reported": "train",

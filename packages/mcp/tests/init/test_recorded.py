@@ -21,14 +21,24 @@ CALLS = (
 OPENED = re.compile(r"\bO_(?:WRONLY|RDWR|CREAT|TRUNC)\b")
 AT = re.compile(r"(?:AT_FDCWD|\d+)<(?P<folder>[^>]*)>, \"(?P<path>[^\"]*)\"")
 PLAIN = re.compile(r"\"(?P<path>[^\"]*)\"")
-SERVERS = [
-    "uvx mcp-server-time",
-    "uvx mcp-server-git --repository {project}",
-    "uvx --with mcp<2 mcp-server-sqlite --db-path {user}/x.db",
-    "npx -y @modelcontextprotocol/server-memory",
-    "npx -y @modelcontextprotocol/server-filesystem {user}",
-    "npx -y @modelcontextprotocol/server-everything",
-]
+SERVERS = {
+    "time": "uvx mcp-server-time",
+    "git": "uvx mcp-server-git --repository {project}",
+    "sqlite": "uvx --with mcp<2 mcp-server-sqlite --db-path {user}/x.db",
+    "memory": "npx -y @modelcontextprotocol/server-memory",
+    "filesystem": "npx -y @modelcontextprotocol/server-filesystem {user}",
+    "everything": "npx -y @modelcontextprotocol/server-everything",
+    "calculator": "uvx --with mcp<2 mcp-server-calculator",
+    "text-editor": "uvx --with mcp<2 mcp-text-editor",
+    "word": "uvx --from office-word-mcp-server word_mcp_server",
+    "options": "uvx --from abacus-mcp abacus stdio",
+    "learning-memory": "MEMORY_DB_PATH={user}/m.db uvx --with mem-learn --with mcp<2 python -m mem_learn",
+    "thinking": "npx -y @modelcontextprotocol/server-sequential-thinking",
+    "memory-bank": "MEMORY_BANK_ROOT={user} npx -y @allpepper/memory-bank-mcp",
+    "calc": "npx -y @coo-quack/calc-mcp",
+    "task-manager": "npx -y @kazuph/mcp-taskmanager",
+    "tasks": "DATA_DIR={user} npx -y mcp-shrimp-task-manager",
+}
 
 
 def written(log):
@@ -69,7 +79,7 @@ def recorded(place, *words):
 
 
 def _compiled(path, own):
-    return path.startswith(own) and "/__pycache__/" in path
+    return path.startswith(own) and "__pycache__" in Path(path).parts
 
 
 @pytest.fixture
@@ -102,10 +112,11 @@ def test_the_record_is_not_empty_where_nothing_is_kept_apart(place):
     assert "/tmp/buckeye-planted" in set(written(log))
 
 
-@pytest.mark.parametrize("command", SERVERS, ids=lambda command: re.search(r"server-\w+", command)[0])
+@pytest.mark.parametrize("command", SERVERS.values(), ids=SERVERS)
 def test_published_servers_write_to_scratch_and_output_only(place, command):
-    if shutil.which(command.split()[0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is None:
-        pytest.skip(f"{command.split()[0]} is not installed")
+    program = "npx" if "npx" in command else "uvx"
+    if shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is None:
+        pytest.skip(f"{program} is not installed")
     before = seen(place / "user")
     words = command.format(project=place / "user" / "project", user=place / "user")
     done, wrote = recorded(place, "--command", words, "--try-all")
