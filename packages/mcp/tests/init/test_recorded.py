@@ -122,6 +122,7 @@ def test_published_servers_write_to_scratch_and_output_only(place, command):
     done, wrote = recorded(place, "--command", words, "--try-all")
     if "Failed to fetch" in done.stderr or "registry" in done.stderr:
         pytest.skip("the registry is not reachable")
-    assert done.returncode == 0, done.stdout + done.stderr
+    unproven = "every tool refused made-up arguments" in done.stdout  # of one that knows none of the words
+    assert done.returncode == int(unproven), done.stdout + done.stderr
     assert wrote == []
     assert seen(place / "user") == before
