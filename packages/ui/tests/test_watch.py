@@ -2,12 +2,14 @@
 
 import asyncio
 import json
-import subprocess
+import os
 import sys
+import tempfile
 import threading
 
 import pytest
 
+from buckeye.base.process import ChildProcess
 from buckeye.runs.status import run_status
 from buckeye_ui.sources import OpenRun
 from tests.command import run_here
@@ -110,17 +112,29 @@ def test_beside_a_run_ctrl_c_ends_that_and_q_the_watching_alone(run, keys, code)
     async def drive(child):
         app = beside.WatchBeside(OpenRun("made", run), child)
         async with app.run_test() as pilot:
-            assert child.stdout.readline() == b"on\n"
+            assert os.read(printed, 3) == b"on\n"
             await pilot.press(*keys)
             if code:
                 child.wait(HANG)
             while app.is_running and app._exit is False:
                 await pilot.pause(0.05)
 
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
-        asyncio.run(drive(child))
-        assert child.poll() == (code or None)
-        child.kill()
+    printed, prints = os.pipe()
+    child = ChildProcess(argv, stdout=prints, guarded=True)
+    asyncio.run(drive(child))
+    assert child.returncode == (code or None)
+    child.end(0.0, session=True)
+
+
+def test_what_the_run_prints_after_the_watching_is_shown_whole(capsys):
+    pytest.importorskip("textual")
+    from buckeye_ui import beside
+
+    says = "import time\nfor n in range(200): print(f'line {n}', flush=True); time.sleep(0.005)"
+    with tempfile.TemporaryFile() as printed:
+        child = ChildProcess([sys.executable, "-c", says], stdout=printed, stderr=printed, guarded=True)
+        assert beside._followed(child, printed) == 0
+    assert capsys.readouterr().out == "".join(f"line {n}\n" for n in range(200))
 
 
 @pytest.mark.parametrize("more", [(), ("--provider", "ssh", "--host", "h")])

@@ -23,6 +23,7 @@ from buckeye.base.distribution import folders
 from buckeye.envs.stdlib_only.outcomes import described, own_frames, place_of
 from buckeye.inference.client import InferenceClient
 from buckeye.monitor.metrics import Stopwatch
+from buckeye.orchestrator import policy
 from buckeye.orchestrator.batch_account import Collected
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
@@ -87,7 +88,7 @@ _LOOK_SECONDS = 0.05
 _HELD_UP = 0.2  # seconds between two turns of the loop that are no rollout's ordinary work
 _TOLD_AFTER = 1.0  # seconds that were lost in one function
 _OURS = (*folders(), str(Path(asyncio.__file__).parent), "<frozen ")
-_ASKS_THE_MODEL = str(Path(inference.__file__).parent)
+_ASKS_THE_MODEL = (str(Path(inference.__file__).parent), policy.__file__)
 
 
 class LoopWatch:

@@ -3,8 +3,8 @@ into a file; the terminal is the watcher's."""
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,6 +14,7 @@ from typing import IO, ClassVar
 
 from textual.binding import Binding, BindingType
 
+from buckeye.base.process import ChildProcess
 from buckeye.config.rl import RLConfig
 from buckeye.launch.resume import arguments_of
 from buckeye_ui.sources import OpenRun
@@ -21,6 +22,7 @@ from buckeye_ui.watch import Watch
 
 _LOOK_SECONDS = 0.2
 _LAST_BYTES = 4_000  # of what the run has printed meanwhile
+_MOST_AT_ONCE = 65_536
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -32,7 +34,7 @@ class WatchBeside(Watch):
         Binding("q", "quit", "Watch no more"),
     ]
 
-    def __init__(self, run: OpenRun, child: subprocess.Popen[bytes]) -> None:
+    def __init__(self, run: OpenRun, child: ChildProcess) -> None:
         super().__init__(run)
         self._child = child
 
@@ -41,11 +43,11 @@ class WatchBeside(Watch):
         self.set_interval(_LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        if self._child.poll() is not None:
+        if self._child.returncode is not None:
             self.exit()
 
     def action_interrupt(self) -> None:
-        self._child.send_signal(signal.SIGINT)
+        self._child.signal(signal.SIGINT, session=False)
         self.notify(
             "The run ends: the trainer finishes its step and checkpoints. Ctrl-C again ends it at once."
         )
@@ -55,12 +57,10 @@ def start_beside(config: RLConfig, command: Sequence[str]) -> int:
     """Start the run that `command` starts, watch it until either ends, and return its exit code."""
     argv = [sys.executable, "-m", "buckeye", "rl", *arguments_of(command)]
     with tempfile.TemporaryFile() as printed:
-        child = subprocess.Popen(  # noqa: S603  a list of words, without a shell
-            argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, process_group=0
-        )
+        child = ChildProcess(argv, stdout=printed, stderr=printed, guarded=True)
 
         def pass_on(number: int, _: FrameType | None) -> None:
-            child.send_signal(number)
+            child.signal(number, session=False)
 
         before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
         try:
@@ -71,16 +71,16 @@ def start_beside(config: RLConfig, command: Sequence[str]) -> int:
                 signal.signal(number, handler)
 
 
-def _followed(child: subprocess.Popen[bytes], printed: IO[bytes]) -> int:
+def _followed(child: ChildProcess, printed: IO[bytes]) -> int:
     """Print what the run printed last, and what it prints until it ends."""
-    at = max(0, printed.seek(0, 2) - _LAST_BYTES)
-    ended = False
-    while not ended:
-        ended = child.poll() is not None
-        printed.seek(at)
-        new = printed.read()
+    at = max(0, os.fstat(printed.fileno()).st_size - _LAST_BYTES)
+    while True:
+        code = child.returncode
+        new = os.pread(printed.fileno(), _MOST_AT_ONCE, at)
         at += len(new)
         sys.stdout.write(new.decode(errors="replace"))
         sys.stdout.flush()
-        time.sleep(0 if ended else _LOOK_SECONDS)
-    return max(1, child.returncode) if child.returncode < 0 else child.returncode
+        if code is not None and not new:
+            return code if code >= 0 else 1  # below 0 it was killed
+        if not new:
+            time.sleep(_LOOK_SECONDS)
