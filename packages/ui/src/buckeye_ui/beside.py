@@ -78,8 +78,8 @@ def _followed(child: ChildProcess, printed: IO[bytes]) -> int:
         code = child.returncode
         new = os.pread(printed.fileno(), _MOST_AT_ONCE, at)
         at += len(new)
-        sys.stdout.write(new.decode(errors="replace"))
-        sys.stdout.flush()
+        sys.stdout.buffer.write(new)
+        sys.stdout.buffer.flush()
         if code is not None and not new:
             return code if code >= 0 else 1  # below 0 it was killed
         if not new:

@@ -67,7 +67,7 @@ def _row(what: str, planned: int, measured: int, *, at_most: bool) -> dict[str, 
 
 
 def _model(path: Path, config: RLConfig) -> Path | None:
-    """A directory with the model's sizes: the first one, or weights of the run."""
-    first = find_model(config.trainer.model.name)
+    """A directory with the model's sizes: weights of the run, or what it began with, by a name that may mean
+    another one here."""
     weights = (one for one in step_directories(path / "weights").values() if (one / "config.json").is_file())
-    return first or next(weights, None)
+    return next(weights, None) or find_model(config.trainer.model.name)
