@@ -132,7 +132,7 @@ def _asked(metrics: Mapping[Path, RunMetrics], name: str, names: Sequence[str]) 
     if found:
         raise UsageError(f"--metric {name}: several processes have it. Say whose: {', '.join(doubled)}")
     hint = did_you_mean(closest(name, names))
-    raise UsageError(f"--metric {name}: there is no such number.{hint} --list shows what there is.")
+    raise UsageError(f"--metric {name}: there is no such number.{hint} `rl curve RUN --list` shows all.")
 
 
 def _usual(metrics: Mapping[Path, RunMetrics], names: Sequence[str]) -> list[_Named]:
