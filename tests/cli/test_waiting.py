@@ -2,7 +2,9 @@
 
 import io
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 from buckeye.cli import terminal
 
@@ -16,6 +18,22 @@ def test_without_a_terminal_plain_lines_say_what_is_being_done(monkeypatch):
         show("playing")
         _until("playing ...\n")
     assert set(sys.stderr.getvalue().splitlines()) == {"reading ...", "playing ..."}
+
+
+def test_what_takes_long_is_said_once(monkeypatch):
+    pauses = []
+
+    class Over(threading.Event):
+        def wait(self, timeout=None):
+            pauses.append(timeout)
+            return len(pauses) > 5
+
+    monkeypatch.setattr(terminal, "threading", SimpleNamespace(Event=Over, Thread=threading.Thread))
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with terminal.status_line("reading"):
+        pass
+    assert sys.stderr.getvalue() == "reading ...\n"
+    assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
 
 
 def test_what_is_soon_over_says_nothing(monkeypatch):

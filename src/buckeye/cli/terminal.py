@@ -82,7 +82,7 @@ long as the one before."""
 @contextmanager
 def status_line(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Gives what replaces the text of one changing line; where stderr is no terminal, the text that a plain
-    line shows now and then. Shows nothing if `quiet`."""
+    line shows now and then, each text once. Shows nothing if `quiet`."""
     if quiet:
         yield lambda _: None
         return
@@ -102,9 +102,11 @@ def _now_and_then(first: str) -> Iterator[Callable[[str], None]]:
     newest, over, stream = [first], threading.Event(), sys.stderr
 
     def tell() -> None:
-        pause = FIRST_LINE
+        pause, said = FIRST_LINE, ""
         while not over.wait(pause):
-            print(f"{newest[0]} ...", file=stream, flush=True)
+            if newest[0] != said:
+                said = newest[0]
+                print(f"{said} ...", file=stream, flush=True)
             pause = min(2 * pause, RAREST_LINE)
 
     thread = threading.Thread(target=tell, daemon=True)
