@@ -9,6 +9,9 @@ import pytest
 from tests.command import run_here
 from tests.run.made_runs import made_run, write_metrics
 
+from buckeye_audit.bands.band import Band
+from buckeye_audit.report.plots import training_reward
+
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)> \x1b[31mred\x1b]0;owned\x07 \u202egnp.exe "
     "{{ 7 * 7 }} {% raw %} ${x} `````\n```text\n</pre></details> | a | b |\n# no heading & $\\frac{"
@@ -87,6 +90,20 @@ def test_a_run_in_one_file(run):
         # 10 * (1 + 1 + 1 + 2 + 2 + 2 + 3 + 3 + 3 + 4 + 4 + 4) + 4 * (0 + 1 + 2)
         assert "312" in shown
         assert "2,000" in shown
+
+
+@pytest.mark.parametrize(("low", "said"), [(0.4, "inside"), (0.6, "below")])
+def test_where_runs_of_the_same_recipe_are_is_said_and_drawn(run, monkeypatch, low, said):
+    ends = {"low": (low,) * 3, "mid": (0.7,) * 3, "high": (0.8,) * 3}
+    band = Band(recipe="sums", steps=(0, 1, 2), rewards=(0.5, 0.5, None), differs=("lr",), **ends)
+    monkeypatch.setattr("buckeye_audit.report.run_facts.band_of", lambda run: band)
+    report(run)
+    told = (
+        f"In steps 0 to 1 it earns 0.50; runs of the recipe `sums` earn {low:.2f} to 0.80, 0.70 in the middle"
+    )
+    assert f"{told}: {said} the band." in (run / "report" / "run.md").read_text().replace("\\", "")
+    (legend,) = training_reward({0: 0.5, 1: 0.5}, None, "", None, band).legends
+    assert "runs of the recipe sums (here otherwise: lr)" in [text.get_text() for text in legend.get_texts()]
 
 
 def test_five_rollouts_are_picked_by_the_rule_that_is_said(run):

@@ -48,7 +48,8 @@ def test_the_band_of_a_known_recipe_is_told(tmp_path, monkeypatch):
     recipe["settings"]["trainer.optim"] = {"lr": 1e-2}
     monkeypatch.setattr(band, "_recipes", lambda: iter([("counting", recipe)]))
     told = reward_intervals(OpenRun("run", paths[2]))["recipe"]
-    assert (told["name"], told["steps"], told["differs"]) == ("counting", [0, 1, 2, 3], ["trainer.optim.lr"])
+    assert told["label"] == "runs of the recipe counting (here otherwise: trainer.optim.lr)"
+    assert told["steps"] == [0, 1, 2, 3]
     assert told["mid"] == pytest.approx([-0.125, -0.025, 0.075, 0.175])
     ends = zip(told["low"], told["mid"], told["high"], strict=True)
     assert all(low < mid < high for low, mid, high in ends)

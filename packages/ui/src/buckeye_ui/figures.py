@@ -243,8 +243,8 @@ _BAND_OF = "buckeye_audit.bands.band:band_of"
 
 
 def _recipe(band: Any) -> dict[str, Any]:
-    found = {name: getattr(band, name) for name in ("steps", "low", "mid", "high", "differs")}
-    return {"name": band.recipe, **{name: list(values) for name, values in found.items()}}
+    found = {name: getattr(band, name) for name in ("steps", "low", "mid", "high")}
+    return {"label": band.label, **{name: list(values) for name, values in found.items()}}
 
 
 _MEANS = (

@@ -57,6 +57,22 @@ class Band:
         return [at for at, reward in enumerate(self.rewards) if reward is not None]
 
     @property
+    def label(self) -> str:
+        """What the band is of, for the legend of a chart."""
+        other = f" (here otherwise: {', '.join(self.differs)})" if self.differs else ""
+        return f"runs of the recipe {self.recipe}{other}"
+
+    @property
+    def told(self) -> str:
+        """What the run's last steps earned, and what other runs did."""
+        places = self.played[-SMOOTHED:]
+        earned, low, mid, high = self.means(places)
+        return (
+            f"In steps {self.steps[places[0]]} to {self.steps[places[-1]]} it earns {earned:.2f}; runs of "
+            f"the recipe `{self.recipe}` earn {low:.2f} to {high:.2f}, {mid:.2f} in the middle"
+        )
+
+    @property
     def inside(self) -> bool:
         """Whether the run's last steps earned no less than the band's lower end."""
         earned, low, *_ = self.means(self.played[-SMOOTHED:])

@@ -377,8 +377,7 @@ def below_band(facts: Facts) -> Finding | None:
     since, until = (band.steps[places[at]] for at in (0, -1))
     return facts.finding(
         "below_band",
-        f"In steps {since} to {until} it earns {earned:.2f}; runs of the recipe `{band.recipe}` earn "
-        f"{low:.2f} to {high:.2f}, {mid:.2f} in the middle",
+        band.told,
         cause,
         "set what differs back, or see what changed since the recipe's runs were played",
         evidence=[(f"the reward; the recipe's is {mid:.2f} at step {until}", facts.curve("reward/mean"))],

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from buckeye.base.json_lines import printable
 from buckeye.monitor.intervals import Estimate
+from buckeye_audit.bands.band import Band
 from buckeye_audit.report.rows import ALL, Row, Side
 
 _AFTER, _BEFORE, _FLOOR = "#b0413e", "#b9c4cd", "#333333"
@@ -85,9 +86,10 @@ def training_reward(
     floor: float | None,
     title: str,
     intervals: Mapping[int, Estimate] | None = None,
+    recipe: Band | None = None,
 ) -> Any:
     """Mean reward of all rollouts played for a step, groups without spread included, and its running mean;
-    what a policy without content earns as a line."""
+    what a policy without content earns as a line, and where runs of the same recipe are as a band."""
     figure, grid = _figure(1, 1, (7.5, 4.2))
     axes = grid[0][0]
     steps = sorted(rewards)
@@ -98,6 +100,10 @@ def training_reward(
         handles[1] = _line("#dea8a6", "each step, with 95 % interval")
     axes.plot(steps, values, color=_AFTER, linewidth=0.8, alpha=0.4)
     axes.plot(steps, running_mean(values, _SMOOTHED), color=_AFTER, linewidth=2)
+    if recipe is not None:
+        axes.fill_between(recipe.steps, recipe.low, recipe.high, color=_BEFORE, alpha=0.3, linewidth=0)
+        axes.plot(recipe.steps, recipe.mid, color=_BEFORE, linewidth=1.2, linestyle="--")
+        handles.append(_line(_BEFORE, _plain(recipe.label), "--"))
     if floor is not None:
         axes.axhline(floor, color=_FLOOR, linewidth=1.2, linestyle="--")
         handles.append(_line(_FLOOR, _FLOOR_LABEL, "--"))

@@ -21,6 +21,7 @@ from buckeye.monitor.rollouts import PlayedRollout, rollout_steps
 from buckeye.run_files.known_runs import known_runs
 from buckeye.run_files.record import RunRecord, read_record
 from buckeye.runs.checkpoint_facts import public_name, read_config, settings_of
+from buckeye_audit.bands.band import Band, band_of
 from buckeye_audit.diagnosis.diagnose import diagnose
 from buckeye_audit.diagnosis.finding import Finding
 from buckeye_audit.exchange.foreign import ForeignFolder
@@ -102,6 +103,10 @@ class RunFacts:
         found, not_looked_at = done.findings, [*done.not_looked_at, *done.failures]
         self.notes.extend(note for note in not_looked_at if note not in self.notes)
         return found
+
+    @cached_property
+    def band(self) -> Band | None:
+        return band_of(self.run)
 
     @cached_property
     def evaluations(self) -> list[Report]:

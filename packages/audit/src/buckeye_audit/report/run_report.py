@@ -67,7 +67,7 @@ def _figures(facts: RunFacts) -> dict[str, tuple[str, Any]]:
         floors = {report.training.floor for report in facts.evaluations if report.training is not None}
         floor = floors.pop() if len(floors) == 1 else None
         means = {step: estimate.value for step, estimate in facts.rewards.items()}
-        found["reward"] = (title, training_reward(means, floor, title, facts.rewards))
+        found["reward"] = (title, training_reward(means, floor, title, facts.rewards, facts.band))
     if facts.panels:
         title = f"{facts.name}: figures of the steps"
         found["figures"] = (title, small_panels(facts.panels, title))
@@ -86,6 +86,8 @@ def _blocks(facts: RunFacts, pictures: list[Picture]) -> Iterator[Block]:
         yield Bullets([facts.public(text) for text in found])
     else:
         yield Text("`rl diagnose` finds nothing wrong, as far as the records tell.")
+    if facts.band is not None:
+        yield Text(f"{facts.band.told}: {'inside' if facts.band.inside else 'below'} the band.")
     for report in facts.evaluations:
         yield Heading(f"Held-out tasks of {report.name}")
         yield Bullets(summary(report))

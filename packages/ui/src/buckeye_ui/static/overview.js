@@ -48,8 +48,7 @@ function waitsBlock(status) {
 
 function recipeSeries(recipe, steps) {
   const of = (name) => steps.map((step) => { const at = recipe.steps.indexOf(step); return at < 0 ? null : recipe[name][at]; });
-  const other = recipe.differs.length ? ` (here otherwise: ${recipe.differs.join(", ")})` : "";
-  return { label: `runs of the recipe ${recipe.name}${other}`, values: of("mid"), band: [of("low"), of("high")], dashed: true, colour: "muted" };
+  return { label: recipe.label, values: of("mid"), band: [of("low"), of("high")], dashed: true, colour: "muted" };
 }
 
 function rewardCharts(run, overview, intervals, choose) {
