@@ -8,8 +8,8 @@ import psutil
 import pytest
 from packages.mcp.tests.environment.leaks import processes_with
 from packages.mcp.tests.environment.scripted import Scripted
-from packages.mcp.tests.environment.test_many_sessions import RECALL
-from packages.mcp.tests.environment.test_rollout import DONE, RAW, config, task
+from packages.mcp.tests.environment.test_many_sessions import PATIENT
+from packages.mcp.tests.environment.test_rollout import DONE, RAW, task
 from packages.mcp.tests.gateway.client import gateway
 from tests.waiting import wait_for
 
@@ -22,12 +22,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_000)]
 
 def test_2000_rollouts_64_at_a_time_through_the_gateway(tmp_path):
     marker = f"marker-{uuid.uuid4()}"
-    words = ["--command", f"{sys.executable} {RAW}", "--sessions", str(AT_A_TIME), "--queue-seconds", "600"]
+    words = ["--command", f"{sys.executable} {RAW}", "--sessions", str(AT_A_TIME), "--queue-seconds", "1200"]
     with gateway(tmp_path, *words, "--warm", "4") as running:
         server = {"url": running.url, "headers": {"Env-Marker": marker}}
-        environment = McpEnvironment(
-            config(action_mappings=RECALL), {"train": [task(marker, mcp_config={"board": server})]}
-        )
+        environment = McpEnvironment(PATIENT, {"train": [task(marker, mcp_config={"board": server})]})
         (given,) = environment.tasks("train")
         process = psutil.Process(running.process.pid)
         memory = []

@@ -349,6 +349,26 @@ def test_what_does_not_work_is_told_apart(init):
     assert Path("configs/tool_server.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("said", "ending"),
+    [
+        ('{\n  "success": false,\n  "message": "no board"\n}', "refused"),
+        ('{"ok":false}', "refused"),
+        ('{"error": "no board"}', "refused"),
+        ('{"status": "error", "message": "no board"}', "refused"),
+        ("Error: no board", "refused"),
+        ('{"success": true, "error": null}', "worked"),
+        ('{"errors": 0}', "worked"),
+        ('{"tasks": [{"success": false}]}', "worked"),
+    ],
+)
+def test_a_failure_that_is_told_as_a_result_is_a_refusal(init, said, ending):
+    code, printed = init("--json", tools=[tool("fail", said), tool("click"), EVALUATE])
+    trials = json.loads(printed)["proof"]["trials"]
+    assert code == 0
+    assert {one["action"]: one["ending"] for one in trials} == {"fail": ending, "click": "worked"}
+
+
 def test_a_lock_file_gives_what_the_live_environment_gives(init, tmp_path):
     tools = [tool("look", HOSTILE[:300], ["at"], at=text("where")), tool("reset"), tool("setup"), EVALUATE]
     code, live = init("--dry-run", tools=tools)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ _MOST_CHOICES = 4
 _CALL_SECONDS = 20.0
 _SECONDS = 300.0
 _LONGEST_SAID = 160
-_WORD = "example"
+_REFUSAL = re.compile(r'error|\{\s*"(?:error"|(?:success|ok)":\s*false|status":\s*"(?:error|fail))', re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ class _Script:
     def _note(self, answer: str) -> None:
         assert self._made is not None
         said = answer.removeprefix("<result>").removesuffix("</result>").strip()
-        ending: Ending = "refused" if said.lower().startswith("error") else "worked"
+        ending: Ending = "refused" if _REFUSAL.match(said) else "worked"
         self.is_broken = tells_of_a_fault(said)
         if self.is_broken or said.startswith("Invalid tool call"):
             ending = "failed"
@@ -222,7 +223,7 @@ def _prepared(
         values = {given: example(known.get(name), schema) for name, given in needed}
     except NoExample as error:
         return [], Trial(action.name, "", "not tried", f"no arguments can be made up: {error}")
-    shown = {n: _WORD.ljust(len(v), "s") if _is_filler(v) else v for n, v in values.items()}
+    shown = {n: "example".ljust(len(v), "s") if _is_filler(v) else v for n, v in values.items()}
     variants = [shown]
     for name, given in needed:
         options = choices(known.get(name), schema)
