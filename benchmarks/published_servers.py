@@ -62,6 +62,11 @@ def notes(folder: Path) -> None:
     (folder / "readme.md").write_text("# Title\n")
 
 
+def checklist(folder: Path) -> None:
+    """A day's log."""
+    (folder / "monday.md").write_text("- [ ] begin\n")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Server:
     """A published server: what is installed, how it is started (`{bin}`: its programs, `{data}`: its
@@ -272,6 +277,89 @@ SERVERS = {
         include=["semver", "math", "base"],
         needed="`--include`: 21 tools",
     ),
+    "kanban": Server(
+        registry="PyPI",
+        packages=["kanbanger"],
+        start="{bin}/kanbanger-mcp",
+        state="files of a project, made by one of its tools",
+        tasks=[
+            ("Set the project up.", {"state": {"file": "_kanban.md", "exists": True}}),
+            ("Which tasks are there?", {"calls": {"tool": "list_tasks"}}),
+        ],
+        include=["setup_project", "add_task", "list_tasks"],
+        needed="`--include`: long descriptions",
+    ),
+    "worklog": Server(
+        registry="PyPI",
+        packages=["worklog-mcp"],
+        start="{bin}/worklog-mcp serve --dir {data}",
+        state="the newest file of a folder",
+        tasks=[
+            ("I have bought milk.", {"state": {"file": "monday.md", "contains": "milk"}}),
+            ("Is there a log?", {"result": {"tool": "check", "json_path": "$.status", "exact": "ok"}}),
+        ],
+        files=checklist,
+        needed="Python 3.13",
+    ),
+    "flashcards": Server(
+        registry="PyPI",
+        packages=["spacedrep[mcp]", "mcp<2"],
+        start="env SPACEDREP_DB={data}/cards.db {bin}/spacedrep-mcp",
+        state="database file, made by one of its tools",
+        tasks=[
+            ("Make the database.", {"state": {"file": "cards.db", "exists": True}}),
+            ("Which decks are there?", {"calls": {"tool": "list_decks"}}),
+        ],
+        include=["init_database", "add_card", "list_decks"],
+        needed="`mcp<2` beside it, Python 3.12, `SPACEDREP_DB`, `--include`: 27 tools",
+    ),
+    "timer": Server(
+        registry="PyPI",
+        packages=["mcp-timer", "mcp<2"],
+        start="{bin}/mcp-timer",
+        state="none; slow",
+        tasks=[("Wait for a second.", {"calls": {"tool": "wait", "at_most": 1}})],
+        needed="`mcp<2` beside it",
+    ),
+    "knowledge-graph": Server(
+        registry="npm",
+        packages=["@itseasy21/mcp-knowledge-graph"],
+        start="node {bin}/mcp-knowledge-graph --memory-path {data}/memory.jsonl",
+        state="knowledge graph in a file",
+        tasks=[
+            ("Remember that Ann is a person.", {"state": {"tool": "read_graph", "contains": "Ann"}}),
+            ("What do you know?", {"calls": {"tool": "read_graph"}}),
+        ],
+        include=["create_entities", "search_nodes", "read_graph"],
+        needed="`--memory-path`: its file lies beside its program otherwise",
+    ),
+    "stories": Server(
+        registry="npm",
+        packages=["@stevestomp/ohno-mcp"],
+        start="env OHNO_DB_PATH={data}/tasks.db node {bin}/ohno-mcp",
+        state="database file; 28 tools",
+        tasks=[
+            ("Make the task plum.", {"calls": {"tool": "create_task"}}),
+            ("Which tasks are there?", {"calls": {"tool": "get_tasks"}}),
+        ],
+        include=["create_task", "get_tasks", "get_project_status"],
+        needed="`OHNO_DB_PATH`, `--include`: 28 tools",
+    ),
+    "databases": Server(
+        registry="npm",
+        packages=["@cmd233/mcp-database-server"],
+        start="node {bin}/mcp-database-server {data}/shop.db",
+        state="database file",
+        tasks=[
+            (
+                "Delete the pear.",
+                {"state": {"database": "shop.db", "query": "select count(*) from items", "number": 1}},
+            ),
+            ("Which tables are there?", {"result": {"tool": "list_tables", "contains": "items"}}),
+        ],
+        files=database,
+        include=["write_query", "list_tables", "read_query"],
+    ),
     "everything-http": Server(
         registry="npm",
         packages=["@modelcontextprotocol/server-everything"],
@@ -347,7 +435,9 @@ def install(server: Server, folder: Path) -> tuple[Path, str]:
     run([uv, "venv", "-q", "--clear", "-p", asked, str(venv)], folder, "install")
     run([uv, "pip", "install", "-q", "-p", f"{venv}/bin/python", *server.packages], folder, "install")
     listed = run([uv, "pip", "list", "-p", f"{venv}/bin/python", "--format", "json"], folder, "install")
-    return venv / "bin", next(one["version"] for one in json.loads(listed) if one["name"] == name)
+    return venv / "bin", next(
+        one["version"] for one in json.loads(listed) if one["name"] == name.partition("[")[0]
+    )
 
 
 def init(server: Server, programs: Path, folder: Path) -> None:

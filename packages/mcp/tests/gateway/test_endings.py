@@ -100,7 +100,7 @@ def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path):
     ("words", "says"),
     [
         (["--command", "no-such-program --x"], "there is no program 'no-such-program'"),
-        (["--command", "'"], "--command: No closing quotation"),
+        (["--command", "'"], "--command: No closing quotation: close what is open"),
         (["--dir", "."], "has no pyproject.toml"),
         (["--command", "cat", "--image", "a/b"], "--image and --command: choose one"),
         (["--host", "0.0.0.0", "--command", "cat"], "BUCKEYE_API_KEY"),

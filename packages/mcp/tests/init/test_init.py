@@ -18,7 +18,7 @@ from buckeye.errors import BuckeyeError, UsageError
 from buckeye_mcp.actions.mapping import bind
 from buckeye_mcp.actions.parser import parse_reply
 from buckeye_mcp.config import load_gym_config
-from buckeye_mcp.init import trial
+from buckeye_mcp.init import prepare, trial
 from buckeye_mcp.init.command import run_init
 from buckeye_mcp.init.generate import EnvironmentName, generate_config
 from buckeye_mcp.tasks.lock import ToolEntry
@@ -519,6 +519,22 @@ def test_a_mute_server_is_waited_for_in_words(monkeypatch, tmp_path):
     assert done.returncode == 1
     assert "waiting for the command to start and tell its tools, at most 120 s ...\n" in done.stderr
     assert "it ended with exit code 0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "seconds"),
+    [("python -m server", 120.0), ("npx -y server", 600.0), ("A=b /usr/bin/uvx server", 600.0)],
+)
+def test_a_program_that_fetches_its_server_may_take_longer(init, monkeypatch, command, seconds):
+    asked = []
+
+    async def timed_tools(source, limit):
+        asked.append(limit)
+        return entries(tool("click")), 1.0
+
+    monkeypatch.setattr(prepare, "timed_tools", timed_tools)
+    assert init("--command", command, "--dry-run")[0] == 0
+    assert asked == [seconds]
 
 
 def test_a_program_that_floods_is_told_in_one_line(tmp_path):

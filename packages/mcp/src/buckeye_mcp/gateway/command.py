@@ -149,7 +149,7 @@ def split_command(command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as error:
-        raise UsageError(f"--command: {error}.") from None
+        raise UsageError(f"--command: {error}: close what is open, or write \\ before it.") from None
 
 
 def _bytes(size: str | None, flag: str) -> int | None:

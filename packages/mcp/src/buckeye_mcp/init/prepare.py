@@ -27,8 +27,11 @@ from buckeye_mcp.sandbox.build import build_image
 from buckeye_mcp.tasks.dataset import is_dataset, read_splits
 from buckeye_mcp.tasks.lock import Lock, ToolEntry
 from buckeye_mcp.tasks.rows import read_with_lock
-from buckeye_mcp.tasks.task_schema import McpTask, Server
+from buckeye_mcp.tasks.task_schema import McpTask, Server, StdioServer
 from buckeye_mcp.workdir.folder import WORKDIR
+
+_FETCHERS = ("npx", "uvx", "uv", "pipx", "bunx", "pnpm", "yarn", "deno")
+"""Programs that fetch a server before it starts: they may take five times as long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +101,8 @@ def tools_of(source: Source) -> list[ToolEntry]:
     """The tools that an environment announces. Raises McpFault, or what its runtime does."""
     if source.tools is not None:
         return list(source.tools)
-    seconds = DefaultsConfig().setup_timeout
+    program = source.written.command if isinstance(source.written, StdioServer) else ""
+    seconds = DefaultsConfig().setup_timeout * (5 if Path(program).name in _FETCHERS else 1)
     with status_line(f"waiting for {source.shown} to start and tell its tools, at most {seconds:g} s"):
         return asyncio.run(timed_tools(source, seconds))[0]
 

@@ -82,8 +82,7 @@ async def prove(
     with `try_all`."""
     limits = {"max_turns": 10_000, "tool_timeout": min(_CALL_SECONDS, config.defaults.tool_timeout)}
     files = task.files if task is not None and task.files is not None else config.files
-    changes = {"defaults": config.defaults.model_copy(update=limits), "files": files}
-    config = config.model_copy(update=changes)
+    config = config.model_copy(update={"defaults": config.defaults.model_copy(update=limits), "files": files})
     by_name = {tool.name: tool for tool in tools}
     places = _places(config.files)
     trials: dict[str, Trial] = {}

@@ -225,8 +225,7 @@ def _tasks(folder: Path) -> Path | None:
 
 def _project_name(folder: Path) -> str:
     try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-        name = project.get("project", {}).get("name")
+        name = tomllib.loads((folder / "pyproject.toml").read_text("utf-8")).get("project", {}).get("name")
     except (OSError, ValueError):
         name = None
     return name if isinstance(name, str) and name else folder.resolve().name
