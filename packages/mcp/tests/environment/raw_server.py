@@ -130,6 +130,8 @@ def acted(request, arguments):
         send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
     if WAY == "refuses-arguments":
         return refuse(request, -32602, "Invalid arguments: text must be short")
+    if WAY == "announces-other":
+        return answer(request, text("You said it.", structuredContent={"line": 1}))
     if WAY == "ends":
         return answer(request, text("You win.", structuredContent={"done": True}))
     return answer(request, text(f"You said {arguments.get('text')}."))
@@ -184,6 +186,9 @@ def main():
             about = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
             answer(request, {"tools": TOOLS} | about)
         elif method == "tools/list":
+            if WAY in ("announces-more", "announces-other"):
+                row = {"type": "object", "properties": {"rows": {"type": "array"}}, "required": ["rows"]}
+                next(one for one in TOOLS if one["name"] == "act")["outputSchema"] = row
             if WAY == "endless-tools":
                 answer(request, {"tools": TOOLS, "nextCursor": "again"})
             else:

@@ -108,6 +108,15 @@ def test_parts_that_are_no_text_are_counted(marker):
     assert (result.text, dict(result.dropped)) == ("seen", {"image": 1})
 
 
+@pytest.mark.parametrize(
+    ("way", "said", "structured"),
+    [("announces-more", "You said hello.", None), ("announces-other", "You said it.", {"line": 1})],
+)
+def test_a_result_that_is_not_as_announced_is_read_all_the_same(marker, way, said, structured):
+    (result,) = play(raw(marker, way), ACT)
+    assert (result.text, result.structured, result.is_error) == (said, structured, False)
+
+
 def test_refused_arguments_are_for_the_model(marker):
     (result,) = play(raw(marker, "refuses-arguments"), ACT)
     assert result.is_error

@@ -94,6 +94,10 @@ class Deadlines:
     """For a server of this machine to listen at all: a gateway that died is started again."""
 
 
+async def _whatever_was_announced(name: str, result: types.CallToolResult) -> None:
+    """Servers that announce the form of their results and give only text are used all the same."""
+
+
 class Session:
     """An open session. Made by `open_session`."""
 
@@ -242,6 +246,7 @@ class Session:
             )
             async with client:
                 self._client = client
+                client.session.validate_tool_result = _whatever_was_announced  # type: ignore[method-assign]
                 self.tools = await self._list_tools()
                 if not ready.done():
                     ready.set_result(None)

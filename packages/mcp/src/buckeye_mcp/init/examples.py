@@ -140,8 +140,7 @@ async def _left_by(task: _Row, calls: Sequence[str], config: GymConfig, source: 
             before = source.files / name if source.files is not None else None
             hidden = any(part.startswith(".") for part in name.parts)
             if not hidden and path.is_file() and not path.is_symlink() and (row := _changed(path, before)):
-                kind, fields = row
-                return [{"state": {kind: str(name), **fields}}]
+                return [{"state": {row[0]: str(name), **row[1]}}]
     return []
 
 

@@ -213,8 +213,8 @@ def _prepared(
     """The calls that are tried of an action, after a look whether each can be read and bound."""
     schema = (tool.input_schema if tool is not None else None) or {}
     known = schema.get("properties") or {}
-    waiting = [name for name, source in action.sources.items() if _is_open(source)]
-    if waiting:
+    fixed = {name: one.value for name, one in action.sources.items() if isinstance(one, Constant)}
+    if waiting := [name for name, value in fixed.items() if str(value).startswith(FILL_IN)]:
         return [], Trial(action.name, "", "not tried", f"{', '.join(waiting)} must be filled in first")
     required = schema.get("required") or ()
     needed = [(n, s.name) for n, s in action.sources.items() if isinstance(s, FromArg) and n in required]
@@ -264,10 +264,6 @@ def _places(files: str | None) -> list[str]:
     inside = sorted(path for folder in found for path in folder.glob("*") if path.is_file())
     shown = [path for path in inside if path.name[0] != "."][:1]
     return [f"{WORKDIR}/{path.relative_to(files)}" for path in (*found, *shown)]
-
-
-def _is_open(source: Any) -> bool:
-    return isinstance(source, Constant) and isinstance(source.value, str) and source.value.startswith(FILL_IN)
 
 
 def _unusable(call: str, config: GymConfig, schemas: Mapping[str, Mapping[str, Any]]) -> str:
