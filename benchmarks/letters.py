@@ -1,8 +1,11 @@
-"""Letter tasks for comparing trainers: what to ask and what an answer is worth. Standard library only, so
-that every contender can import it; `load_environment` is Buckeye's way in.
+"""Tasks in a few letters: what to ask and what an answer is worth. Standard library only, so that every
+contender of a comparison can import it; `load_environment` is Buckeye's way in.
 
     emit     "Write the letter e many times.": the share of the answer's characters that are this letter
     reverse  "Reverse the string abca": the share of its characters that are right at their place
+    capital  "What is the capital of Kenya?": the same
+
+With `exact` an answer is worth 1 or 0.
 """
 
 from __future__ import annotations
@@ -13,6 +16,28 @@ import random
 from typing import Any
 
 LETTERS = "etaoinsr"
+CAPITALS = {
+    "Austria": "Vienna",
+    "Chile": "Santiago",
+    "Cuba": "Havana",
+    "Egypt": "Cairo",
+    "France": "Paris",
+    "Ghana": "Accra",
+    "Greece": "Athens",
+    "India": "Delhi",
+    "Iran": "Tehran",
+    "Italy": "Rome",
+    "Japan": "Tokyo",
+    "Kenya": "Nairobi",
+    "Latvia": "Riga",
+    "Norway": "Oslo",
+    "Peru": "Lima",
+    "Poland": "Warsaw",
+    "Qatar": "Doha",
+    "Senegal": "Dakar",
+    "Spain": "Madrid",
+    "Tunisia": "Tunis",
+}
 
 
 def questions(task: str, count: int, *, letters: str = LETTERS, seed: int = 0) -> list[tuple[str, str]]:
@@ -21,13 +46,18 @@ def questions(task: str, count: int, *, letters: str = LETTERS, seed: int = 0) -
     if task == "emit":
         wanted = [draw.choice(letters) for _ in range(count)]
         return [(f"Write the letter {letter} many times.", letter) for letter in wanted]
+    if task == "capital":
+        countries = [draw.choice(list(CAPITALS)) for _ in range(count)]
+        return [(f"What is the capital of {country}?", CAPITALS[country]) for country in countries]
     strings = ["".join(draw.choice("abcd") for _ in range(4)) for _ in range(count)]
     return [(f"Reverse the string {string}", string[::-1]) for string in strings]
 
 
-def reward(task: str, answer: str, wanted: str) -> float:
+def reward(task: str, answer: str, wanted: str, *, exact: bool = False) -> float:
     """What an answer is worth, from 0 to 1."""
     answer = answer.strip()
+    if exact:
+        return float(answer == wanted)
     if task == "emit":
         return answer.count(wanted) / max(1, len(answer))
     return sum(a == b for a, b in zip(answer, wanted, strict=False)) / len(wanted)
@@ -52,6 +82,7 @@ def load_environment(
     seed: int = 0,
     latency: float = 0.0,
     sigma: float = 0.8,
+    exact: bool = False,
 ) -> Any:
     """The tasks as a Buckeye environment with the split `train`."""
     from buckeye.envs.base import Outcome, Policy, Task
@@ -72,6 +103,6 @@ def load_environment(
         async def rollout(self, one: Task, policy: Policy) -> Outcome:
             reply = await policy.chat(one.messages)
             await pause.wait()
-            return Outcome(reward=reward(task, reply.text, one.data["wanted"]))
+            return Outcome(reward=reward(task, reply.text, one.data["wanted"], exact=exact))
 
     return Letters()

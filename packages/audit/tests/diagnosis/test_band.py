@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from tests.command import run_here
 
+from benchmarks import bands
 from buckeye import runs
+from buckeye.config.load import load_config, to_json
+from buckeye.config.rl import RLConfig
 from buckeye.monitor.intervals import student_quantile
 from buckeye_audit.bands import band
 from buckeye_audit.bands.band import band_of
@@ -107,3 +110,34 @@ def test_recipes_hold_five_runs_that_learn(file):
     assert all(statistics.fmean(run[-3:]) > run[0] + 0.1 for run in rewards)
     assert file.stat().st_size < 20_000
     assert made["prompts"]
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_each_run_of_a_recipe_is_inside_the_band_of_the_others(file):
+    rewards = json.loads(file.read_text())["rewards"]
+    for left_out in rewards:
+        ends = band._ends([one for one in rewards if one is not left_out])
+        lows = [low for low, _, _ in ends][-band.SMOOTHED :]
+        assert statistics.fmean(left_out[-band.SMOOTHED :]) >= statistics.fmean(lows)
+
+
+@pytest.mark.parametrize("name", bands.RECIPES)
+def test_a_recipes_file_has_the_settings_with_which_it_is_played(tmp_path, name):
+    recipe, run = bands.RECIPES[name], tmp_path / "rl"
+    made = json.loads((Path(band.__file__).parent / "recipes" / f"{name}.json").read_text())
+    args = bands.in_toml(recipe.args)
+    text = bands.RUN.format(recipe=recipe, folder=tmp_path, model=tmp_path, seed=7, env=bands.ENV, args=args)
+    (tmp_path / "rl.toml").write_text(text)
+    config = load_config(RLConfig, ["@", str(tmp_path / "rl.toml")], environ={})
+    (run / "configs").mkdir(parents=True)
+    (run / "configs" / "rl.json").write_text(to_json(config))
+    (run / "metrics.jsonl").write_text("")
+    opened = runs.open(run)
+    assert band._chosen(opened, band._SIZES) == made["sizes"]
+    assert band._deciding(opened) == made["settings"]
+    assert made["shape"] == {"hidden_size": recipe.size.hidden, "num_hidden_layers": recipe.size.layers}
+    assert {len(rewards) for rewards in made["rewards"]} == {recipe.steps}
+
+
+def test_every_file_is_of_a_recipe_that_can_be_played():
+    assert {file.stem for file in RECIPES} == set(bands.RECIPES)
