@@ -1,16 +1,15 @@
 """Forks in the process of the tests, without the start of one for each: engine, orchestrator and trainer are
 the real ones."""
 
-import json
 from pathlib import Path
 from unittest import mock
 
 from packages.audit.tests.diagnosis.small_runs import KEY, _carry_out
 
-from buckeye.base.process import RunIdentity
 from buckeye.base.storage import write_file
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
+from buckeye.run_files.directory import begin_attempt
 
 RUN = """
 max_steps = {steps}
@@ -38,7 +37,7 @@ id = "{env}"
 
 def play(argv, log, seconds):
     """Stands for `forks._carry_out`."""
-    carry_out(load_config(RLConfig, ["@", argv[5]], environ={}))
+    carry_out(load_config(RLConfig, argv[4:], environ={}))
     return ""
 
 
@@ -47,10 +46,10 @@ def carry_out(config):
     run = config.output_dir
     write_file(run / "configs" / "rl.json", to_json(config))
     write_file(run / "configs" / "trainer.json", to_json(config.trainer))
-    write_file(run / "run.json", json.dumps({"run_id": "fork", "attempt": 1, "attempts": []}))
-    known = {"BUCKEYE_RUN_ID": "fork", "BUCKEYE_ATTEMPT": "1", "BUCKEYE_INFERENCE_KEY": KEY}
-    with mock.patch.dict("os.environ", known):
-        _carry_out(config, Path(config.trainer.model.name), 1, RunIdentity(run_id="fork", attempt=1))
+    identity = begin_attempt(run, resumed_step=config.ckpt.resume_step if config.ckpt else None)
+    known = {"BUCKEYE_RUN_ID": identity.run_id, "BUCKEYE_ATTEMPT": str(identity.attempt)}
+    with mock.patch.dict("os.environ", {**known, "BUCKEYE_INFERENCE_KEY": KEY}):
+        _carry_out(config, Path(config.trainer.model.name), 1, identity)
 
 
 def config_of(folder, model, env, *, lr, steps=40, batch=64, seed=0):

@@ -1,30 +1,40 @@
 """`rl tune` on small tasks: real forks, from learning rates that are far too high and far too low."""
 
+import hashlib
 import json
+import socket
 import statistics
 import tomllib
 
 import pytest
 import torch
 from packages.audit.tests.diagnosis.small_runs import ENVIRONMENT, warm_model
-from packages.audit.tests.tuning.here import RUN, config_of, play
+from packages.audit.tests.tuning.here import RUN, carry_out, config_of, play
 from tests.command import run_here
 
 from buckeye import runs
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.run_files.record import RunRecord, write_record
+from buckeye_audit.diagnosis.diagnose import diagnose
 from buckeye_audit.tuning import forks
-from buckeye_audit.tuning.forks import Forks, Origin
+from buckeye_audit.tuning.forks import Forks, Origin, origin_of
 from buckeye_audit.tuning.tune import Tuning
 
 pytestmark = pytest.mark.slow
 
 LETTERS = "text[:3].count('a') / 3"
+DIFFERENT = "len(set(text[:3])) == 3"
 
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory):
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield warm_model(tmp_path_factory.mktemp("warm"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(
+            "BUCKEYE_THREADS", "1"
+        )  # two that wait for each other take ten times as long on busy cores
+        yield warm_model(tmp_path_factory.mktemp("warm"))
     torch.set_num_threads(threads)
 
 
@@ -57,6 +67,63 @@ def test_from_thirty_times_too_high_or_too_low_it_reaches_the_target(tmp_path, w
     done = made.play("again", found.rate, 20, seconds=3600.0)
     rewards = [step.reward for step in runs.open(done.directory).steps if step.reward is not None]
     assert statistics.fmean(rewards[-3:]) > 0.95
+
+
+def collapsed(folder, model, env):
+    """The configuration of a run that has gone on from step 4 with far too high a learning rate."""
+    config_of(folder, model, env, lr=3e-3)
+    words = ["@", str(folder / "run.toml"), "--ckpt.interval", "4", "--log.file", "false"]
+    higher = ["--resume", "--trainer.optim.lr", "10.0"]
+    carry_out(load_config(RLConfig, [*words, "--max-steps", "4"], environ={}))
+    config = load_config(RLConfig, [*words, "--max-steps", "12", *higher], environ={})
+    carry_out(config)
+    record = RunRecord(
+        run_id="collapsed",
+        attempt=2,
+        state="finished",
+        host=socket.gethostname(),
+        launcher=None,
+        arguments=tuple(words),
+        working_directory=str(folder),
+        max_steps=12,
+        max_async_level=0,
+        start_step=4,
+        stop_seconds=60.0,
+        started=0.0,
+    )
+    write_record(config.output_dir, record)
+    return config
+
+
+def hashes(folder):
+    return {
+        path.relative_to(folder): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_the_alarm_of_a_collapse_names_a_fork_and_tuning_begins_there(tmp_path, warm, monkeypatch):
+    monkeypatch.setattr(forks, "_carry_out", play)
+    run = collapsed(tmp_path, warm, environment(tmp_path, DIFFERENT)).output_dir
+    (alarm,) = [one for one in diagnose(run).findings if "rl fork" in one.advice]
+    assert f"`buckeye rl fork {run} --step 4`" in alarm.advice
+    before = hashes(run)
+    found = Tuning(
+        config=load_config(RLConfig, ["@", str(tmp_path / "run.toml")], environ={}),
+        origin=origin_of(run, "4"),
+        root=tmp_path / "tuned",
+        budget=3600.0,
+        steps=4,
+        tell=lambda line: None,
+    ).run()
+    assert hashes(run) == before
+    (begun,) = [step.reward for step in runs.open(run).steps if step.number == 4]
+    for fork in [tmp_path / "tuned" / "still", *(one.directory for one in found.forks)]:
+        played = [step for step in runs.open(fork).steps if step.reward is not None]
+        assert [step.number for step in played][:3] == [4, 5, 6]
+        assert played[0].reward == begun
+    assert found.rate < 0.1
 
 
 def test_the_command(tmp_path, warm):

@@ -20,7 +20,7 @@ from buckeye.run_files.known_runs import find_run
 from buckeye_audit.tuning.search import STEPS
 
 if TYPE_CHECKING:
-    from buckeye_audit.tuning.forks import Fork
+    from buckeye_audit.tuning.forks import Fork, Origin
     from buckeye_audit.tuning.tune import Tuned
 
 HELP = f"""\
@@ -86,7 +86,11 @@ def run_tune(words: Sequence[str], load: Callable[[list[str]], RLConfig]) -> int
         tell=lambda line: print(printable(line), file=sys.stderr, flush=True),
     )
     found = tuning.run()
-    print(json.dumps(_as_object(found)) if given.as_json else _text(found, given.settings))
+    print(
+        json.dumps(_as_object(found))
+        if given.as_json
+        else _text(found, _to_train(found, given.settings, tuning.origin))
+    )
     return 0
 
 
@@ -120,12 +124,21 @@ def _steps(text: str | None) -> int:
     return int(text)
 
 
-def _text(found: Tuned, settings: Sequence[str]) -> str:
+def _to_train(found: Tuned, settings: Sequence[str], origin: Origin) -> str:
+    """What to type to train with the setting, from where the forks have begun."""
+    file = ["@", str(found.file)]
+    if origin.run is None:
+        return shlex.join(["buckeye", "rl", *settings, *file])
+    run, step = str(origin.run.absolute()), str(origin.step)
+    fork = shlex.join(["buckeye", "rl", "fork", run, "--step", step])
+    return f"{fork} && {shlex.join(['buckeye', 'rl', 'resume', f'{run}-from-step-{step}', *file])}"
+
+
+def _text(found: Tuned, command: str) -> str:
     changes = [(f"  {rate:.2e}", f"{change:.2g}") for rate, change in sorted(found.changes.items())]
     forks = [
         (f"  {fork.rate:.2e}", *_outcome(fork)) for fork in sorted(found.forks, key=lambda one: one.rate)
     ]
-    command = shlex.join(["buckeye", "rl", *settings, "@", str(found.file)])
     how = (
         "earned most"
         if found.sure

@@ -81,7 +81,8 @@ class Tuning:
             for fork in self.forks
         )
         best = best if sure else center
-        warmup = warmup_of(policy_changes(still.directory, best))
+        begins = self.origin.step == 0  # schedulers count from the start of a run
+        warmup = warmup_of(policy_changes(still.directory, best)) if begins else 0
         made.drop_weights(still)
         file = self._write(best, warmup)
         self._note("chosen", rate=best, warmup=warmup, by="training" if sure else "change", file=str(file))
