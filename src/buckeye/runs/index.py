@@ -7,7 +7,6 @@ time; where it cannot be written, it is made anew in a temporary file.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import sqlite3
 from collections import Counter
@@ -24,7 +23,7 @@ from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_files
 log = logging.getLogger(__name__)
 
 INDEX_FILE = "index.sqlite"
-_VERSION = 1
+_VERSION = 2
 _WAIT_SECONDS = 5.0  # for another reader that writes the index
 _FILES = "CREATE TABLE files (path TEXT PRIMARY KEY, step INT, size INT, changed INT, unreadable INT)"
 _ROLLOUTS = (
@@ -34,8 +33,7 @@ _ROLLOUTS = (
     "turns INT, segments INT, completion_tokens INT, oldest_version INT, prompt INT, text INT, echoes INT)"
 )
 _BY_STEP = "CREATE INDEX by_step ON rollouts (split, step, grp, number)"
-_BY_PATH = "CREATE INDEX by_path ON rollouts (path)"
-_MADE = (_FILES, _ROLLOUTS, _BY_STEP, _BY_PATH)
+_MADE = (_FILES, _ROLLOUTS, _BY_STEP)
 _INSERT = f"INSERT INTO rollouts VALUES ({', '.join('?' * 28)})"  # noqa: S608  nothing from outside
 _SHORTEST_ECHO = 2
 
@@ -72,6 +70,8 @@ class _Line(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Line, strict=False).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_encode = msgspec.json.Encoder().encode
 
 
 def open_index(run: Path) -> sqlite3.Connection:
@@ -110,7 +110,7 @@ def _updated(index: sqlite3.Connection, run: Path) -> sqlite3.Connection:
         gone = _gone(index, there)
         if new or gone:
             with index:
-                for name in (*gone, *new):
+                for name in (*gone, *(name for name in new if name in known)):
                     index.execute("DELETE FROM rollouts WHERE path = ?", (name,))
                     index.execute("DELETE FROM files WHERE path = ?", (name,))
                 for name, (step, path) in new.items():
@@ -191,30 +191,30 @@ def _rows(name: str, step: int, path: Path, unreadable: list[int]) -> Iterator[t
             yield (
                 *(name, begins, len(line), "eval" if is_eval else "train", step, group, number),
                 *(path.stem if is_eval else one.env, one.task_id, one.dropped, one.reward),
-                *(one.shaped_reward, _mean(one.advantages), json.dumps(one.components), one.stop_reason),
-                *(one.error, one.truncated, one.cut, one.retried, one.seconds, one.sampling_seconds),
+                *(one.shaped_reward, _mean(one.advantages), _encode(one.components).decode()),
+                *(one.stop_reason, one.error, one.truncated, one.cut, one.retried),
+                *(one.seconds, one.sampling_seconds),
                 *(one.turns, len(one.text), one.completion_tokens, one.oldest_version, _hash(prompt)),
                 *(_hash("\0".join(one.text)) if one.text else None, _echoes(prompt, reply)),
             )
 
 
 def _said(one: _Line) -> tuple[str, str]:
-    """What stood before the first reply, and the last reply."""
-    before, reply, begun = list[str](), b"", False
+    """What stood before the first reply, and the last reply, "" of one that is no text."""
+    before, reply, begun = list[str](), msgspec.Raw(), False
     for message in one.messages:
-        content = bytes(message.content)
         if message.role == "assistant":
-            begun, reply = True, content
+            begun, reply = True, message.content
         elif not begun:
-            before.append(content.decode(errors="replace"))
-    return "\n".join(before), _text(reply) if reply else ""
+            text = _text(message.content)
+            before.append(bytes(message.content).decode(errors="replace") if text is None else text)
+    return "\n".join(before), (_text(reply) or "").strip()
 
 
-def _text(content: bytes) -> str:
-    with suppress(ValueError, RecursionError):
-        found = json.loads(content)
-        return found.strip() if isinstance(found, str) else ""
-    return ""
+def _text(content: msgspec.Raw) -> str | None:
+    with suppress(msgspec.DecodeError):
+        return _decode_text(content)
+    return None
 
 
 def _echoes(prompt: str, reply: str) -> bool | None:

@@ -15,10 +15,12 @@ _EQUAL = 1e-6
 
 def advantages_against_rewards(facts: Facts) -> Finding | None:
     """Of two rollouts of a group, the one that earned more must not have the lower advantage."""
+    # CROSS and the plus make SQLite look up the group of each rollout, instead of all pairs of rollouts
     rows = facts.query(
         "SELECT a.step, a.grp, a.shaped_reward - b.shaped_reward, a.advantage - b.advantage FROM rollouts a "
-        "JOIN rollouts b ON a.path = b.path AND a.grp = b.grp AND a.at < b.at WHERE a.split = 'train' "
-        "AND a.dropped IS NULL AND b.dropped IS NULL AND a.retried = 0 AND b.retried = 0 AND a.turns = 1 "
+        "CROSS JOIN rollouts b ON b.split = a.split AND b.step = +a.step AND b.grp = a.grp AND b.at > a.at "
+        "AND b.path = a.path WHERE a.split = 'train' AND a.dropped IS NULL AND b.dropped IS NULL "
+        "AND a.retried = 0 AND b.retried = 0 AND a.turns = 1 "
         "AND b.turns = 1 AND a.step <= {until} AND a.step > ? AND abs(a.shaped_reward - b.shaped_reward) "
         "> 1e-6 "
         "AND a.advantage IS NOT NULL AND b.advantage IS NOT NULL LIMIT 100000",
