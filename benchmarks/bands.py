@@ -84,7 +84,7 @@ def play(name: str, folder: Path, seed: int) -> Path:
     start = (here, seed) if recipe.own_starts else (folder / f"{name}-start", 0)
     model = warm_start(recipe, *start)
     here.mkdir(exist_ok=True)
-    args = in_toml({**recipe.args, **recipe.more(here, model)})
+    args = in_toml(recipe.args)
     file.write_text(RUN.format(recipe=recipe, folder=here, model=model, seed=seed, env=ENV, args=args))
     carry_out(load_config(RLConfig, ["@", str(file), "--log.level", "warning"], environ={}))
     return run

@@ -11,10 +11,8 @@ With `exact` an answer is worth 1 or 0.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 LETTERS = "etaoinsr"
@@ -85,20 +83,14 @@ def load_environment(
     latency: float = 0.0,
     sigma: float = 0.8,
     exact: bool = False,
-    only: str | None = None,
 ) -> Any:
-    """The tasks as a Buckeye environment with the split `train`: those whose questions
-    are in the file `only`, where one is named."""
+    """The tasks as a Buckeye environment with the split `train`."""
     from buckeye.envs.base import Outcome, Policy, Task
 
     pause = Latency(latency, sigma, seed)
-    asked = questions(task, count, letters=letters, seed=seed)
-    if only is not None:
-        kept = set(json.loads(Path(only).read_text()))
-        asked = [(question, wanted) for question, wanted in asked if question in kept]
     tasks = [
         Task(id=f"{task}-{i}", messages=({"role": "user", "content": question},), data={"wanted": wanted})
-        for i, (question, wanted) in enumerate(asked)
+        for i, (question, wanted) in enumerate(questions(task, count, letters=letters, seed=seed))
     ]
 
     class Letters:
