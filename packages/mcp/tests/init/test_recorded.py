@@ -63,7 +63,20 @@ def written(log):
 def recorded(place, *words):
     """Run the command under strace: how it ended, and what was written outside of its scratch and output."""
     log = place / "strace.log"
-    strace = ["strace", "-f", "-z", "-y", "-s", "4096", "-qq", "-e", f"trace={CALLS}", "-o", str(log)]
+    strace = [
+        "strace",
+        "-f",
+        "--seccomp-bpf",
+        "-z",
+        "-y",
+        "-s",
+        "4096",
+        "-qq",
+        "-e",
+        f"trace={CALLS}",
+        "-o",
+        str(log),
+    ]
     kept = {name: value for name, value in os.environ.items() if "CERT" in name or name == "SSL_CERT_DIR"}
     env = kept | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -114,7 +127,7 @@ def test_what_a_hostile_tool_writes_stays_in_its_folder(place):
 def test_the_record_is_not_empty_where_nothing_is_kept_apart(place):
     (place / "write.py").write_text("open('/tmp/buckeye-planted', 'w').close()\n")
     log = place / "log"
-    strace = ["strace", "-f", "-z", "-y", "-qq", "-e", f"trace={CALLS}", "-o", str(log)]
+    strace = ["strace", "-f", "--seccomp-bpf", "-z", "-y", "-qq", "-e", f"trace={CALLS}", "-o", str(log)]
     subprocess.run([*strace, sys.executable, str(place / "write.py")], check=True)
     Path("/tmp/buckeye-planted").unlink()
     assert "/tmp/buckeye-planted" in set(written(log))
