@@ -152,6 +152,17 @@ def test_tokens_have_their_turns_and_the_trainers_log_probs(made):
     ]
 
 
+def test_a_reply_that_stands_in_the_prompt_is_an_echo_whatever_its_signs(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    asked = [{"role": "user", "content": 'Say "yes"\n\u00e9 or no'}]
+    said = ['"yes"\n\u00e9', "  or no\n", "maybe", "n"]
+    lines = [
+        line(0, 1.0, reply, messages=[*asked, {"role": "assistant", "content": reply}]) for reply in said
+    ]
+    write_lines(tmp_path / "rollouts" / "step_0.jsonl", lines)
+    assert runs.open(tmp_path).query("SELECT echoes FROM rollouts ORDER BY at") == [(1,), (1,), (0,), (None,)]
+
+
 def test_the_columns_are_those_of_the_page(made):
     page = DOCS.read_text()
     run = runs.open(made)
