@@ -1,13 +1,12 @@
 """A tiny model, a tiny environment, and `rl` on them."""
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from buckeye.base.json_lines import read_json_lines
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from tests.command import run_here
 from tests.made_once import made_once
@@ -83,8 +82,7 @@ class Runner:
         )
 
     def metrics(self, output, process):
-        path = Path(self.root / output / "metrics.jsonl")
-        records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        records = read_json_lines(self.root / output / "metrics.jsonl")  # the last one may be half there
         found = {r["step"]: r for r in records if r["process"] == process}
         if process == "orchestrator":
             assert all(_adds_up(record) for record in found.values())
