@@ -30,7 +30,7 @@ from buckeye.trainer.model.tiny import make_tiny_model
 from buckeye.trainer.sft import run_sft
 from buckeye_audit.bands import band
 
-ENV = Path(__file__).with_name("letters.py")
+HERE = Path(__file__).parent
 FILES = Path(band.__file__).parent / "recipes"
 RUN = """\
 max_steps = {recipe.steps}
@@ -48,9 +48,9 @@ rollouts_per_example = {recipe.group}
 seq_len = 128
 seed = {seed}
 [orchestrator.sampling]
-max_tokens = 10
+max_tokens = {recipe.tokens}
 [[orchestrator.env]]
-id = "{env}"
+id = "{here}/{recipe.env}"
 args = {{ {args} }}
 """
 
@@ -77,17 +77,22 @@ def warm_start(recipe: Recipe, folder: Path, seed: int) -> Path:
 def play(name: str, folder: Path, seed: int) -> Path:
     """The run of a recipe with a seed, in `folder`; it is played if it is not there."""
     recipe, here = RECIPES[name], folder / f"{name}-{seed}"
-    run, file = here / "rl", here / "rl.toml"
+    run = here / "rl"
     if (run / "weights" / f"step_{recipe.steps}").is_dir():
         return run
     shutil.rmtree(run, ignore_errors=True)
     start = (here, seed) if recipe.own_starts else (folder / f"{name}-start", 0)
-    model = warm_start(recipe, *start)
-    here.mkdir(exist_ok=True)
-    args = in_toml(recipe.args)
-    file.write_text(RUN.format(recipe=recipe, folder=here, model=model, seed=seed, env=ENV, args=args))
+    file = write_settings(recipe, here, warm_start(recipe, *start), seed)
     carry_out(load_config(RLConfig, ["@", str(file), "--log.level", "warning"], environ={}))
     return run
+
+
+def write_settings(recipe: Recipe, folder: Path, model: Path, seed: int) -> Path:
+    """The file in `folder` that `buckeye rl` takes for a run which begins with `model`."""
+    folder.mkdir(exist_ok=True)
+    args, file = in_toml(recipe.args), folder / "rl.toml"
+    file.write_text(RUN.format(recipe=recipe, folder=folder, model=model, seed=seed, here=HERE, args=args))
+    return file
 
 
 def in_toml(values: Mapping[str, Any]) -> str:

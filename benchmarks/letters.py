@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 LETTERS = "etaoinsr"
@@ -83,14 +84,17 @@ def load_environment(
     latency: float = 0.0,
     sigma: float = 0.8,
     exact: bool = False,
+    only: Sequence[str] = (),
 ) -> Any:
-    """The tasks as a Buckeye environment with the split `train`."""
+    """The tasks as a Buckeye environment with the split `train`; those that ask one of the questions `only`,
+    where there are any."""
     from buckeye.envs.base import Outcome, Policy, Task
 
     pause = Latency(latency, sigma, seed)
     tasks = [
         Task(id=f"{task}-{i}", messages=({"role": "user", "content": question},), data={"wanted": wanted})
         for i, (question, wanted) in enumerate(questions(task, count, letters=letters, seed=seed))
+        if not only or question in only
     ]
 
     class Letters:

@@ -29,6 +29,8 @@ class Recipe:
 
     chats: Callable[[int], Iterator[Chat]]
     args: dict[str, Any]
+    env: str = "letters.py"
+    tokens: int = 10
     size: TinySize = SMALL
     warm: int = 80
     warm_optim: str = "--optim.type muon --optim.betas2 0.98 --optim.lr 6e-3"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.command import run_here
 
-from benchmarks import bands
+from benchmarks import bands, letters
 from buckeye import runs
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
@@ -125,14 +125,17 @@ def test_each_run_of_a_recipe_is_inside_the_band_of_the_others(file):
 def test_a_recipes_file_has_the_settings_with_which_it_is_played(tmp_path, name):
     recipe, run = bands.RECIPES[name], tmp_path / "rl"
     made = json.loads((Path(band.__file__).parent / "recipes" / f"{name}.json").read_text())
-    args = bands.in_toml(recipe.args)
-    text = bands.RUN.format(recipe=recipe, folder=tmp_path, model=tmp_path, seed=7, env=bands.ENV, args=args)
-    (tmp_path / "rl.toml").write_text(text)
-    config = load_config(RLConfig, ["@", str(tmp_path / "rl.toml")], environ={})
+    file = bands.write_settings(recipe, tmp_path, tmp_path, seed=7)
+    config = load_config(RLConfig, ["@", str(file)], environ={})
     (run / "configs").mkdir(parents=True)
     (run / "configs" / "rl.json").write_text(to_json(config))
     (run / "metrics.jsonl").write_text("")
+    tasks = letters.load_environment(**recipe.args).tasks("train")
+    lines = [{"task_id": one.id, "env": made["env"], "messages": list(one.messages)} for one in tasks]
+    (run / "rollouts").mkdir()
+    (run / "rollouts" / "step_0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     opened = runs.open(run)
+    assert {prompt for (prompt,) in opened.query(band._PLAYED, made["env"])} == set(made["prompts"])
     assert band._chosen(opened, band._SIZES) == made["sizes"]
     assert band._deciding(opened) == made["settings"]
     assert made["shape"] == {"hidden_size": recipe.size.hidden, "num_hidden_layers": recipe.size.layers}

@@ -44,7 +44,6 @@ SERVERS = {
     "flashcards": "SPACEDREP_DB={user}/c.db uvx -p 3.13 --with mcp<2 --from spacedrep[mcp] spacedrep-mcp",
     "timer": "uvx --with mcp<2 mcp-timer",
     "knowledge-graph": "npx -y @itseasy21/mcp-knowledge-graph --memory-path {user}/m.jsonl",
-    "databases": "npx -y @cmd233/mcp-database-server {user}/s.db",
     "stories": "OHNO_DB_PATH={user}/t.db npx -y @stevestomp/ohno-mcp",
 }
 
@@ -63,20 +62,8 @@ def written(log):
 def recorded(place, *words):
     """Run the command under strace: how it ended, and what was written outside of its scratch and output."""
     log = place / "strace.log"
-    strace = [
-        "strace",
-        "-f",
-        "--seccomp-bpf",
-        "-z",
-        "-y",
-        "-s",
-        "4096",
-        "-qq",
-        "-e",
-        f"trace={CALLS}",
-        "-o",
-        str(log),
-    ]
+    strace = ["strace", "-f", "--seccomp-bpf", "-z", "-y", "-s", "4096", "-qq"]
+    strace += ["-e", f"trace={CALLS}", "-o", str(log)]
     kept = {name: value for name, value in os.environ.items() if "CERT" in name or name == "SSL_CERT_DIR"}
     env = kept | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -143,7 +130,7 @@ def test_published_servers_write_to_scratch_and_output_only(place, command):
     done, wrote = recorded(place, "--command", words, "--try-all")
     if "Failed to fetch" in done.stderr or "registry" in done.stderr:
         pytest.skip("the registry is not reachable")
-    if "No interpreter found" in done.stderr:
+    if "No interpreter found" in done.stderr or "python-build-standalone" in done.stderr:
         pytest.skip("its version of Python is not installed")
     unproven = "not proven: " in done.stdout  # all tools refused what was made up, or none could be mapped
     assert done.returncode == int(unproven), done.stdout + done.stderr

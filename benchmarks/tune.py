@@ -1,0 +1,178 @@
+"""Whether `rl tune` finds what a grid of learning rates finds, from rates that are 30 times too high and too
+low; and the sanity test of arXiv 2510.26788 with what it found.
+
+    python -m benchmarks.tune [TASK ...] [--seeds 0 1 2] [--folder DIR]
+
+The tasks are two recipes of benchmarks/recipes.py and the game in benchmarks/guess.py. The measure is the
+number of steps until the mean reward of five steps has reached a target; of the seeds the middle one counts.
+The best of the grid is the rate with the fewest. `rl tune` then begins at 30 times and at a 30th of it, with
+the first seed alone, and its setting (rate and warm-up) is trained with all seeds. In the sanity test the
+questions are those that the model answers rightly 20 to 80 % of the time, and it must come to more than 95 %.
+All of it is in this one process; what is there is not played again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import statistics
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from unittest import mock
+
+from benchmarks.bands import warm_start, write_settings
+from benchmarks.letters import LETTERS, questions
+from benchmarks.recipes import RECIPES, Chat
+from packages.audit.tests.tuning.here import carry_out, play
+
+from benchmarks import guess
+from buckeye import runs
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye_audit.tuning import forks
+from buckeye_audit.tuning.forks import Origin
+from buckeye_audit.tuning.tune import Tuning
+
+GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+MOST, STILL, LONG = 36, 8, 120  # steps
+FORK, BUDGET = 12, 3600.0  # steps and seconds of `rl tune`
+WINDOW = 5
+FAR = 30.0
+SOLVED = (0.2, 0.8)  # of the answers to a question that is neither easy nor hard
+PASSED = 0.95
+
+
+def guesses(seed: int) -> Iterator[Chat]:
+    """Games of somebody who guesses any letters."""
+    draw = random.Random(seed)
+    for _ in range(1200):
+        said = [guess.QUESTION, draw.choice(LETTERS), "no", draw.choice(LETTERS), "no", draw.choice(LETTERS)]
+        roles = cycle(["user", "assistant"])
+        yield [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
+
+
+CAPITAL = RECIPES["capitals"]
+TASKS = {
+    "emit": (RECIPES["letters"], 0.9),
+    "capitals": (CAPITAL, 0.6),
+    "guess": (
+        replace(RECIPES["letters"], chats=guesses, env="guess.py", args={}, tokens=4),
+        0.6,
+    ),
+}
+"""What is trained, and the reward to be reached."""
+SANITY = "sanity"
+
+
+def settings(folder: Path, *words: str, steps: int = MOST) -> RLConfig:
+    """Those of a task, with others in place."""
+    files = ["@", str(folder / "rl.toml"), "--log.level", "error", "--max-steps", str(steps)]
+    return load_config(RLConfig, [*files, *words], environ={})
+
+
+def rewards(folder: Path, run: str, seed: int, *words: str, steps: int = MOST) -> list[float]:
+    """What a run earned by step; it is played if it is not there."""
+    out = folder / f"{run}-{seed}"
+    words += ("--output-dir", str(out), "--orchestrator.seed", str(seed))
+    if not (out / "weights" / f"step_{steps}").is_dir():
+        carry_out(settings(folder, *words, steps=steps))
+    return [step.reward for step in runs.open(out).steps if step.reward is not None]
+
+
+def steps_to(target: float, earned: list[float]) -> float:
+    """After how many steps the mean of the last ones has reached the target; infinite if it has not."""
+    ends = range(WINDOW, len(earned) + 1)
+    return next((end for end in ends if statistics.fmean(earned[end - WINDOW : end]) >= target), math.inf)
+
+
+def tuned(folder: Path, start: float) -> Path:
+    """The file that `rl tune` writes."""
+    root = folder / f"tune-{start:.1e}"
+    if not (root / "tuned.toml").exists():
+        config = settings(folder, "--trainer.optim.lr", str(start))
+        tuning = Tuning(config=config, origin=Origin(), root=root, budget=BUDGET, steps=FORK, tell=print)
+        with mock.patch.object(forks, "_carry_out", play):
+            tuning.run()
+    return root / "tuned.toml"
+
+
+def shown(file: Path) -> str:
+    """A setting in a few words."""
+    made = tomllib.loads(file.read_text())["trainer"]
+    return f"{made['optim']['lr']:.1e}, warm-up {made.get('scheduler', {}).get('warmup', 0)}"
+
+
+def against_grid(folder: Path, target: float, seeds: list[int]) -> None:
+    """A line for each rate, and for what `rl tune` made of one that is far too high, and far too low."""
+
+    def line(what: str, run: str, *words: str) -> float:
+        each = [steps_to(target, rewards(folder, run, seed, *words)) for seed in seeds]
+        middle = statistics.median(each)
+        print(f"{what:30} {middle:5} {each}", flush=True)
+        return middle
+
+    grid = {rate: line(f"{rate:.0e}", f"grid-{rate:.0e}", "--trainer.optim.lr", str(rate)) for rate in GRID}
+    best = min(grid, key=lambda rate: grid[rate])
+    for start in (best * FAR, best / FAR):
+        file = tuned(folder, start)
+        found = line(f"tuned from {start:.1e}: {shown(file)}", f"tuned-{start:.1e}", "@", str(file))
+        print(f"  {found / grid[best]:.2f} times the best of the grid", flush=True)
+
+
+def solved_now_and_then(folder: Path) -> list[str]:
+    """The questions that the model answers neither always nor never."""
+    rewards(folder, "still", 0, "--trainer.optim.lr", "1e-12", steps=STILL)
+    table = runs.open(folder / "still-0").groups.select("task", "reward_mean").table()
+    asked, earned = (
+        [question for question, _ in questions("capital", 512)],
+        defaultdict[str, list[float]](list),
+    )
+    for task, mean in zip(*table.to_pydict().values(), strict=True):
+        earned[asked[int(task.rpartition("-")[2])]].append(mean)
+    low, high = SOLVED
+    return sorted(question for question, each in earned.items() if low <= statistics.fmean(each) <= high)
+
+
+def sanity(folder: Path, seeds: list[int]) -> None:
+    """The share of right answers in the last steps."""
+    only, start = solved_now_and_then(folder), folder / "sft" / "weights" / f"step_{CAPITAL.warm}"
+    write_settings(replace(CAPITAL, args={**CAPITAL.args, "only": only}), folder, start, 0)
+    setting = tuned(folder, FAR * GRID[2])
+    print(f"{len(only)} questions; {shown(setting)}", flush=True)
+    for seed in seeds:
+        earned = rewards(folder, "tuned", seed, "@", str(setting), steps=LONG)
+        last = statistics.fmean(earned[-WINDOW:])
+        print(f"seed {seed}: from {earned[0]:.3f} to {last:.3f}", last > PASSED, flush=True)
+
+
+def main() -> int:
+    """Play what was not played, and print the tables."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", default=[*TASKS, SANITY])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--folder", type=Path, default=Path("outputs/tune"))
+    given = parser.parse_args()
+    os.environ["BUCKEYE_THREADS"] = "1"
+    for name in given.tasks:
+        folder = given.folder.absolute() / name
+        recipe, target = TASKS["capitals" if name == SANITY else name]
+        if not (folder / "rl.toml").exists():
+            write_settings(recipe, folder, warm_start(recipe, folder, 0), 0)
+        print(f"\n{name}", flush=True)
+        if name == SANITY:
+            sanity(folder, given.seeds)
+        else:
+            against_grid(folder, target, given.seeds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
