@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,10 @@ from packages.audit.tests.tuning.here import config_of
 from tests.command import run_here
 
 from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
-from buckeye_audit.tuning import forks
+from buckeye_audit.tuning import command, forks
 from buckeye_audit.tuning.forks import Forks, Origin
 from buckeye_audit.tuning.search import approach, climb, nearest, warmup_of
+from buckeye_audit.tuning.tune import Tuned
 
 TARGET = 0.01
 
@@ -82,6 +84,16 @@ def test_wrong_words(tmp_path, words, told):
     assert done.returncode == 2
     assert told in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml", "there"]
+
+
+def test_the_printed_command_begins_where_the_forks_have():
+    none = {"changes": {}, "forks": [], "at_start": 0.0}
+    found = Tuned(rate=1e-3, warmup=0, sure=True, file=Path("/t/tuned.toml"), **none)
+    settings = ["@", "my run.toml"]
+    assert command._to_train(found, settings, Origin()) == "buckeye rl @ 'my run.toml' @ /t/tuned.toml"
+    assert command._to_train(found, settings, Origin(run=Path("/a b"), step=4)) == (
+        "buckeye rl fork '/a b' --step 4 && buckeye rl resume '/a b-from-step-4' @ /t/tuned.toml"
+    )
 
 
 def test_forks_are_logged_nowhere_else(tmp_path, monkeypatch):
