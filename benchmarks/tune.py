@@ -17,6 +17,7 @@ import argparse
 import math
 import os
 import random
+import shutil
 import statistics
 import sys
 import tomllib
@@ -82,6 +83,7 @@ def rewards(folder: Path, run: str, seed: int, *words: str, steps: int = MOST) -
     out = folder / f"{run}-{seed}"
     words += ("--output-dir", str(out), "--orchestrator.seed", str(seed))
     if not (out / "weights" / f"step_{steps}").is_dir():
+        shutil.rmtree(out, ignore_errors=True)
         carry_out(settings(folder, *words, steps=steps))
     return [step.reward for step in runs.open(out).steps if step.reward is not None]
 
@@ -96,6 +98,7 @@ def tuned(folder: Path, start: float) -> Path:
     """The file that `rl tune` writes."""
     root = folder / f"tune-{start:.1e}"
     if not (root / "tuned.toml").exists():
+        shutil.rmtree(root, ignore_errors=True)
         config = settings(folder, "--trainer.optim.lr", str(start))
         tuning = Tuning(config=config, origin=Origin(), root=root, budget=BUDGET, steps=FORK, tell=print)
         with mock.patch.object(forks, "_carry_out", play):
@@ -120,6 +123,9 @@ def against_grid(folder: Path, target: float, seeds: list[int]) -> None:
 
     grid = {rate: line(f"{rate:.0e}", f"grid-{rate:.0e}", "--trainer.optim.lr", str(rate)) for rate in GRID}
     best = min(grid, key=lambda rate: grid[rate])
+    if grid[best] == math.inf:
+        print("no rate reaches the target", flush=True)
+        return
     for start in (best * FAR, best / FAR):
         file = tuned(folder, start)
         found = line(f"tuned from {start:.1e}: {shown(file)}", f"tuned-{start:.1e}", "@", str(file))

@@ -31,9 +31,7 @@ DIFFERENT = "len(set(text[:3])) == 3"
 def warm(tmp_path_factory):
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "BUCKEYE_THREADS", "1"
-        )  # two that wait for each other take ten times as long on busy cores
+        patch.setenv("BUCKEYE_THREADS", "1")  # two that wait for each other crawl on busy cores
         yield warm_model(tmp_path_factory.mktemp("warm"))
     torch.set_num_threads(threads)
 
