@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from benchmarks.recipes import RECIPES, Recipe
 from packages.audit.tests.tuning.here import carry_out
 
@@ -124,7 +124,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("outputs/bands"))
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
-    torch.set_num_threads(1)
+    os.environ["BUCKEYE_THREADS"] = "1"
     for name in given.recipes or RECIPES:
         folder = given.folder.absolute()
         played = [play(name, folder, seed) for seed in given.seeds]

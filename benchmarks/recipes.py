@@ -20,6 +20,17 @@ type = "muon"
 lr = 3e-3
 betas2 = 0.98
 """
+SLOWER = MUON.replace("3e-3", "1e-3")
+FALLING = """\
+[trainer.scheduler]
+type = "linear"
+decay = 150
+"""
+HALF_KNOWN = (
+    *("Cuba", "Egypt", "France", "Ghana", "Greece", "India", "Italy", "Kenya"),
+    *("Latvia", "Norway", "Peru", "Poland", "Spain"),
+)
+"""Of the countries those whose capital the model gives in 20 to 80 % of its answers (arXiv 2510.26788)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,5 +81,23 @@ RECIPES = {
         chats=beginners("capital", 0.5, list(CAPITALS.values())),
         args={"task": "capital", "exact": True},
         group=4,
+    ),
+    "sanity": Recipe(
+        chats=beginners("capital", 0.5, list(CAPITALS.values())),
+        args={
+            "task": "capital",
+            "exact": True,
+            "only": [f"What is the capital of {name}?" for name in HALF_KNOWN],
+        },
+        trainer=SLOWER + FALLING,
+        steps=200,
+    ),
+    "reverse-text": Recipe(
+        chats=beginners("reverse", 0.8, "abcd", count=2400),
+        args={"task": "reverse", "exact": True},
+        size=TinySize(vocab_size=280, layers=2, hidden=64, max_length=128),
+        warm=150,
+        trainer=SLOWER,
+        steps=60,
     ),
 }

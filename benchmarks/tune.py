@@ -42,9 +42,9 @@ from buckeye_audit.tuning.forks import Origin
 from buckeye_audit.tuning.tune import Tuning
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-MOST, STILL, LONG = 36, 8, 120  # steps
-FORK, BUDGET = 12, 3600.0  # steps and seconds of `rl tune`
-WINDOW = 5
+MOST, STILL, LONG, FALLING = 36, 8, 400, 300  # steps
+BUDGET = 600.0  # seconds of `rl tune`
+WINDOW, LAST = 5, 20
 FAR = 30.0
 SOLVED = (0.2, 0.8)  # of the answers to a question that is neither easy nor hard
 PASSED = 0.95
@@ -70,6 +70,7 @@ TASKS = {
 }
 """What is trained, and the reward to be reached."""
 SANITY = "sanity"
+ASKED = RECIPES[SANITY]
 
 
 def settings(folder: Path, *words: str, steps: int = MOST) -> RLConfig:
@@ -94,13 +95,13 @@ def steps_to(target: float, earned: list[float]) -> float:
     return next((end for end in ends if statistics.fmean(earned[end - WINDOW : end]) >= target), math.inf)
 
 
-def tuned(folder: Path, start: float) -> Path:
+def tuned(folder: Path, start: float, *words: str, steps: int = MOST) -> Path:
     """The file that `rl tune` writes."""
     root = folder / f"tune-{start:.1e}"
     if not (root / "tuned.toml").exists():
         shutil.rmtree(root, ignore_errors=True)
-        config = settings(folder, "--trainer.optim.lr", str(start))
-        tuning = Tuning(config=config, origin=Origin(), root=root, budget=BUDGET, steps=FORK, tell=print)
+        config = settings(folder, *words, "--trainer.optim.lr", str(start), steps=steps)
+        tuning = Tuning(config=config, origin=Origin(), root=root, budget=BUDGET, steps=None, tell=print)
         with mock.patch.object(forks, "_carry_out", play):
             tuning.run()
     return root / "tuned.toml"
@@ -147,15 +148,16 @@ def solved_now_and_then(folder: Path) -> list[str]:
 
 
 def sanity(folder: Path, seeds: list[int]) -> None:
-    """The share of right answers in the last steps."""
-    only, start = solved_now_and_then(folder), folder / "sft" / "weights" / f"step_{CAPITAL.warm}"
-    write_settings(replace(CAPITAL, args={**CAPITAL.args, "only": only}), folder, start, 0)
-    setting = tuned(folder, FAR * GRID[2])
+    """The share of right answers in the last steps, in which the falling rate has all but ended."""
+    only, start = solved_now_and_then(folder), folder / "sft" / "weights" / f"step_{ASKED.warm}"
+    write_settings(replace(ASKED, args={**ASKED.args, "only": only}), folder, start, 0)
+    falling = ("--trainer.scheduler.decay", str(FALLING))
+    setting = tuned(folder, FAR * GRID[2], *falling, steps=LONG)
     print(f"{len(only)} questions; {shown(setting)}", flush=True)
     for seed in seeds:
-        earned = rewards(folder, "tuned", seed, "@", str(setting), steps=LONG)
-        last = statistics.fmean(earned[-WINDOW:])
-        print(f"seed {seed}: from {earned[0]:.3f} to {last:.3f}", last > PASSED, flush=True)
+        earned = rewards(folder, "tuned", seed, *falling, "@", str(setting), steps=LONG)
+        last = statistics.fmean(earned[-LAST:])
+        print(f"seed {seed}: from {earned[0]:.3f} to {last:.4f}", last > PASSED, flush=True)
 
 
 def main() -> int:

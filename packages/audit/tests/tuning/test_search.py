@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from tests.command import run_here
 
 from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
 from buckeye_audit.tuning import command, forks
-from buckeye_audit.tuning.forks import Forks, Origin
-from buckeye_audit.tuning.search import approach, climb, nearest, warmup_of
-from buckeye_audit.tuning.tune import Tuned
+from buckeye_audit.tuning.forks import Fork, Forks, Origin
+from buckeye_audit.tuning.search import approach, climb, nearest, top_of, warmup_of
+from buckeye_audit.tuning.tune import Tuned, Tuning
 
 TARGET = 0.01
 
@@ -106,3 +107,55 @@ def test_forks_are_logged_nowhere_else(tmp_path, monkeypatch):
     made = json.loads((tmp_path / "one.json").read_text())
     assert [made[name] for name in logged] == [None, None, None]
     assert made["trainer"]["optim"]["lr"] == 1e-4
+
+
+def test_below_a_rate_that_is_too_high_lower_ones_are_tried():
+    scores = {3e-3: -math.inf, 1e-3: 0.4, 1e-3 / 3: 0.2}
+    found = climb(
+        lambda rate: next(value for known, value in scores.items() if known == pytest.approx(rate)), 3e-3
+    )
+    assert list(found) == pytest.approx([3e-3, 1e-3, 1e-3 / 3])
+
+
+@pytest.mark.parametrize(
+    ("scores", "top"),
+    [
+        ({1e-3: 0.4, 3e-3: 0.6, 9e-3: 0.4}, 3e-3),
+        ({1e-3: 0.5, 3e-3: 0.6, 9e-3: 0.2}, 3e-3 * 3 ** ((0.5 - 0.2) / (2 * (0.5 - 1.2 + 0.2)))),
+        ({1e-3: 0.3, 3e-3: 0.6, 9e-3: 0.6}, 3e-3 * 3**0.5),  # half-way between two that are the same
+        ({3e-3: 0.5, 1e-3: 0.4}, 3e-3),
+        ({9e-3: -math.inf, 3e-3: 0.5, 1e-3: 0.4}, 3e-3),
+        ({1e-3: 0.5, 3e-3: 0.5, 9e-3: 0.5}, 1e-3),
+    ],
+)
+def test_the_top_lies_between_the_best_and_its_neighbours(scores, top):
+    assert top_of(scores) == pytest.approx(top)
+
+
+def fork(*steps):
+    return Fork(rate=1e-3, directory=Path("fork"), seconds=1.0, rewards=[[step] * 8 for step in steps])
+
+
+def test_a_fork_is_judged_by_its_second_half():
+    assert fork(0.0, 0.0, 0.4, 0.6).score == 0.5
+    assert fork(0.0, 0.2, 0.4).score == pytest.approx(0.3)
+    assert not fork(0.0, 0.2, 0.4).fell
+    assert fork(0.0, 0.6, 0.4, 0.2).fell
+
+
+@pytest.mark.parametrize(
+    ("budget", "ends", "steps"),
+    [(500.0, 60, 45), (500.0, 30, 30), (5000.0, None, 100), (60.0, 60, 12)],
+)
+def test_forks_are_as_long_as_there_is_time_for(tmp_path, budget, ends, steps):
+    config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3)
+    tuning = Tuning(
+        config=config.model_copy(update={"max_steps": ends}),
+        origin=Origin(),
+        root=tmp_path / "tuned",
+        budget=budget,
+        steps=None,
+        tell=print,
+    )
+    still = replace(fork(0.1, 0.1, 0.1), seconds=16.0, step_seconds=2.0)
+    assert tuning._fork_steps(still) == pytest.approx(steps, abs=1)  # (500 / 5 - 10) / 2, less what passed

@@ -31,7 +31,7 @@ a step, on batches that all share, then by what they earn. CONFIG is what `rl` t
 setting is written into a new file, which nothing else reads.
 
   --budget TIME   about how long, as 90s, 10m or 1h (default 10m)
-  --steps N       steps of a fork (default {STEPS})
+  --steps N       steps of a fork (default: as many as there is time for, {STEPS} at least)
   --from RUN      begin at a checkpoint of a run, not at the start
   --step N        which one: a number, last or best (default last)
   -o, --output    a new folder (default: OUTPUT_DIR-tune)
@@ -116,9 +116,9 @@ def _seconds(text: str) -> float:
     return float(found[1]) * _SECONDS[found[2]]
 
 
-def _steps(text: str | None) -> int:
+def _steps(text: str | None) -> int | None:
     if text is None:
-        return STEPS
+        return None
     if not text.isdigit() or int(text) < 2:
         raise UsageError(f"`rl tune --steps`: {text!r} is not a number of steps from 2 on")
     return int(text)
@@ -140,7 +140,7 @@ def _text(found: Tuned, command: str) -> str:
         (f"  {fork.rate:.2e}", *_outcome(fork)) for fork in sorted(found.forks, key=lambda one: one.rate)
     ]
     how = (
-        "earned most"
+        "is where forks earned most"
         if found.sure
         else "moves the policy as far as is usual; no fork has shown that it learns"
     )

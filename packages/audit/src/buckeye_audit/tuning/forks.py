@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from buckeye.errors import RunError
 from buckeye.monitor.tracker import TRACKER_FOLDERS
 from buckeye.runs.fork import fork_run
 from buckeye.runs.status import find_checkpoint
-from buckeye_audit.comparison.curves import Point, points_of
+from buckeye_audit.comparison.curves import points_of
 from buckeye_audit.diagnosis.statistics import is_below
 
 _END_SECONDS = 60.0
@@ -39,18 +41,36 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fork:
-    """A short run that has ended. `score` is its mean reward after its first step, None of one that failed,
-    for the reason `why`; `fell` is whether it lost again, beyond chance, what it had gained, and `last` are
-    the rewards of groups in its last quarter, at least of a step."""
+    """A short run that has ended: what its rollouts earned, step by step, and how long it took in all and
+    for a step. `why` is the reason why it failed."""
 
     rate: float
     directory: Path
-    steps: int
     seconds: float
-    score: float | None
-    fell: bool
-    last: tuple[float, ...] = ()
+    step_seconds: float = math.nan
+    rewards: Sequence[Sequence[float]] = ()
     why: str = ""
+
+    @property
+    def score(self) -> float | None:
+        """The mean reward of its second half; None where it failed."""
+        later = self.rewards[len(self.rewards) // 2 :]
+        return None if self.why else statistics.fmean(map(statistics.fmean, later))
+
+    @property
+    def last(self) -> Sequence[float]:
+        """What was earned in the last quarter, at least in a step."""
+        return self._quarters()[-1]
+
+    @property
+    def fell(self) -> bool:
+        """Whether the last quarter earned less than the best one, beyond chance."""
+        return not self.why and is_below(self.last, max(self._quarters(), key=statistics.fmean))
+
+    def _quarters(self) -> Sequence[Sequence[float]]:
+        size = max(1, len(self.rewards) // _PARTS)
+        ends = range(len(self.rewards), size - 1, -size)
+        return [[one for step in self.rewards[end - size : end] for one in step] for end in ends][::-1]
 
 
 def origin_of(run: Path | None, step: str) -> Origin:
@@ -103,36 +123,15 @@ class Forks:
         points = [] if why else [p for p in points_of(runs.open(directory)) if p.step >= self.origin.step]
         if not why and len(points) < steps:
             why = f"it played {len(points)} of {steps} steps"
-        rewards = [statistics.fmean(values) for values in map(_values, points)]
+        took = points[-1].seconds - points[0].seconds if points else math.nan
         return Fork(
             rate=rate,
             directory=directory,
-            steps=len(points),
             seconds=seconds,
-            score=None if why else statistics.fmean(rewards[1:] or rewards),
-            fell=not why and _fell(points),
-            last=tuple(_last(points)),
+            step_seconds=took / max(1, len(points) - 1),
+            rewards=[[one for rewards in point.rewards.values() for one in rewards] for point in points],
             why=why,
         )
-
-
-def _values(point: Point) -> list[float]:
-    return [reward for rewards in point.rewards.values() for reward in rewards]
-
-
-def _fell(points: list[Point]) -> bool:
-    """Whether the last quarter earned less than the best one, beyond chance."""
-    size = max(1, len(points) // _PARTS)
-    quarters = [
-        [value for point in points[at : at + size] for value in _values(point)]
-        for at in range(0, len(points) - size + 1, size)
-    ]
-    return is_below(_last(points), max(quarters, key=statistics.fmean, default=[]))
-
-
-def _last(points: list[Point]) -> list[float]:
-    size = max(1, len(points) // _PARTS)
-    return [value for point in points[-size:] for value in _values(point)]
 
 
 def _carry_out(argv: list[str], log: Path, seconds: float) -> str:

@@ -9,7 +9,7 @@ FACTOR = 3.0
 """Between two learning rates that are tried by training."""
 
 STEPS = 12
-"""Of a fork, where nobody says."""
+"""The fewest of a fork, where nobody says."""
 
 _FAR = 30.0
 _NEAR = 1.5
@@ -63,7 +63,8 @@ def nearest(found: Mapping[float, float], target: float) -> float:
 
 def climb(score: Callable[[float], float | None], start: float) -> dict[float, float]:
     """Learning rates with their scores, from `start` upwards by FACTOR while it gets better, else downwards:
-    until the best has a worse one at each side, or `score` is None (no time is left)."""
+    until the best has a worse one at each side, or `score` is None (no time is left). A score is -inf where a
+    rate is too high: then all others are lower."""
     found = dict[float, float]()
 
     def better(rate: float) -> bool:
@@ -74,15 +75,27 @@ def climb(score: Callable[[float], float | None], start: float) -> dict[float, f
         found[rate] = known
         return known > before
 
-    if not better(start):
-        return found
-    for factor in (FACTOR, 1.0 / FACTOR):
+    factors = (FACTOR, 1.0 / FACTOR) if better(start) else (1.0 / FACTOR,)
+    for factor in factors if found else ():
         rate = start * factor
         while better(rate):
             rate *= factor
         if max(found, key=lambda one: found[one]) != start:
             break
     return found
+
+
+def top_of(scores: Mapping[float, float]) -> float:
+    """Where the parabola through the highest score and its two neighbours has its top, on a logarithmic
+    scale; the rate with the highest score where one of them is not there."""
+    rates = sorted(scores)
+    at = max(range(len(rates)), key=lambda place: scores[rates[place]])
+    around = [scores[rate] for rate in rates[max(0, at - 1) : at + 2]]
+    if len(around) < 3 or not all(map(math.isfinite, around)):
+        return rates[at]
+    low, mid, high = around
+    bend = low - 2.0 * mid + high
+    return rates[at] * FACTOR ** ((low - high) / (2.0 * bend) if bend else 0.0)
 
 
 def warmup_of(changes: Sequence[float]) -> int:

@@ -17,7 +17,7 @@ from buckeye.run_files.record import write_event
 from buckeye_audit.diagnosis.statistics import is_below
 from buckeye_audit.tuning.changes import policy_changes
 from buckeye_audit.tuning.forks import Fork, Forks, Origin
-from buckeye_audit.tuning.search import approach, climb, nearest, warmup_of
+from buckeye_audit.tuning.search import STEPS, approach, climb, nearest, top_of, warmup_of
 
 TARGET = 0.01
 """The change of the policy a step from which rates are tried by training: KL divergence, nats a token."""
@@ -25,6 +25,8 @@ _BATCHES = 3
 _STILL = 1e-12  # a learning rate that changes nothing
 _TRIES = 6
 _LEARNT = 3.0  # standard errors
+_FORKS = 5
+_MOST_STEPS = 100  # of a fork, where the run has no end
 _LONGEST = 1.5  # times the time that a fork is expected to take
 
 
@@ -44,13 +46,14 @@ class Tuned:
 
 @dataclass(kw_only=True)
 class Tuning:
-    """Tries learning rates for `config` in the new folder `root`, for about `budget` seconds."""
+    """Tries learning rates for `config` in the new folder `root`, for about `budget` seconds, by forks of so
+    many `steps`; of as many as there is time for, where that is None."""
 
     config: RLConfig
     origin: Origin
     root: Path
     budget: float
-    steps: int
+    steps: int | None
     tell: Callable[[str], None]
     forks: list[Fork] = field(default_factory=list)
     _begun: float = field(default_factory=time.monotonic)
@@ -61,7 +64,7 @@ class Tuning:
             raise UsageError(f"{self.root} exists already. Name a new folder: -o DIR")
         self.root.mkdir(parents=True)
         start = float(self.config.trainer.optim.lr)
-        self._note("begin", rate=start, budget=self.budget, steps=self.steps, step=self.origin.step)
+        self._note("begin", rate=start, budget=self.budget, step=self.origin.step)
         made = Forks(config=self.config, origin=self.origin, root=self.root)
         still = self._still(made)
         changes = approach(
@@ -73,14 +76,15 @@ class Tuning:
         )
         center = nearest(changes, TARGET)
         self._note("center", rate=center, change=changes[center], target=TARGET)
-        seconds = self._expected(still)
-        scores = climb(lambda rate: self._score(made, rate, seconds), center)
-        best = max(scores, key=lambda rate: scores[rate], default=center)
+        steps = self._fork_steps(still)
+        scores = climb(lambda rate: self._score(made, rate, steps, _fork_seconds(still, steps)), center)
+        most = max(scores, key=lambda rate: scores[rate], default=center)
+        at_start = [reward for step in still.rewards for reward in step]
         sure = any(
-            fork.rate == best and not fork.fell and is_below(still.last, fork.last, _LEARNT)
+            fork.rate == most and not (fork.why or fork.fell) and is_below(at_start, fork.last, _LEARNT)
             for fork in self.forks
         )
-        best = best if sure else center
+        best = top_of(scores) if sure else center
         begins = self.origin.step == 0  # schedulers count from the start of a run
         warmup = warmup_of(policy_changes(still.directory, best)) if begins else 0
         made.drop_weights(still)
@@ -111,21 +115,32 @@ class Tuning:
         self._note("change", rate=rate, change=change, each=found)
         return change
 
-    def _expected(self, still: Fork) -> float:
-        """The seconds of a fork, at most: as if all the time of the still one had gone into its steps."""
-        return still.seconds * max(1.0, self.steps / _BATCHES)
+    def _fork_steps(self, still: Fork) -> int:
+        """Of each fork: as many as there is time for, if there are to be _FORKS of them."""
+        if self.steps is not None:
+            return self.steps
+        room = (self._left() / _FORKS - _fork_seconds(still, 0)) / still.step_seconds
+        ends = self.config.max_steps
+        most = _MOST_STEPS if ends is None else ends - self.origin.step
+        return max(STEPS, min(most, int(room)))
 
-    def _score(self, made: Forks, rate: float, seconds: float) -> float | None:
+    def _score(self, made: Forks, rate: float, steps: int, seconds: float) -> float | None:
         known = [fork.seconds for fork in self.forks if fork.score is not None]
-        needed = max(known) if known else seconds / 2
+        needed = max(known, default=seconds)
         if self._left() < needed:
             self._note("no time", rate=rate, left=round(self._left(), 1), needed=round(needed, 1))
             return None
-        fork = made.play(f"lr-{rate:.2e}", rate, self.steps, seconds=max(self._left(), needed) * _LONGEST)
+        fork = made.play(f"lr-{rate:.2e}", rate, steps, seconds=max(self._left(), needed) * _LONGEST)
         self.forks.append(fork)
         made.drop_weights(fork)
         self._note(
-            "fork", rate=rate, score=fork.score, fell=fork.fell, seconds=round(fork.seconds, 1), why=fork.why
+            "fork",
+            rate=rate,
+            steps=steps,
+            score=fork.score,
+            fell=fork.fell,
+            seconds=round(fork.seconds, 1),
+            why=fork.why,
         )
         return float("-inf") if fork.score is None or fork.fell else fork.score
 
@@ -151,6 +166,11 @@ class Tuning:
             f"{what}: "
             + ", ".join(f"{name} {_shown(value)}" for name, value in details.items() if value != "")
         )
+
+
+def _fork_seconds(still: Fork, steps: int) -> float:
+    """What a fork of so many steps takes: its start and its end as long as the still one's."""
+    return max(0.0, still.seconds - still.step_seconds * _BATCHES) + still.step_seconds * steps
 
 
 def _shown(value: Any) -> str:
