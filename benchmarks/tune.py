@@ -42,7 +42,7 @@ from buckeye_audit.tuning.forks import Origin
 from buckeye_audit.tuning.tune import Tuning
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-MOST, STILL, LONG, FALLING = 36, 8, 400, 300  # steps
+MOST, STILL, LONG, FALLING = 36, 8, 300, 220  # steps
 BUDGET = 600.0  # seconds of `rl tune`
 WINDOW, LAST = 5, 20
 FAR = 30.0

@@ -12,6 +12,7 @@ from packages.audit.tests.tuning.here import config_of
 from tests.command import run_here
 
 from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
+from buckeye.config.trainer import LinearSchedulerConfig
 from buckeye_audit.tuning import command, forks
 from buckeye_audit.tuning.forks import Fork, Forks, Origin
 from buckeye_audit.tuning.search import approach, climb, nearest, top_of, warmup_of
@@ -159,3 +160,15 @@ def test_forks_are_as_long_as_there_is_time_for(tmp_path, budget, ends, steps):
     )
     still = replace(fork(0.1, 0.1, 0.1), seconds=16.0, step_seconds=2.0)
     assert tuning._fork_steps(still) == pytest.approx(steps, abs=1)  # (500 / 5 - 10) / 2, less what passed
+
+
+@pytest.mark.parametrize(("steps", "scheduler"), [(40, "linear"), (12, "constant")])
+def test_a_fork_that_is_all_of_the_run_keeps_its_scheduler(tmp_path, monkeypatch, steps, scheduler):
+    monkeypatch.setattr(forks, "_carry_out", lambda argv, log, seconds: "not today")
+    config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3, steps=40)
+    falling = config.trainer.model_copy(update={"scheduler": LinearSchedulerConfig(decay=10)})
+    config = config.model_copy(update={"trainer": falling})
+    Forks(config=config, origin=Origin(), root=tmp_path).play("one", 1e-4, steps, seconds=1.0)
+    made = json.loads((tmp_path / "one.json").read_text())
+    assert made["trainer"]["scheduler"]["type"] == scheduler
+    assert made["trainer"]["max_steps"] == steps

@@ -87,7 +87,8 @@ class Forks:
     root: Path
 
     def play(self, name: str, rate: float, steps: int, *, seconds: float) -> Fork:
-        """Train so many steps with a constant learning rate, for at most so many seconds."""
+        """Train so many steps, for at most so many seconds: with the run's scheduler where that is all of the
+        run, else with a constant learning rate."""
         directory, file = self.root / name, self.root / f"{name}.json"
         write_file(file, json.dumps(self._settings(directory, rate, steps), indent=1) + "\n", mode=0o600)
         argv = [sys.executable, "-m", "buckeye", "rl", "@", str(file)]
@@ -109,7 +110,8 @@ class Forks:
             section |= {"max_steps": self.origin.step + steps} if "max_steps" in section else {}
         made["orchestrator"] |= {"eval": None, "val": None}
         made["trainer"]["optim"]["lr"] = rate
-        made["trainer"]["scheduler"] = {"type": "constant"}
+        if made["max_steps"] != self.config.max_steps:  # a part of the run: where it falls is not reached
+            made["trainer"]["scheduler"] = {"type": "constant"}
         made["trainer"]["trained"]["keep"] = None
         return made
 
