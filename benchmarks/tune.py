@@ -42,7 +42,7 @@ from buckeye_audit.tuning.forks import Origin
 from buckeye_audit.tuning.tune import Tuning
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-MOST, STILL, LONG, FALLING = 36, 8, 300, 220  # steps
+MOST, STILL, LONG = 36, 8, 300  # steps
 BUDGET = 600.0  # seconds of `rl tune`
 WINDOW, LAST = 5, 20
 FAR = 30.0
@@ -148,10 +148,10 @@ def solved_now_and_then(folder: Path) -> list[str]:
 
 
 def sanity(folder: Path, seeds: list[int]) -> None:
-    """The share of right answers in the last steps, in which the falling rate has all but ended."""
+    """The share of right answers in the last steps, in which the rate has fallen to almost nothing."""
     only, start = solved_now_and_then(folder), folder / "sft" / "weights" / f"step_{ASKED.warm}"
     write_settings(replace(ASKED, args={**ASKED.args, "only": only}), folder, start, 0)
-    falling = ("--trainer.scheduler.decay", str(FALLING))
+    falling = ("--trainer.scheduler.decay", str(LONG))
     setting = tuned(folder, FAR * GRID[2], *falling, steps=LONG)
     print(f"{len(only)} questions; {shown(setting)}", flush=True)
     for seed in seeds:

@@ -127,10 +127,11 @@ def test_below_a_rate_that_is_too_high_lower_ones_are_tried():
         ({3e-3: 0.5, 1e-3: 0.4}, 3e-3),
         ({9e-3: -math.inf, 3e-3: 0.5, 1e-3: 0.4}, 3e-3),
         ({1e-3: 0.5, 3e-3: 0.5, 9e-3: 0.5}, 1e-3),
+        ({1e-3: 0.5, 3e-3: 0.6, 9e-3: 0.1}, 3e-3),  # nothing is left of what was there at the start
     ],
 )
 def test_the_top_lies_between_the_best_and_its_neighbours(scores, top):
-    assert top_of(scores) == pytest.approx(top)
+    assert top_of(scores, 0.15) == pytest.approx(top)
 
 
 def fork(*steps):

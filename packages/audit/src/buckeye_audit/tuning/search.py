@@ -85,13 +85,14 @@ def climb(score: Callable[[float], float | None], start: float) -> dict[float, f
     return found
 
 
-def top_of(scores: Mapping[float, float]) -> float:
+def top_of(scores: Mapping[float, float], least: float) -> float:
     """Where the parabola through the highest score and its two neighbours has its top, on a logarithmic
-    scale; the rate with the highest score where one of them is not there."""
+    scale; the rate with the highest score where one of them is not there, or has less than `least`: it is
+    beyond a cliff."""
     rates = sorted(scores)
     at = max(range(len(rates)), key=lambda place: scores[rates[place]])
     around = [scores[rate] for rate in rates[max(0, at - 1) : at + 2]]
-    if len(around) < 3 or not all(map(math.isfinite, around)):
+    if len(around) < 3 or min(around) < least:
         return rates[at]
     low, mid, high = around
     bend = low - 2.0 * mid + high

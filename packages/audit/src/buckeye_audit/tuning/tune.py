@@ -77,14 +77,14 @@ class Tuning:
         center = nearest(changes, TARGET)
         self._note("center", rate=center, change=changes[center], target=TARGET)
         steps = self._fork_steps(still)
-        scores = climb(lambda rate: self._score(made, rate, steps, _fork_seconds(still, steps)), center)
+        scores = climb(lambda rate: self._score(made, still, rate, steps), center)
         most = max(scores, key=lambda rate: scores[rate], default=center)
         at_start = [reward for step in still.rewards for reward in step]
         sure = any(
-            fork.rate == most and not (fork.why or fork.fell) and is_below(at_start, fork.last, _LEARNT)
+            fork.rate == most and scores[most] > -math.inf and is_below(at_start, fork.last, _LEARNT)
             for fork in self.forks
         )
-        best = top_of(scores) if sure else center
+        best = top_of(scores, statistics.fmean(at_start)) if sure else center
         begins = self.origin.step == 0  # schedulers count from the start of a run
         warmup = warmup_of(policy_changes(still.directory, best)) if begins else 0
         made.drop_weights(still)
@@ -124,9 +124,11 @@ class Tuning:
         most = _MOST_STEPS if ends is None else ends - self.origin.step
         return max(STEPS, min(most, int(room)))
 
-    def _score(self, made: Forks, rate: float, steps: int, seconds: float) -> float | None:
+    def _score(self, made: Forks, still: Fork, rate: float, steps: int) -> float | None:
+        """What a fork of this rate earned: -inf where it lost again what it had gained; None where there is
+        no time for it."""
         known = [fork.seconds for fork in self.forks if fork.score is not None]
-        needed = max(known, default=seconds)
+        needed = max(known, default=_fork_seconds(still, steps))
         if self._left() < needed:
             self._note("no time", rate=rate, left=round(self._left(), 1), needed=round(needed, 1))
             return None
@@ -142,7 +144,7 @@ class Tuning:
             seconds=round(fork.seconds, 1),
             why=fork.why,
         )
-        return float("-inf") if fork.score is None or fork.fell else fork.score
+        return -math.inf if fork.score is None or fork.fell else fork.score
 
     def _left(self) -> float:
         return self.budget - (time.monotonic() - self._begun)
