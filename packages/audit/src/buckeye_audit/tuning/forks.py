@@ -41,8 +41,8 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fork:
-    """A short run that has ended: what its rollouts earned, step by step, and how long it took in all and
-    for a step. `why` is the reason why it failed."""
+    """A short run that has ended: what its groups earned, step by step, and how long it took in all and for
+    a step. `why` is the reason why it failed."""
 
     rate: float
     directory: Path
