@@ -4,8 +4,9 @@
 
 benchmarks/recipes.py says what they are. A run is all of it: a tiny model, a warm start on the chats of
 beginners, reinforcement learning with the settings in `rl.toml` of its folder, which `buckeye rl @ rl.toml`
-takes, too. All of it is in this one process. Runs that are there are not played again. With `--check` nothing
-is written: the runs of these seeds are judged by the bands that there are.
+takes, too. All of it is in this one process; but `demo` is what `buckeye demo` runs, in the processes of its
+commands. Runs that are there are not played again. With `--check` nothing is written: the runs of these seeds
+are judged by the bands that there are.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from buckeye.config.sft import SFTConfig
 from buckeye.trainer.model.tiny import make_tiny_model
 from buckeye.trainer.sft import run_sft
 from buckeye_audit.bands import band
+from buckeye_audit.demo.stages import DemoPaths, reinforce, warm_started_model
 
-HERE = Path(__file__).parent
+DEMO = "demo"
+NAMES = (*RECIPES, DEMO)
 FILES = Path(band.__file__).parent / "recipes"
 RUN = """\
 max_steps = {recipe.steps}
@@ -43,14 +46,14 @@ device = "cpu"
 {recipe.trainer}[inference.model]
 device = "cpu"
 [orchestrator]
-batch_size = 64
+batch_size = {recipe.batch}
 rollouts_per_example = {recipe.group}
-seq_len = 128
+seq_len = {recipe.length}
 seed = {seed}
 [orchestrator.sampling]
 max_tokens = {recipe.tokens}
 [[orchestrator.env]]
-id = "{here}/{recipe.env}"
+id = "{recipe.env}"
 args = {{ {args} }}
 """
 
@@ -67,7 +70,8 @@ def warm_start(recipe: Recipe, folder: Path, seed: int) -> Path:
     lines = [json.dumps({"messages": list(chat)}) + "\n" for chat in chats]
     (folder / "chats.jsonl").write_text("".join(lines))
     words = ["--model.name", folder / "base", "--model.device", "cpu", "--data.path", folder / "chats.jsonl"]
-    words += ["--max-steps", recipe.warm, "--batch-size", 32, "--seq-len", 128, "--seed", seed]
+    words += ["--max-steps", recipe.warm, "--batch-size", 32, "--seq-len", recipe.length]
+    words += ["--seed", seed]
     words += [*recipe.warm_optim.split(), "--output-dir", folder / "sft", "--log.level", "warning"]
     words += ["--ckpt.interval", recipe.warm]
     run_sft(load_config(SFTConfig, [str(word) for word in words], environ={}))
@@ -76,6 +80,8 @@ def warm_start(recipe: Recipe, folder: Path, seed: int) -> Path:
 
 def play(name: str, folder: Path, seed: int) -> Path:
     """The run of a recipe with a seed, in `folder`; it is played if it is not there."""
+    if name == DEMO:
+        return play_demo(folder, seed)
     recipe, here = RECIPES[name], folder / f"{name}-{seed}"
     run = here / "rl"
     if (run / "weights" / f"step_{recipe.steps}").is_dir():
@@ -87,11 +93,22 @@ def play(name: str, folder: Path, seed: int) -> Path:
     return run
 
 
+def play_demo(folder: Path, seed: int) -> Path:
+    """The run of the demonstration, from a warm start that all seeds share."""
+    start, paths = (DemoPaths(root=folder / f"{DEMO}-{name}") for name in ("start", seed))
+    warm_started_model(start, seed=0)
+    paths.root.mkdir(exist_ok=True)
+    if not paths.sft.is_symlink():
+        paths.sft.symlink_to(start.sft)
+    reinforce(paths, seed=seed)
+    return paths.rl
+
+
 def write_settings(recipe: Recipe, folder: Path, model: Path, seed: int) -> Path:
     """The file in `folder` that `buckeye rl` takes for a run which begins with `model`."""
     folder.mkdir(exist_ok=True)
     args, file = in_toml(recipe.args), folder / "rl.toml"
-    file.write_text(RUN.format(recipe=recipe, folder=folder, model=model, seed=seed, here=HERE, args=args))
+    file.write_text(RUN.format(recipe=recipe, folder=folder, model=model, seed=seed, args=args))
     return file
 
 
@@ -117,15 +134,13 @@ def main() -> int:
     """Play what was not played; write the recipes, or judge the runs."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument(
-        "recipes", nargs="*", metavar="RECIPE", help=f"of {', '.join(RECIPES)}; all by default"
-    )
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=f"of {', '.join(NAMES)}; all by default")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--folder", type=Path, default=Path("outputs/bands"))
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     os.environ["BUCKEYE_THREADS"] = "1"
-    for name in given.recipes or RECIPES:
+    for name in given.recipes or NAMES:
         folder = given.folder.absolute()
         played = [play(name, folder, seed) for seed in given.seeds]
         if not given.check:

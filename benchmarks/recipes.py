@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.letters import CAPITALS, LETTERS, questions
@@ -40,7 +41,7 @@ class Recipe:
 
     chats: Callable[[int], Iterator[Chat]]
     args: dict[str, Any]
-    env: str = "letters.py"
+    env: str = str(Path(__file__).with_name("letters.py"))
     tokens: int = 10
     size: TinySize = SMALL
     warm: int = 80
@@ -48,7 +49,9 @@ class Recipe:
     own_starts: bool = False
     trainer: str = MUON
     steps: int = 40
+    batch: int = 64
     group: int = 8
+    length: int = 128
 
 
 def beginners(
@@ -90,6 +93,8 @@ RECIPES = {
             "only": [f"What is the capital of {name}?" for name in HALF_KNOWN],
         },
         trainer=SLOWER + FALLING,
+        batch=256,
+        group=16,
         steps=200,
     ),
     "reverse-text": Recipe(

@@ -64,7 +64,7 @@ TASKS = {
     "emit": (RECIPES["letters"], 0.9),
     "capitals": (CAPITAL, 0.6),
     "guess": (
-        replace(RECIPES["letters"], chats=guesses, env="guess.py", args={}, tokens=4),
+        replace(RECIPES["letters"], chats=guesses, env=guess.__file__, args={}, tokens=4),
         0.6,
     ),
 }

@@ -4,12 +4,12 @@ from unittest import mock
 
 import pytest
 import torch
-from packages.audit.tests.diagnosis.small_runs import ENVIRONMENT, make_model
+from packages.audit.tests.diagnosis.small_runs import ENVIRONMENT, make_model, warm_model
 from packages.audit.tests.tuning.here import carry_out, config_of
 
 from buckeye import runs
 from buckeye.trainer.optim.optimizer import NamedOptimizer
-from buckeye_audit.diagnosis.active import still_without_a_rate
+from buckeye_audit.diagnosis.active import rewards_shuffled, still_without_a_rate
 from buckeye_audit.diagnosis.facts import Facts
 
 pytestmark = pytest.mark.slow
@@ -26,6 +26,75 @@ def run(tmp_path_factory):
     carry_out(config)
     yield config.output_dir
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory):
+    """A model that answers with any three of four letters."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield warm_model(tmp_path_factory.mktemp("warm"))
+    torch.set_num_threads(threads)
+
+
+def found_of(folder, warm, reward, components="{}"):
+    """What is found of a run with a reward, whose components are a dict in Python."""
+    env = folder / "words.py"
+    text = ENVIRONMENT.replace('{{"length": float(len(text))}}', "PARTS")
+    text = text.format(prompt="say {number}", late=0, reward=reward).replace("PARTS", components)
+    env.write_text(f"import random, zlib\n{text}")
+    config = config_of(folder / "run", warm, env, lr=5e-3, steps=7)
+    carry_out(config)
+    return list(rewards_shuffled(Facts(runs.open(config.output_dir))))
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "random.random()",
+        "random.random() < 0.3",
+        "zlib.crc32(f'{number} {text}'.encode()) % 100 / 100",
+    ],
+)
+def test_rewards_that_teach_nothing_are_named(tmp_path, warm, reward):
+    (found,) = found_of(tmp_path, warm, reward)
+    assert (found.name, found.confidence) == ("rewards_teach_nothing", "likely")
+    assert abs(found.figures["own"]) < 3 * found.figures["error"] < found.figures["control"]
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "text[:3].count('a') / 3",
+        "text[:1] == 'b'",
+        "text[:3].count('a') / 3 + 2 * random.random()",
+    ],
+)
+def test_rewards_that_teach_are_not_accused(tmp_path, warm, reward):
+    assert found_of(tmp_path, warm, reward) == []
+
+
+def test_rewards_that_do_not_differ_are_not_judged(tmp_path, warm):
+    (why,) = found_of(tmp_path, warm, "1.0")
+    assert "rewards differ in 0 of the groups" in why
+
+
+A, B = "text[:3].count('a') / 3", "text[:3].count('b') / 3"
+
+
+def test_a_part_that_another_one_outweighs_is_named(tmp_path, warm):
+    (found,) = found_of(tmp_path, warm, f"{A} + 0.3 * {B}", f'{{"as": {A}, "bs": {B}}}')
+    assert (found.name, found.confidence) == ("component_outweighed", "possible")
+    assert "what `bs` pays for" in found.seen
+    assert "without `as`" in found.seen
+    assert found.figures["correlation"] < 0 < found.figures["without"]
+
+
+@pytest.mark.parametrize(
+    ("other", "weight"), [("float(text[:1] == 'a')", 0.3), (B, 0.0)], ids=["goes along", "is not paid"]
+)
+def test_a_component_that_is_not_outweighed_is_not_accused(tmp_path, warm, other, weight):
+    assert found_of(tmp_path, warm, f"{A} + {weight} * {other}", f'{{"as": {A}, "other": {other}}}') == []
 
 
 def test_at_learning_rate_0_nothing_moves(run):

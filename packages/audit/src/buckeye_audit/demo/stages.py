@@ -77,7 +77,7 @@ def run_stages(paths: DemoPaths, *, seed: int) -> None:
     """Base model, demonstrations, warm start, evaluation, reinforcement learning, evaluation."""
     start = warm_started_model(paths, seed=seed)
     _evaluate(paths, "before", start, seed)
-    _reinforce(paths, seed)
+    reinforce(paths, seed=seed)
     _evaluate(paths, "after", weights(paths.rl, "train.toml"), seed)
 
 
@@ -133,7 +133,8 @@ def _warm_start(paths: DemoPaths, seed: int) -> None:
     )
 
 
-def _reinforce(paths: DemoPaths, seed: int) -> None:
+def reinforce(paths: DemoPaths, *, seed: int) -> None:
+    """The run from the warm-started model; played to its end if it is not there."""
     if weights(paths.rl, "train.toml").exists():
         return
     model = str(weights(paths.sft, "sft.toml"))

@@ -5,26 +5,39 @@ from __future__ import annotations
 import asyncio
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from buckeye.base.storage import step_directory
 from buckeye.config.load import load_config
 from buckeye.errors import BuckeyeError
+from buckeye.trainer.model.policy import Policy, load_policy
+from buckeye.transport.batches import Sample
 from buckeye_audit.diagnosis.facts import Facts
 from buckeye_audit.diagnosis.finding import Finding
-from buckeye_audit.diagnosis.statistics import mean_interval, rms
+from buckeye_audit.diagnosis.statistics import SURE, mean_interval, rms
+from buckeye_audit.diagnosis.teaching import (
+    Agreement,
+    Played,
+    Values,
+    agreement,
+    common_token,
+    component_weights,
+    played_in_a_row,
+    teach,
+)
 from buckeye_audit.diagnosis.templates import decoded, tokenizer_of
-
-if TYPE_CHECKING:
-    from buckeye.trainer.model.policy import Policy
-    from buckeye.transport.batches import Sample
+from buckeye_audit.tuning.changes import masked_logprobs, policy_changes
 
 _SAMPLES = 16
 _ENOUGH = 40
+_GROUPS = 12
+_LITTLE = 0.02
 _SECONDS = 20.0
 _MUCH = 0.3  # nats
 
@@ -38,23 +51,7 @@ def try_all(facts: Facts) -> Iterator[Finding | str]:
             yield f"{name}: {error}"
 
 
-def _logprobs(policy: Policy, sample: Sample, mask: np.ndarray) -> np.ndarray:
-    """f32: the log-probs of the tokens under the mask, which does not hold the first one."""
-    import torch
-
-    from buckeye.trainer.data.packing import pack_micro_batch
-
-    row = pack_micro_batch([sample.token_ids], [mask], policy.device)
-    temperatures = torch.full((int(mask.sum()),), float(sample.temperature), device=policy.device)
-    with torch.no_grad(), policy.computing():
-        return np.asarray(policy.token_logprobs(row, temperatures)[0].float().cpu().numpy())
-
-
 def _load(model: Path) -> Policy:
-    import torch
-
-    from buckeye.trainer.model.policy import load_policy
-
     return load_policy(str(model), torch.device("cpu"))
 
 
@@ -69,15 +66,16 @@ def other_tokenizer(facts: Facts) -> Iterator[Finding | str]:
     tokenizer, sizes = tokenizer_of(model), facts.file_of_model("config.json")
     vocabulary = int(sizes.get("vocab_size") or 0)
     policy = _load(model)
-    found = list[np.ndarray]()
+    samples, contexts = list[Sample](), list[npt.NDArray[np.bool_]]()
     for sample in facts.batches[0].batch.samples[:_SAMPLES]:
         places = np.flatnonzero(sample.loss_mask)
         if not len(places) or places[0] < 3:
             continue
         context = np.zeros(len(sample.token_ids), bool)
         context[1 : places[0]] = True
-        found.append(_logprobs(policy, sample, context))
-    values = np.concatenate(found) if found else np.empty(0)
+        samples.append(sample)
+        contexts.append(context)
+    values = np.concatenate([np.empty(0), *masked_logprobs(policy, samples, contexts)])
     size = tokenizer.get_vocab_size() if tokenizer is not None else 0
     if len(values) < _ENOUGH or not vocabulary:
         yield "the tokenizer: too few tokens of prompts were kept"
@@ -109,12 +107,11 @@ def which_weights(facts: Facts) -> Iterator[Finding | str]:
         if not (path / "model.safetensors").is_file():
             continue
         policy = _load(path)
-        apart = [
-            _logprobs(policy, sample, fresh) - sample.logprobs[fresh]
-            for sample in batch.batch.samples[:_SAMPLES]
-            if (fresh := sample.loss_mask & (sample.versions == batch.batch.step)).any()
-        ]
-        values = np.concatenate(apart) if apart else np.empty(0)
+        samples = batch.batch.samples[:_SAMPLES]
+        fresh = [sample.loss_mask & (sample.versions == batch.batch.step) for sample in samples]
+        told = [sample.logprobs[mask] for sample, mask in zip(samples, fresh, strict=True)]
+        values = np.concatenate([np.empty(0), *masked_logprobs(policy, samples, fresh)])
+        values -= np.concatenate([np.empty(0), *told])
         if len(values) < _ENOUGH:
             continue
         if rms(values) > 3 * facts.rounding:
@@ -140,13 +137,12 @@ def updated_towards_rewards(facts: Facts) -> Iterator[Finding | str]:
         )
         if not all((path / "model.safetensors").is_file() for path in (before, after)):
             continue
-        gained = list[float]()
-        old, new = _load(before), _load(after)
-        for sample in batch.batch.samples:
-            mask = sample.loss_mask
-            if mask.any() and sample.advantages[mask].any():
-                change = _logprobs(new, sample, mask) - _logprobs(old, sample, mask)
-                gained.append(float((change * sample.advantages[mask]).sum()))
+        samples = [sample for sample in batch.batch.samples if sample.advantages[sample.loss_mask].any()]
+        old, new = (masked_logprobs(_load(path), samples) for path in (before, after))
+        gained = [
+            float(((now - then) * sample.advantages[sample.loss_mask]).sum())
+            for sample, then, now in zip(samples, old, new, strict=True)
+        ]
         _, high = mean_interval(np.array(gained), 3.0)
         if len(gained) >= 8 and high < 0:
             step = batch.batch.step
@@ -221,8 +217,6 @@ def same_again(facts: Facts) -> Iterator[Finding | str]:
 
 def still_without_a_rate(facts: Facts) -> Iterator[Finding | str]:
     """Replay at learning rate 0: then no log-prob changes, or something else than the gradient moves them."""
-    from buckeye_audit.tuning.changes import policy_changes
-
     if not (facts.run.path / "configs" / "trainer.json").is_file() or not facts.batches:
         yield "a step at learning rate 0: no batch was kept, or the trainer's settings are not recorded"
         return
@@ -241,12 +235,96 @@ def still_without_a_rate(facts: Facts) -> Iterator[Finding | str]:
         )
 
 
+def rewards_shuffled(facts: Facts) -> Iterator[Finding | str]:
+    """What a step learns from its rewards must help on the rollouts of the next step more than shuffled
+    rewards would; where it does not, a reward for a common word tells whether anything would. And where a
+    component of the reward is unlearnt, whether it is learnt once another one is removed."""
+    played = played_in_a_row(facts)
+    if len(played) < 2 or not (facts.run.path / "configs" / "trainer.json").is_file():
+        yield "rewards shuffled: no two batches were kept from the start or a checkpoint on"
+        return
+    moved = teach(facts, played, lambda batch: batch.advantages)
+    own = agreement(played, moved, lambda batch: batch.rewards)
+    if own.groups < _GROUPS:
+        yield f"rewards shuffled: rewards differ in {own.groups} of the groups looked at, too few to tell"
+        return
+    yield from _nothing_taught(facts, played, own)
+    yield from _component_removed(facts, played, moved)
+
+
+def _nothing_taught(facts: Facts, played: Sequence[Played], own: Agreement) -> Iterator[Finding | str]:
+    if own.mean > 2 * own.error:
+        return
+    token = common_token(played)
+    if token is None:
+        yield "rewards shuffled: no word is in about half of the replies, to compare with"
+        return
+    moved = teach(facts, played, lambda batch: batch.centered(batch.has(token)))
+    control = agreement(played, moved, lambda batch: batch.has(token))
+    if control.mean < SURE * control.error:
+        yield f"rewards shuffled: not even a reward for one word carries over to the next step ({control})"
+        return
+    if own.mean + 2 * own.error > control.mean / 2:
+        return
+    first, last = played[0].batch.step, played[-1].batch.step
+    yield facts.finding(
+        "rewards_teach_nothing",
+        f"What the steps {first} to {last - 1} learn from their rewards makes the better rollouts of the "
+        f"step after no likelier: a correlation of {own}. A reward for one word does: {control}",
+        "what the rewards pay is nothing that the policy can do more of: they depend on chance or on "
+        "something else than the replies, or a step has too few rollouts to tell",
+        "grade twice (`buckeye env check`); raise orchestrator.batch_size and rollouts_per_example",
+        evidence=[("replies and rewards", facts.rollouts(last))],
+        since=first,
+        until=last,
+        own=own.mean,
+        control=control.mean,
+        error=own.error,
+    )
+
+
+def _component_removed(facts: Facts, played: Sequence[Played], moved: Sequence[Values]) -> Iterator[Finding]:
+    weights = component_weights(played)
+    spreads = {
+        name: abs(weight) * float(np.concatenate([batch.component(name) for batch in played]).std())
+        for name, weight in weights.items()
+    }
+    most = max(spreads, key=lambda name: spreads[name], default="")
+    harmed = dict[str, Agreement]()
+    for name, spread in spreads.items():
+        found = agreement(played, moved, partial(Played.component, name=name))
+        if spread > _LITTLE * spreads[most] and np.sign(weights[name]) * found.mean < -SURE * found.error:
+            harmed[name] = found
+    if not harmed:
+        return
+    rest = teach(facts, played, partial(Played.without, name=most, weight=weights[most]))
+    for name, with_it in harmed.items():
+        without = agreement(played, rest, partial(Played.component, name=name))
+        if name == most or np.sign(weights[name]) * without.mean < SURE * without.error:
+            continue
+        last = played[-1].batch.step
+        yield facts.finding(
+            "component_outweighed",
+            f"Training makes what `{name}` pays for less likely (a correlation of {with_it}); without "
+            f"`{most}` in the reward it would become likelier ({without})",
+            f"`{most}` counts more, and is earned by other replies than `{name}` is",
+            f"if `{name}` is what is wanted, lower the weight of `{most}`",
+            evidence=[("the components of the rewards", facts.rollouts(last, "--json"))],
+            confidence="possible",
+            since=played[0].batch.step,
+            until=last,
+            correlation=with_it.mean,
+            without=without.mean,
+        )
+
+
 TESTS: Mapping[str, Callable[[Facts], Iterator[Finding | str]]] = {
     "tokenizer": other_tokenizer,
     "weights": which_weights,
     "update": updated_towards_rewards,
     "rate": still_without_a_rate,
     "replay": same_again,
+    "rewards": rewards_shuffled,
     "environment": graded_twice,
 }
 """What `--try` makes, by name."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from buckeye.base.process import RunIdentity, StopFlag
+from buckeye.base.storage import step_directories
 from buckeye.config.load import load_config
 from buckeye.config.trainer import ConstantSchedulerConfig, TrainedBatchesConfig, TrainerConfig
-from buckeye.trainer.data.packing import pack_micro_batch
+from buckeye.trainer.data.packing import pack_micro_batch, plan_bins
 from buckeye.trainer.model.policy import Policy
 from buckeye.trainer.rl import RLTrainer
 from buckeye.trainer.setup import build_learner, trainer_process
@@ -23,6 +26,7 @@ from buckeye.transport.batches import Sample, read_trained
 from buckeye.transport.checkpoint import list_checkpoints
 
 _SAMPLES = 32
+_ROW = 4096  # tokens
 _LARGEST = 2.0  # nats
 
 
@@ -32,20 +36,27 @@ def policy_changes(run: Path, rate: float, most: int | None = None) -> list[floa
     as half the mean square of what its log-probs changed by. While that is small it is the KL divergence;
     large changes of single tokens are cut off, as a few of them would decide. Ends with a NaN where the model
     breaks. The run stays as it is."""
+    steps = list(step_directories(run / "trained"))[:most]
+    with trainer_from(run, steps[0], rate) as trainer:
+        return _changes(trainer, run / "trained", steps)
+
+
+@contextmanager
+def trainer_from(run: Path, step: int, rate: float) -> Iterator[RLTrainer]:
+    """A trainer that goes on from the newest checkpoint up to `step`, or from where the run began, with a
+    constant learning rate. What it writes is deleted."""
     config = load_config(TrainerConfig, ["@", str(run / "configs" / "trainer.json")])
-    kept = run / "trained"
-    steps = sorted(int(path.name.partition("_")[2]) for path in kept.glob("step_*"))[:most]
-    checkpoints = [one for one in list_checkpoints(run / "checkpoints") if one.step <= steps[0]]
-    resume = checkpoints[-1] if checkpoints and steps[0] > 0 else None
+    checkpoints = [one for one in list_checkpoints(run / "checkpoints") if one.step <= step]
+    resume = checkpoints[-1] if checkpoints and step > 0 else None
     with tempfile.TemporaryDirectory(prefix="buckeye-tune-") as scratch:
         config = _in_scratch(config, Path(scratch), rate)
-        os.environ["BUCKEYE_THREADS"] = str(read_trained(kept, steps[0])[1].record["threads"])
+        os.environ["BUCKEYE_THREADS"] = str(read_trained(run / "trained", step)[1].record["threads"])
         with trainer_process(config, "tune") as ranks:
             learner = build_learner(config, ranks, resume, max_steps=None)
-            learner.progress = replace(learner.progress, step=steps[0])
+            learner.progress = replace(learner.progress, step=step)
             trainer = RLTrainer(config, learner, StopFlag(), RunIdentity(run_id="tune", attempt=1))
             with trainer.output:
-                return _changes(trainer, kept, steps)
+                yield trainer
 
 
 def _in_scratch(config: TrainerConfig, scratch: Path, rate: float) -> TrainerConfig:
@@ -65,9 +76,9 @@ def _changes(trainer: RLTrainer, kept: Path, steps: Sequence[int]) -> list[float
     for step in steps:
         batch = read_trained(kept, step)[0]
         samples = [sample for sample in batch.samples if sample.loss_mask.any()][:_SAMPLES]
-        before = _logprobs(policy, samples)
+        before = np.concatenate(masked_logprobs(policy, samples))
         trainer.train(batch)
-        after = _logprobs(policy, samples)
+        after = np.concatenate(masked_logprobs(policy, samples))
         moved = np.clip(after - before, -_LARGEST, _LARGEST)
         found.append(float(np.mean(np.square(moved))) / 2)
         if not math.isfinite(found[-1]):
@@ -75,14 +86,20 @@ def _changes(trainer: RLTrainer, kept: Path, steps: Sequence[int]) -> list[float
     return found
 
 
-def _logprobs(policy: Policy, samples: Sequence[Sample]) -> np.ndarray:
-    """f64: the log-probs of the sampled tokens."""
-    found = list[np.ndarray]()
-    with torch.no_grad(), policy.computing():
-        for sample in samples:
-            row = pack_micro_batch([sample.token_ids], [sample.loss_mask], policy.device)
-            temperatures = torch.full(
-                (int(sample.loss_mask.sum()),), sample.temperature, device=policy.device
-            )
-            found.append(policy.token_logprobs(row, temperatures)[0].double().cpu().numpy())
-    return np.concatenate(found)
+def masked_logprobs(
+    policy: Policy, samples: Sequence[Sample], masks: Sequence[npt.NDArray[np.bool_]] | None = None
+) -> list[npt.NDArray[np.float64]]:
+    """For each sample f64[N]: the log-probs of its N tokens under a mask bool[T] which does not hold the
+    first one; without `masks`, of what was sampled."""
+    masks = [sample.loss_mask for sample in samples] if masks is None else masks
+    ids, found = [sample.token_ids for sample in samples], [np.empty(0)] * len(samples)
+    for chosen in plan_bins(ids, max([_ROW, *map(len, ids)])):
+        at = chosen.indices
+        row = pack_micro_batch([ids[i] for i in at], [masks[i] for i in at], policy.device)
+        temperatures = torch.tensor([samples[i].temperature for i in at], device=policy.device)
+        with torch.no_grad(), policy.computing():
+            values = policy.token_logprobs(row, temperatures[row.sequences])[0].double().cpu().numpy()
+        ends = np.cumsum([masks[i].sum() for i in at])
+        for i, part in zip(at, np.split(values, ends[:-1]), strict=True):
+            found[i] = part
+    return found

@@ -1,0 +1,209 @@
+"""What a step teaches, measured on the rollouts of the next one: kept batches are trained on again, with
+their own advantages or with others, and what then becomes likelier is held against values of the rollouts.
+
+Within a group values and changes are correlated. Were the values shuffled, the correlation would be 0 on
+average, with a variance of 1 / (n - 1) in a group of n (Pitman 1937, the permutation distribution of r).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from buckeye.runs.trained import TrainedStep
+from buckeye.trainer.model.policy import Policy
+from buckeye.transport.batches import Batch
+from buckeye.transport.checkpoint import list_checkpoints
+from buckeye_audit.diagnosis.facts import Facts
+from buckeye_audit.tuning.changes import masked_logprobs, trainer_from
+
+Values = npt.NDArray[np.float64]
+
+_STEPS = 7
+_COMMON = (0.2, 0.8)
+_EXACT = 0.98  # of the rewards' variance
+_SAME = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """A batch that was kept: `rollout` i64[N] says of which of the R rollouts each of its N samples is,
+    `group` i64[R] of which group each rollout is; `rewards` f64[R]; `components` name -> f64[R], of what the
+    rewards are made."""
+
+    batch: Batch
+    rollout: npt.NDArray[np.int64]
+    group: npt.NDArray[np.int64]
+    rewards: Values
+    components: Mapping[str, Values]
+
+    @cached_property
+    def advantages(self) -> Values:
+        """f64[R], the mean over the sampled tokens of a rollout."""
+        sampled = [sample.advantages[sample.loss_mask] for sample in self.batch.samples]
+        totals = self.sums([float(values.sum()) for values in sampled])
+        return totals / np.maximum(1, self.sums([len(values) for values in sampled]))
+
+    def component(self, name: str) -> Values:
+        """f64[R]; 0 where there is none."""
+        return self.components.get(name, np.zeros(len(self.rewards)))
+
+    def sums(self, values: Sequence[float]) -> Values:
+        """f64[R], from a value for each sample."""
+        found = np.zeros(len(self.group))
+        np.add.at(found, self.rollout, values)
+        return found
+
+    def centered(self, values: Values) -> Values:
+        """f64[R] less the means of their groups, as large as the advantages on average."""
+        apart = values - np.array([values[self.group == group].mean() for group in self.group])
+        size = math.sqrt(float(np.mean(apart**2)))
+        return apart * (math.sqrt(float(np.mean(self.advantages**2))) / size if size > _SAME else 0.0)
+
+    def without(self, name: str, weight: float) -> Values:
+        """f64[R]: advantages of the rewards less one of their components."""
+        return self.centered(self.rewards - weight * self.component(name))
+
+    def with_advantages(self, values: Values) -> Batch:
+        """The batch with other advantages, f64[R]."""
+        samples = [
+            replace(sample, advantages=np.where(sample.loss_mask, values[at], 0).astype(np.float32))
+            for at, sample in zip(self.rollout, self.batch.samples, strict=True)
+        ]
+        return replace(self.batch, samples=tuple(samples))
+
+    def has(self, token: int) -> Values:
+        """f64[R], 1 where the policy has written a token."""
+        found = [float(token in sample.token_ids[sample.loss_mask]) for sample in self.batch.samples]
+        return (self.sums(found) > 0).astype(float)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How values of rollouts go with what became likelier: the mean correlation within a group, its standard
+    error were the values shuffled, and of how many groups."""
+
+    mean: float
+    error: float
+    groups: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f}, with shuffled ones 0 ± {self.error:.2f}"
+
+
+Choice = Callable[[Played], Values]
+
+
+def played_in_a_row(facts: Facts) -> list[Played]:
+    """The first batches, one after the other, from a step on whose weights are there: the first one, or one
+    with a checkpoint. Fewer than two where there are none."""
+    kept = [step for step in facts.run.kept_steps if step <= facts.until]
+    starts = {0, *(one.step for one in list_checkpoints(facts.run.path / "checkpoints"))}
+    rows = [_row(kept, step) for step in kept if step in starts]
+    read = (facts.run.trained(step) for step in max(rows, key=len, default=[]))
+    return [_played(facts, step) for step in read if step is not None and step.origins]
+
+
+def _row(kept: Sequence[int], first: int) -> list[int]:
+    """Up to so many of the kept steps from one on, without a gap."""
+    return [step for step in range(first, first + _STEPS) if set(range(first, step + 1)) <= set(kept)]
+
+
+def _played(facts: Facts, step: TrainedStep) -> Played:
+    names = [origin[:2] for origin in step.origins]
+    order = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    groups = {group: at for at, group in enumerate(dict.fromkeys(group for group, _ in order))}
+    rows = {
+        (group, number): (reward, json.loads(components or "{}"))
+        for group, number, reward, components in facts.query(
+            "SELECT grp, number, reward, components FROM rollouts WHERE split = 'train' AND step = ? "
+            "AND dropped IS NULL AND retried = 0",
+            step.batch.step,
+        )
+    }
+    earned = [rows[name] for name in order]
+    return Played(
+        batch=step.batch,
+        rollout=np.array([order[name] for name in names], np.int64),
+        group=np.array([groups[group] for group, _ in order], np.int64),
+        rewards=np.array([reward for reward, _ in earned], float),
+        components={
+            name: np.array([components.get(name, 0.0) for _, components in earned], float)
+            for name in sorted({name for _, components in earned for name in components})
+        },
+    )
+
+
+def teach(facts: Facts, played: Sequence[Played], advantages: Choice) -> list[Values]:
+    """Train on all but the last of the batches with these advantages, and the run's own learning rate. Of
+    each batch after the first: f64[R], by how much its rollouts have become likelier by the step before it,
+    in nats."""
+    rate, found = float(facts.run.setting("trainer.optim.lr")), list[Values]()
+    with trainer_from(facts.run.path, played[0].batch.step, rate) as trainer:
+        for now, after in pairwise(played):
+            before = _likelihoods(trainer.learner.policy, after)
+            trainer.train(now.with_advantages(advantages(now)))
+            found.append(_likelihoods(trainer.learner.policy, after) - before)
+    return found
+
+
+def _likelihoods(policy: Policy, played: Played) -> Values:
+    """f64[R]: the log-probs of what was sampled, summed over each rollout."""
+    return played.sums([float(values.sum()) for values in masked_logprobs(policy, played.batch.samples)])
+
+
+def agreement(played: Sequence[Played], moved: Sequence[Values], values: Choice) -> Agreement:
+    """How values of the rollouts go with what a step before them made likelier (`teach`)."""
+    found = [
+        (float(np.corrcoef(ours, changes)[0, 1]), 1 / (len(ours) - 1))
+        for batch, change in zip(played[1:], moved, strict=True)
+        for ours, changes in _by_group(batch, values(batch), change)
+        if len(ours) > 1 and min(np.ptp(ours), np.ptp(changes)) > _SAME
+    ]
+    if not found:
+        return Agreement(0.0, math.inf, 0)
+    means, variances = zip(*found, strict=True)
+    return Agreement(float(np.mean(means)), math.sqrt(sum(variances)) / len(found), len(found))
+
+
+def _by_group(played: Played, *values: Values) -> Iterator[tuple[Values, ...]]:
+    for group in range(int(played.group.max()) + 1):
+        members = played.group == group
+        yield tuple(each[members] for each in values)
+
+
+def common_token(played: Sequence[Played]) -> int | None:
+    """The token that the policy writes in nearest to half of the rollouts; None where none is in a fifth to
+    four fifths of them."""
+    counts, rollouts = Counter[int](), 0
+    for batch in played:
+        written = [set[int]() for _ in batch.group]
+        for at, sample in zip(batch.rollout, batch.batch.samples, strict=True):
+            written[at].update(sample.token_ids[sample.loss_mask].tolist())
+        counts.update(token for tokens in written for token in tokens)
+        rollouts += len(written)
+    token = min(counts, key=lambda token: (abs(counts[token] - rollouts / 2), token), default=None)
+    low, high = _COMMON
+    return token if token is not None and low <= counts[token] / rollouts <= high else None
+
+
+def component_weights(played: Sequence[Played]) -> dict[str, float]:
+    """Of which components with which weights the rewards are the sum, by least squares; empty where they are
+    not. What a run calls components may be no part of the reward: its weight is about 0."""
+    names = sorted(set[str]().union(*(batch.components for batch in played)))
+    rewards = np.concatenate([batch.rewards for batch in played])
+    columns = [np.concatenate([batch.component(name) for batch in played]) for name in names]
+    table = np.stack([*columns, np.ones(len(rewards))], axis=1)
+    weights, *_ = np.linalg.lstsq(table, rewards, rcond=None)
+    left = float(np.var(rewards - table @ weights))
+    if not names or left > (1 - _EXACT) * float(np.var(rewards)):
+        return {}
+    return {name: float(weight) for name, weight in zip(names, weights[:-1], strict=True)}

@@ -1,0 +1,100 @@
+"""What a step teaches: how values of rollouts are held against what became likelier."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from buckeye.transport.batches import Batch, Sample
+from buckeye_audit.diagnosis.teaching import Played, agreement, common_token, component_weights
+
+
+def sample(tokens, advantage=0.0, context=1):
+    ids = np.array([9] * context + list(tokens), np.int32)
+    mask = np.arange(len(ids)) >= context
+    return Sample(
+        token_ids=ids,
+        loss_mask=mask,
+        logprobs=np.zeros(len(ids), np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        advantages=np.where(mask, advantage, 0).astype(np.float32),
+        temperature=1.0,
+    )
+
+
+def played(group, *, rewards=None, components=None, samples=None, rollout=None):
+    samples = samples or [sample([1, 2], at) for at in range(len(group))]
+    return Played(
+        batch=Batch(step=0, samples=tuple(samples), orchestrator_state={}),
+        rollout=np.array(range(len(samples)) if rollout is None else rollout),
+        group=np.array(group),
+        rewards=np.zeros(len(group)) if rewards is None else np.array(rewards, float),
+        components={name: np.array(values, float) for name, values in (components or {}).items()},
+    )
+
+
+def test_the_agreement_is_the_mean_correlation_of_the_groups():
+    batch = played(
+        [0, 0, 0, 1, 1, 2, 2], rewards=[1, 2, 3, 0, 1, 5, 5]
+    )  # of the last group all earn the same
+    found = agreement(
+        [batch, batch], [np.array([2.0, 4.0, 6.0, 1.0, 0.0, 3.0, 4.0])], lambda one: one.rewards
+    )
+    assert (found.mean, found.groups) == (pytest.approx(0.0), 2)
+    assert found.error == pytest.approx((1 / 2 + 1 / 1) ** 0.5 / 2)
+
+
+def test_its_error_is_the_spread_over_all_shuffles():
+    moved, rewards = np.array([0.3, -1.0, 0.2, 4.0]), [0.0, 1.0, 1.0, 3.0]
+    each = [
+        agreement([batch, batch], [moved], lambda one: one.rewards)
+        for order in permutations(rewards)
+        for batch in [played([0] * 4, rewards=order)]
+    ]
+    assert np.mean([one.mean for one in each]) == pytest.approx(0.0)
+    assert np.std([one.mean for one in each]) == pytest.approx(each[0].error)
+
+
+def test_where_no_rewards_differ_nothing_is_said():
+    batch = played([0, 0], rewards=[1, 1])
+    assert agreement([batch, batch], [np.array([0.0, 1.0])], lambda one: one.rewards).error == np.inf
+
+
+def test_the_weights_of_the_parts_are_found():
+    components = {"form": [0, 1, 1, 0, 1], "right": [0, 0, 1, 1, 0.5], "length": [3, 9, 4, 7, 1]}
+    rewards = [
+        2 * right - 0.5 * form + 0.1
+        for right, form in zip(components["right"], components["form"], strict=True)
+    ]
+    found = component_weights([played([0] * 5, rewards=rewards, components=components)])
+    assert found == {name: pytest.approx(w) for name, w in {"form": -0.5, "length": 0, "right": 2}.items()}
+
+
+def test_a_reward_that_is_no_sum_of_its_parts_has_no_weights():
+    components = {"form": [0, 1, 1, 0, 1, 0], "right": [0, 0, 1, 1, 1, 1]}
+    rewards = [form != right for form, right in zip(components["form"], components["right"], strict=True)]
+    assert component_weights([played([0] * 6, rewards=rewards, components=components)]) == {}
+    assert component_weights([played([0, 0], rewards=[0, 1])]) == {}
+
+
+def test_advantages_without_a_part_are_as_large_as_the_real_ones():
+    batch = played([0, 0, 1, 1], rewards=[1, 3, 0, 4], components={"form": [0, 2, 0, 2]})
+    found = batch.without("form", 1.0)
+    assert found == pytest.approx(np.array([0, 0, -1, 1]) * (14 / 2) ** 0.5)  # of 0, 1, 2, 3 and 1, 1
+    assert batch.centered(np.ones(4)) == pytest.approx(np.zeros(4))
+
+
+def test_a_rollout_of_several_samples_is_one():
+    samples = [sample([1, 2], 1.0), sample([2], 1.0), sample([3, 4, 5], -1.0)]
+    batch = played([0, 0], samples=samples, rollout=[0, 0, 1])
+    assert batch.advantages == pytest.approx([1.0, -1.0])
+    assert batch.sums([1.0, 2.0, 4.0]) == pytest.approx([3.0, 4.0])
+    assert batch.has(2).tolist() == [1.0, 0.0]
+    changed = batch.with_advantages(np.array([0.5, -2.0])).samples
+    assert [one.advantages.tolist() for one in changed] == [[0, 0.5, 0.5], [0, 0.5], [0, -2, -2, -2]]
+
+
+def test_the_common_token_is_in_about_half_of_the_rollouts():
+    tokens = [[1, 5], [1, 2], [1, 2], [1, 3]]
+    assert common_token([played([0] * 4, samples=[sample(each) for each in tokens])]) == 2
+    assert common_token([played([0] * 4, samples=[sample([1])] * 4)]) is None
