@@ -147,7 +147,9 @@ def main() -> int:
             write(name, played)
         for run in played:
             opened = runs.open(run)
-            rewards = [round(step.reward, 2) for step in opened.steps if step.reward is not None]
+            rewards = [
+                round(earned, 2) for step in opened.steps if (earned := step.played_reward) is not None
+            ]
             found = band.band_of(opened)
             print(run, rewards[::3], "no known recipe" if found is None else judged(found))
     return 0

@@ -70,6 +70,21 @@ def test_each_turn_extends_the_ids_before_it_verbatim():
     assert tuple(p.segments[0].token_ids[: len(prompts[2])]) == prompts[2]
 
 
+def test_what_an_environment_changes_in_place_was_not_asked():
+    p = policy(FakeEngine())
+    messages = asyncio.run(converse(p, 2))
+    recorded, asked = list(p.messages), p.asked
+    assert asked is not None
+    messages[0]["content"] = "b"  # as one that shortens what it said before
+    messages[1]["content"] = "said otherwise"
+    assert list(p.messages) == recorded
+    assert p.asked == asked
+    reply = asyncio.run(p.chat(messages))
+    assert (p.branched, p.asked) == (1, None)
+    reply.message["content"] = "changed"
+    assert p.messages[-1]["content"] == reply.text != "changed"
+
+
 @pytest.mark.parametrize(("rewrites", "extended", "branched"), [(False, 6, 0), (True, 0, 6)])
 def test_turns_that_extend_and_turns_that_branch_are_counted(rewrites, extended, branched):
     async def play():

@@ -104,6 +104,13 @@ class Step:
         """The mean reward of the batch."""
         return self.value("orchestrator/reward/mean")
 
+    @property
+    def played_reward(self) -> float | None:
+        """The mean reward of all that was played for the batch, which says more where a filter chooses what
+        is trained on. That of the batch where no other is recorded."""
+        played = self.value("orchestrator/reward/played")
+        return self.reward if played is None else played
+
     def value(self, name: str) -> float | None:
         """A number by the name of its process and its own, as `trainer/loss`, or by its own alone; None where
         no such number was recorded, or one beyond 1e30, whose sums no float holds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import copy
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -130,6 +131,7 @@ class RecordingPolicy:
     ) -> Reply:
         """As `chat`, with options: a call that must be made is begun for the model. Raises UsageError for
         what the chat template refuses."""
+        messages = copy.deepcopy(list(messages))  # an environment may change its own later
         prompt = self._samples.chat_prompt(messages, tools)
         opening = NO_OPENING
         if options.must_call:
@@ -137,7 +139,7 @@ class RecordingPolicy:
             opening = call_opening(self._renderer, prompt.conversation, options.tool)
         reply = await self._answer(prompt, opening, options)
         if options.trained:
-            self.messages = messages if reply.no_room else (*messages, reply.message)
+            self.messages = messages if reply.no_room else (*messages, copy.deepcopy(reply.message))
         return reply
 
     async def complete(self, prompt: str | Sequence[int], *, options: CallOptions = NO_OPTIONS) -> Reply:

@@ -229,10 +229,7 @@ def _may_go_on(turn: _Turn, messages: Sequence[Message]) -> bool:
     if messages[len(turn.messages)]["role"] != "assistant":
         return False
     return all(
-        now is then
-        or (
-            now["role"] == then["role"]
-            and (now["role"] == "assistant" or (now.get("content") or "") == (then.get("content") or ""))
-        )
+        now["role"] == then["role"]
+        and (now["role"] == "assistant" or (now.get("content") or "") == (then.get("content") or ""))
         for now, then in zip(messages, turn.messages, strict=False)
     )

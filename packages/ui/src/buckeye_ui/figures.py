@@ -223,7 +223,8 @@ def reward_intervals(run: OpenRun) -> dict[str, Any]:
     with run.read() as opened:
         for step, mean in opened.query(_MEANS):
             means[step].append(mean)
-        band = ask_if_there(_BAND_OF, lambda run: None)(opened)
+        chosen = opened.setting("orchestrator.zero_spread") == "drop"  # a band is of all that was played
+        band = None if chosen else ask_if_there(_BAND_OF, lambda run: None)(opened)
     steps, low, high = [], [], []
     known: dict[int, tuple[float, float, float]] = run.kept.setdefault("intervals", {})
     for step, values in sorted(means.items()):

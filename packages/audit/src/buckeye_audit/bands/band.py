@@ -84,9 +84,9 @@ def band_of(run: Run, until: int | None = None) -> Band | None:
     no known recipe: another environment (its name, and prompts that no run of the recipe had), another size
     of the model (width and layers), of the batch or of a group."""
     rewards = {
-        step.number: step.reward
+        step.number: reward
         for step in run.steps
-        if step.reward is not None and (until is None or step.number <= until)
+        if (reward := step.played_reward) is not None and (until is None or step.number <= until)
     }
     shape = _shape(run)
     for name, recipe in _recipes() if rewards and shape is not None else ():
@@ -120,7 +120,10 @@ def recipe_from(runs: Sequence[Run], made_by: str) -> dict[str, Any]:
         "sizes": _chosen(first, _SIZES),
         "settings": _deciding(first),
         "prompts": prompts[:_PROMPTS],
-        "rewards": [[round(step.reward, 4) for step in run.steps if step.reward is not None] for run in runs],
+        "rewards": [
+            [round(reward, 4) for step in run.steps if (reward := step.played_reward) is not None]
+            for run in runs
+        ],
     }
 
 

@@ -335,9 +335,8 @@ def _is_higher(these: Sequence[Step], others: Sequence[Step], errors: float = _S
 
 
 def _reward(steps: Sequence[Step]) -> float:
-    """The mean of all that was played: that of the batches says little where a filter chooses them."""
-    name = "reward/played" if steps[0].value("orchestrator/reward/played") is not None else "reward/mean"
-    return _mean(steps, name)
+    values = [reward for step in steps if (reward := step.played_reward) is not None]
+    return statistics.fmean(values) if values else math.nan
 
 
 def _count(steps: Sequence[Step]) -> float:

@@ -196,7 +196,7 @@ def _moves(facts: Facts) -> tuple[np.ndarray, float] | None:
 
 def learning_rate_too_low(facts: Facts) -> Finding | None:
     """There is something to learn, and the policy stays where it is."""
-    rewards = [step.reward for step in facts.played if step.reward is not None]
+    rewards = [reward for step in facts.played if (reward := step.played_reward) is not None]
     spread = [step.value("orchestrator/batch/with_spread") or 0.0 for step in facts.played]
     found = _moves(facts)
     warmup = facts.run.setting("trainer.scheduler.warmup") or 0
@@ -320,7 +320,7 @@ def training_without_transfer(facts: Facts) -> Finding | None:
         "SELECT step, avg(reward), count(reward) FROM rollouts WHERE split = 'eval' AND step <= {until} "
         "GROUP BY step"
     )
-    rewards = [step.reward for step in facts.played if step.reward is not None]
+    rewards = [reward for step in facts.played if (reward := step.played_reward) is not None]
     if len(rows) < 2 or len(rewards) < 6 or min(row[2] for row in rows) < 10:
         return None
     third = max(2, len(rewards) // 3)
