@@ -66,6 +66,7 @@ def warm_start(recipe: Recipe, folder: Path, seed: int) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     chats = list(recipe.chats(seed))
     texts = [" ".join(message["content"] for message in chat) for chat in chats]
+    texts += [*recipe.words] * 20
     make_tiny_model(folder / "base", texts=texts, size=recipe.size, seed=seed)
     lines = [json.dumps({"messages": list(chat)}) + "\n" for chat in chats]
     (folder / "chats.jsonl").write_text("".join(lines))
@@ -107,7 +108,11 @@ def play_demo(folder: Path, seed: int) -> Path:
 def write_settings(recipe: Recipe, folder: Path, model: Path, seed: int) -> Path:
     """The file in `folder` that `buckeye rl` takes for a run which begins with `model`."""
     folder.mkdir(exist_ok=True)
-    args, file = in_toml(recipe.args), folder / "rl.toml"
+    values, file = dict(recipe.args), folder / "rl.toml"
+    if recipe.tasks is not None:
+        values["taskset"] = str(folder / "tasks.json")
+        (folder / "tasks.json").write_text(json.dumps(recipe.tasks()))
+    args = in_toml(values)
     file.write_text(RUN.format(recipe=recipe, folder=folder, model=model, seed=seed, args=args))
     return file
 

@@ -25,6 +25,7 @@ SIZE, TARGET = 3, 16
 HABIT = 0.8  # how often it decides; else the move is drawn from all four directions
 SPLITS = {"train": range(4_000), "eval": range(100_000, 101_000)}
 CONVERSATIONS = range(200_000, 203_000)
+WORDS = ["assistant", "user", "system", "move", "Error"]  # that begin what a tag has ended
 SERVER = {
     "url": "http://localhost:8765/mcp",
     "headers": {"Authorization": "Bearer $BUCKEYE_API_KEY", "Mcp-Image": "text-2048:latest"},
@@ -81,8 +82,8 @@ def main() -> None:
     chats = [json.dumps(conversation(config, seed)) for seed in CONVERSATIONS]
     (directory / "chats.jsonl").write_text("".join(f"{line}\n" for line in chats))
     texts = [" ".join(m["content"] for m in json.loads(line)["messages"]) for line in chats[:500]]
-    words = ["assistant", "user", "system", "move", "Error"] * 20  # that begin what a tag has ended
-    (directory / "corpus.txt").write_text("\n".join([text.replace("\n", " ") for text in texts] + words))
+    lines = [text.replace("\n", " ") for text in texts] + WORDS * 20
+    (directory / "corpus.txt").write_text("\n".join(lines))
     print(f"{len(tasks)} tasks and {len(chats)} conversations are in {directory}")
 
 

@@ -9,6 +9,7 @@ from tests.inference.chat_families import FAMILIES, save_family
 
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.template import MARK, SWITCH, unmarked
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -93,6 +94,20 @@ def test_what_has_no_control_tokens_is_encoded_as_ever(family):
     _, renderer = family
     prompt = renderer.render(*conversation("user", "the quick <brown> fox |jumps| [over]"))
     assert prompt.ids == renderer.tokenizer.encode(prompt.text, add_special_tokens=False)
+
+
+def test_a_tag_of_a_task_is_the_token_that_its_tokenizer_has(tmp_path):
+    texts = ["<answer>fox</answer> <think>dog</think>"] * 20
+    make_tiny_model(
+        tmp_path / "tiny", texts=texts, size=TinySize(vocab_size=300, layers=1, hidden=64), seed=0
+    )
+    renderer = ChatRenderer(tmp_path / "tiny")
+    said = [
+        {"role": "user", "content": "Write <answer>x</answer>, no <think>."},
+        {"role": "assistant", "content": "<answer>fox</answer>"},
+    ]
+    found = controls(renderer, renderer.render(said).ids)
+    assert [name for name in found if not name.startswith("<|")] == ["<answer>", "</answer>"] * 2
 
 
 def test_a_reply_is_extended_verbatim_whatever_the_user_says_next(family):

@@ -91,7 +91,10 @@ SWITCH = "BUCKEYE_CONTROL_TOKENS_IN_TEXT"
 
 _OF_REPLIES = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 """What assistants write themselves in their replies, and data sets in theirs."""
-_LOOKS_LIKE_CONTROL = re.compile(r"<\S+>|\[\S+\]|\S*<\|.*|.*\|>\S*", re.DOTALL)
+_WRITTEN_HERE = _OF_REPLIES | {"<tool_response>", "</tool_response>", "<tools>", "</tools>"}
+"""What is written around tools and calls for templates that know none."""
+_BARS = re.compile(r"\S*<[|｜].*|.*[|｜]>\S*", re.DOTALL)
+_TAG = re.compile(r"<\S+>|\[\S+\]")
 
 
 class Literal:
@@ -100,7 +103,8 @@ class Literal:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         known = [token for token in tokenizer.added_tokens_decoder.values() if len(token.content) > 1]
-        names = {one.content for one in known if one.special or _LOOKS_LIKE_CONTROL.fullmatch(one.content)}
+        written = str(tokenizer.chat_template)
+        names = {one.content for one in known if one.special or _controls(one.content, written)}
         if os.environ.get(SWITCH) == "1":
             names = set()
         self._anywhere, self._in_replies = _pattern(names), _pattern(names - _OF_REPLIES)
@@ -132,6 +136,14 @@ class Literal:
         if after[: len(before)] == before:
             return after[len(before) :]
         return self._tokenizer.encode(piece, add_special_tokens=False)
+
+
+def _controls(token: str, template: str) -> bool:
+    """Whether a token that its tokenizer does not call special is a control token all the same: by its bars,
+    or as a tag that the chat template writes. Other tags, as `<answer>`, are words of a task."""
+    if _BARS.fullmatch(token):
+        return True
+    return bool(_TAG.fullmatch(token)) and (token in template or token in _WRITTEN_HERE)
 
 
 _ANCHOR = "\n"
