@@ -5,11 +5,17 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from tests.places import ROOT
 from tests.ports import free_port
+
+from buckeye.inference.render import ChatRenderer
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model
+from buckeye_mcp.config import load_gym_config
+from examples.text_2048 import prepare
 
 EXAMPLE = ROOT / "examples" / "text_2048"
 
@@ -36,6 +42,21 @@ def shortened(folder, port):
         assert count, (name, old)
         (folder / name).write_text(text)
     return folder / "run.sh"
+
+
+def test_a_call_and_a_whole_game_fit_into_the_tokens_that_they_have(tmp_path):
+    config = load_gym_config(EXAMPLE / "2048.yaml")
+    games = [prepare.conversation(config, seed)["messages"] for seed in prepare.CONVERSATIONS[:60]]
+    texts = [" ".join(message["content"] for message in game).replace("\n", " ") for game in games]
+    size = TinySize(vocab_size=512, layers=1, hidden=64)
+    make_tiny_model(tmp_path / "base", texts=texts + prepare.WORDS * 2, size=size, seed=0)
+    renderer = ChatRenderer(tmp_path / "base")
+    settings = tomllib.loads((EXAMPLE / "orch.toml").read_text())
+    call = max(len(renderer.encode(f'<tool>move("{where}")</tool>')) for where in prepare.DIRECTIONS)
+    longest = max(len(renderer.render(game[:-1]).ids) for game in games)
+    marked = [len(renderer.render(game[:3]).ids) - len(renderer.render(game[:2]).ids) for game in games]
+    assert max(marked) < settings["sampling"]["max_tokens"]
+    assert longest + call < settings["seq_len"]
 
 
 @pytest.mark.slow
