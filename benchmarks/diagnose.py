@@ -3,13 +3,17 @@
 The directory is made, as of a run that learns.
 
 python benchmarks/diagnose.py [--steps 1000] [--rollouts 128] [--kilobytes 3] [--kept 200] [--dir DIR]
+python benchmarks/diagnose.py --run RUN      what the looks at a finished run cost while it went on
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from buckeye import runs
 from buckeye.base.process import RunIdentity
 from buckeye.transport.batches import Batch, Sample, TrainedBatch, keep_trained
 
@@ -140,8 +145,45 @@ def made_run(description: str, *, kept: int) -> Iterator[Path]:
         yield run
 
 
+def looks(run: Path) -> None:
+    """What `rl` spends on looking at all records after 8, 16, 32 ... steps, each time from the start: on
+    copies as they were then. All of it is of the lowest priority, so that it is what a run loses at most."""
+    steps = runs.open(run).steps
+    times = [float(step.trained["time"]) for step in steps if step.trained is not None]
+    spent, number = 0.0, 8
+    while number < len(times):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = as_it_was(run, Path(folder) / "run", number)
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            argv = [sys.executable, "-m", "buckeye", "rl", "diagnose", str(copy), "--json"]
+            subprocess.run(argv, capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        spent, number = spent + took, 2 * number
+        print(f"after {number // 2} steps: {took:.1f} s of a core", flush=True)
+    whole = times[-1] - times[0]
+    print(f"{spent:.1f} s of a core, {spent / whole:.1%} of the {whole:.0f} s of {len(times)} steps")
+
+
+def as_it_was(run: Path, copy: Path, until: int) -> Path:
+    """A copy of what the run had recorded after a step."""
+    for name in ("rollouts", "trained"):
+        for path in (run / name).glob("step_*"):
+            if int(path.stem.partition("_")[2]) <= until:
+                (copy / name).mkdir(parents=True, exist_ok=True)
+                (copy / name / path.name).symlink_to(path.absolute())
+    shutil.copytree(run / "configs", copy / "configs")
+    shutil.copy(run / "run.json", copy)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join(one for one in lines if json.loads(one)["step"] <= until))
+    return copy
+
+
 def main() -> None:
-    """Print the time and the memory, at first and again."""
+    """Print the time and the memory, at first and again; or of the looks at a run."""
+    if sys.argv[1:2] == ["--run"]:
+        looks(Path(sys.argv[2]))
+        return
     with made_run(str(__doc__), kept=200) as run:
         for what in ("without an index", "with the index"):
             if what == "without an index":

@@ -119,7 +119,7 @@ RECIPES = {
     "reverse-text": Recipe(
         chats=beginners("reverse", 0.8, "abcd", count=2400),
         args={"task": "reverse", "exact": True},
-        size=TinySize(vocab_size=280, layers=2, hidden=64, max_length=128),
+        size=TinySize(vocab_size=280, layers=3, hidden=192, max_length=128),
         warm=150,
         trainer=SLOWER,
         steps=60,

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from packages.audit.tests.tuning.here import config_of
 from tests.command import run_here
 
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
 from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
 from buckeye.config.trainer import LinearSchedulerConfig
 from buckeye_audit.tuning import command, forks
 from buckeye_audit.tuning.forks import Fork, Forks, Origin
 from buckeye_audit.tuning.search import approach, climb, nearest, top_of, warmup_of
-from buckeye_audit.tuning.tune import Tuned, Tuning
+from buckeye_audit.tuning.tune import Tuned, Tuning, own_warmup
 
 TARGET = 0.01
 
@@ -174,3 +176,16 @@ def test_a_fork_that_is_all_of_the_run_keeps_its_scheduler(tmp_path, monkeypatch
     made = json.loads((tmp_path / "one.json").read_text())
     assert made["trainer"]["scheduler"]["type"] == scheduler
     assert made["trainer"]["max_steps"] == steps
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], 0),
+        (["--trainer.scheduler.type", "linear"], 0),  # its 10 steps are nobody's choice
+        (["--trainer.scheduler.type", "linear", "--trainer.scheduler.warmup", "25"], 25),
+        (["--trainer.scheduler.type", "cosine", "--trainer.scheduler.warmup", "0"], 0),
+    ],
+)
+def test_a_warm_up_is_somebodys_choice_where_it_was_set(words, expected):
+    assert own_warmup(load_config(RLConfig, words, environ={})) == expected

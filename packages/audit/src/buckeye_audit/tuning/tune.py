@@ -12,6 +12,7 @@ from typing import Any
 
 from buckeye.base.storage import write_file
 from buckeye.config.rl import RLConfig
+from buckeye.config.trainer import ConstantSchedulerConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.run_files.record import write_event
 from buckeye_audit.diagnosis.statistics import is_below
@@ -28,6 +29,14 @@ _LEARNT = 3.0  # standard errors
 _FORKS = 5
 _MOST_STEPS = 100  # of a fork, where the run has no end
 _LONGEST = 1.5  # times the time that a fork is expected to take
+
+
+def own_warmup(config: RLConfig) -> int:
+    """The steps of warm-up that somebody has chosen for a run; 0 where it is the default."""
+    scheduler = config.trainer.scheduler
+    if isinstance(scheduler, ConstantSchedulerConfig) or "warmup" not in scheduler.model_fields_set:
+        return 0
+    return scheduler.warmup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +95,8 @@ class Tuning:
         )
         best = top_of(scores, statistics.fmean(at_start)) if sure else center
         begins = self.origin.step == 0  # schedulers count from the start of a run
-        warmup = warmup_of(policy_changes(still.directory, best)) if begins else 0
+        needed = warmup_of(policy_changes(still.directory, best)) if begins else 0
+        warmup = max(needed, own_warmup(self.config))
         made.drop_weights(still)
         file = self._write(best, warmup)
         self._note("chosen", rate=best, warmup=warmup, by="training" if sure else "change", file=str(file))
