@@ -5,6 +5,8 @@ import statistics
 from pathlib import Path
 
 import pytest
+from benchmarks.recipes import GAME
+from examples.text_2048 import prepare
 from tests.command import run_here
 
 from benchmarks import bands, letters
@@ -14,7 +16,12 @@ from buckeye.config.rl import RLConfig
 from buckeye.monitor.intervals import student_quantile
 from buckeye_audit.bands import band
 from buckeye_audit.bands.band import band_of
+from buckeye_audit.demo.stages import DemoPaths, max_steps, rl_words
 from buckeye_audit.diagnosis.diagnose import diagnose
+from buckeye_mcp.config import load_gym_config
+from buckeye_mcp.rollout import first_messages
+from buckeye_mcp.tasks.task_schema import McpTask
+from text_2048.board import Game
 
 RECIPES = sorted((Path(band.__file__).parent / "recipes").glob("*.json"))
 PROMPT = "What to say?"
@@ -121,28 +128,49 @@ def test_each_run_of_a_recipe_is_inside_the_band_of_the_others(file):
         assert statistics.fmean(left_out[-band.SMOOTHED :]) >= statistics.fmean(lows)
 
 
-@pytest.mark.parametrize("name", bands.RECIPES)
+def as_planned(name, folder):
+    """The settings with which a recipe is played, its prompts, width and layers of the model, the steps."""
+    if name == bands.DEMO:
+        words = rl_words(DemoPaths(root=folder), seed=7)
+        return load_config(RLConfig, words, environ={}), None, (192, 3), max_steps("train.toml")
+    recipe = bands.RECIPES[name]
+    file = bands.write_settings(recipe, folder, folder, seed=7)
+    if recipe.tasks is None:
+        asked = [task.messages for task in letters.load_environment(**recipe.args).tasks("train")]
+    else:
+        asked = [opening(task) for task in recipe.tasks()]
+    size = recipe.size.hidden, recipe.size.layers
+    return load_config(RLConfig, ["@", str(file)], environ={}), asked, size, recipe.steps
+
+
+def opening(task):
+    """What a game of 2048 begins with."""
+    board = str(Game(task["metadata"]["seed"], prepare.SIZE))
+    return first_messages(McpTask.model_validate(task), load_gym_config(GAME), board)
+
+
+@pytest.mark.parametrize("name", bands.NAMES)
 def test_a_recipes_file_has_the_settings_with_which_it_is_played(tmp_path, name):
-    recipe, run = bands.RECIPES[name], tmp_path / "rl"
+    run = tmp_path / "run"
     made = json.loads((Path(band.__file__).parent / "recipes" / f"{name}.json").read_text())
-    file = bands.write_settings(recipe, tmp_path, tmp_path, seed=7)
-    config = load_config(RLConfig, ["@", str(file)], environ={})
+    config, asked, (width, layers), steps = as_planned(name, tmp_path)
     (run / "configs").mkdir(parents=True)
     (run / "configs" / "rl.json").write_text(to_json(config))
     (run / "metrics.jsonl").write_text("")
-    tasks = letters.load_environment(**recipe.args).tasks("train")
-    lines = [{"task_id": one.id, "env": made["env"], "messages": list(one.messages)} for one in tasks]
-    (run / "rollouts").mkdir()
-    (run / "rollouts" / "step_0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     opened = runs.open(run)
-    asked = {prompt for (prompt,) in opened.query(band._PLAYED, made["env"])}
-    assert set(made["prompts"]) <= asked
-    assert len(made["prompts"]) == min(len(asked), band._PROMPTS)
     assert band._chosen(opened, band._SIZES) == made["sizes"]
     assert band._deciding(opened) == made["settings"]
-    assert made["shape"] == {"hidden_size": recipe.size.hidden, "num_hidden_layers": recipe.size.layers}
-    assert {len(rewards) for rewards in made["rewards"]} == {recipe.steps}
+    assert made["shape"] == {"hidden_size": width, "num_hidden_layers": layers}
+    assert {len(rewards) for rewards in made["rewards"]} == {steps}
+    if asked is None:
+        return
+    lines = [{"task_id": str(at), "env": made["env"], "messages": list(one)} for at, one in enumerate(asked)]
+    (run / "rollouts").mkdir()
+    (run / "rollouts" / "step_0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    known = {prompt for (prompt,) in runs.open(run).query(band._PLAYED, made["env"])}
+    assert set(made["prompts"]) <= known
+    assert len(made["prompts"]) == min(len(known), band._PROMPTS)
 
 
 def test_every_file_is_of_a_recipe_that_can_be_played():
-    assert {file.stem for file in RECIPES} == set(bands.RECIPES)
+    assert {file.stem for file in RECIPES} == set(bands.NAMES)

@@ -33,31 +33,34 @@ def played(group, *, rewards=None, components=None, samples=None, rollout=None):
     )
 
 
-def test_the_agreement_is_the_mean_correlation_of_the_groups():
-    batch = played(
-        [0, 0, 0, 1, 1, 2, 2], rewards=[1, 2, 3, 0, 1, 5, 5]
-    )  # of the last group all earn the same
-    found = agreement(
-        [batch, batch], [np.array([2.0, 4.0, 6.0, 1.0, 0.0, 3.0, 4.0])], lambda one: one.rewards
-    )
+def beside(values, other):
+    """Each value is of a rollout that is held out, after one that is trained on and has the `other`."""
+    return np.array([each for value in values for each in (other, value)], float)
+
+
+def test_the_agreement_is_the_mean_correlation_of_what_is_held_out():
+    rewards = beside([1, 2, 3, 0, 1, 5, 5], 9)  # of the last group all earn the same
+    batch = played([0] * 6 + [1] * 4 + [2] * 4, rewards=rewards)
+    moved = beside([2, 4, 6, 1, 0, 3, 4], -70)
+    found = agreement([batch], [moved], lambda one: one.rewards)
     assert (found.mean, found.groups) == (pytest.approx(0.0), 2)
     assert found.error == pytest.approx((1 / 2 + 1 / 1) ** 0.5 / 2)
 
 
 def test_its_error_is_the_spread_over_all_shuffles():
-    moved, rewards = np.array([0.3, -1.0, 0.2, 4.0]), [0.0, 1.0, 1.0, 3.0]
+    moved, rewards = beside([0.3, -1.0, 0.2, 4.0], 7), [0.0, 1.0, 1.0, 3.0]
     each = [
-        agreement([batch, batch], [moved], lambda one: one.rewards)
+        agreement([batch], [moved], lambda one: one.rewards)
         for order in permutations(rewards)
-        for batch in [played([0] * 4, rewards=order)]
+        for batch in [played([0] * 8, rewards=beside(order, 5))]
     ]
     assert np.mean([one.mean for one in each]) == pytest.approx(0.0)
     assert np.std([one.mean for one in each]) == pytest.approx(each[0].error)
 
 
 def test_where_no_rewards_differ_nothing_is_said():
-    batch = played([0, 0], rewards=[1, 1])
-    assert agreement([batch, batch], [np.array([0.0, 1.0])], lambda one: one.rewards).error == np.inf
+    batch = played([0] * 4, rewards=[0, 1, 5, 1])
+    assert agreement([batch], [np.arange(4.0)], lambda one: one.rewards).error == np.inf
 
 
 def test_the_weights_of_the_parts_are_found():
@@ -77,11 +80,20 @@ def test_a_reward_that_is_no_sum_of_its_parts_has_no_weights():
     assert component_weights([played([0, 0], rewards=[0, 1])]) == {}
 
 
-def test_advantages_without_a_part_are_as_large_as_the_real_ones():
-    batch = played([0, 0, 1, 1], rewards=[1, 3, 0, 4], components={"form": [0, 2, 0, 2]})
-    found = batch.without("form", 1.0)
-    assert found == pytest.approx(np.array([0, 0, -1, 1]) * (14 / 2) ** 0.5)  # of 0, 1, 2, 3 and 1, 1
-    assert batch.centered(np.ones(4)) == pytest.approx(np.zeros(4))
+def test_half_of_each_group_is_taught_advantages_as_large_as_the_real_ones():
+    samples = [sample([1], advantage) for advantage in (1, 1, -1, -1, 3, 3, -3)]
+    batch = played([0] * 4 + [1] * 3, samples=samples, rewards=[1, 8, 3, 8, 0, 8, 4])
+    assert batch.held_out.tolist() == [False, True, False, True, False, True, False]
+    taught = [float(one.advantages[1]) for one in batch.taught(batch.rewards).samples]
+    size = ((4 * 1 + 3 * 9) / (2 * 1 + 2 * 4)) ** 0.5  # of -1, 1, -2, 2
+    assert taught == pytest.approx([-size, 0, size, 0, -2 * size, 0, 2 * size])
+    assert not any(one.advantages.any() for one in batch.taught(np.ones(7)).samples)
+
+
+def test_a_component_is_taken_from_the_rewards_with_its_weight():
+    batch = played([0, 0], rewards=[1, 3], components={"form": [0, 2]})
+    assert batch.without("form", 0.5).tolist() == [1, 2]
+    assert batch.without("other", 0.5).tolist() == [1, 3]
 
 
 def test_a_rollout_of_several_samples_is_one():
@@ -90,8 +102,14 @@ def test_a_rollout_of_several_samples_is_one():
     assert batch.advantages == pytest.approx([1.0, -1.0])
     assert batch.sums([1.0, 2.0, 4.0]) == pytest.approx([3.0, 4.0])
     assert batch.has(2).tolist() == [1.0, 0.0]
-    changed = batch.with_advantages(np.array([0.5, -2.0])).samples
-    assert [one.advantages.tolist() for one in changed] == [[0, 0.5, 0.5], [0, 0.5], [0, -2, -2, -2]]
+    batch = played([0, 0, 0], samples=[*samples, sample([1], 1.0)], rollout=[0, 0, 1, 2])
+    taught = batch.taught(np.array([0.0, 5.0, 2.0])).samples
+    assert [np.sign(one.advantages).tolist() for one in taught] == [
+        [0, -1, -1],
+        [0, -1],
+        [0, 0, 0, 0],
+        [0, 1],
+    ]
 
 
 def test_the_common_token_is_in_about_half_of_the_rollouts():

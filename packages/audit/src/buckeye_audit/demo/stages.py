@@ -137,18 +137,20 @@ def reinforce(paths: DemoPaths, *, seed: int) -> None:
     """The run from the warm-started model; played to its end if it is not there."""
     if weights(paths.rl, "train.toml").exists():
         return
-    model = str(weights(paths.sft, "sft.toml"))
     begun = bool(files_of_a_run(paths.rl))
     resume = ["--resume"] if begun and list_checkpoints(paths.rl / "checkpoints") else ["--clean"] * begun
-    _command(
-        "rl",
+    _command("rl", *rl_words(paths, seed=seed), *resume)
+
+
+def rl_words(paths: DemoPaths, *, seed: int) -> list[str]:
+    """What `rl` is told."""
+    return [
         *("--trainer", "@", str(config_file("train.toml"))),
         *("--orchestrator", "@", str(config_file("orch.toml"))),
         *("--inference", "@", str(config_file("infer.toml"))),
-        *("--model.name", model, "--orchestrator.seed", str(seed)),
+        *("--model.name", str(weights(paths.sft, "sft.toml")), "--orchestrator.seed", str(seed)),
         *("--output-dir", str(paths.rl)),
-        *resume,
-    )
+    ]
 
 
 def _evaluate(paths: DemoPaths, name: str, model: Path, seed: int) -> None:

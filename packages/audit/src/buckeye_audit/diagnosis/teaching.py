@@ -1,8 +1,8 @@
-"""What a step teaches, measured on the rollouts of the next one: kept batches are trained on again, with
-their own advantages or with others, and what then becomes likelier is held against values of the rollouts.
+"""What rewards teach: half of the rollouts of each group are trained on again, with their own advantages or
+with others, and what then becomes likelier among the other half is held against values of these.
 
 Within a group values and changes are correlated. Were the values shuffled, the correlation would be 0 on
-average, with a variance of 1 / (n - 1) in a group of n (Pitman 1937, the permutation distribution of r).
+average, with a variance of 1 / (n - 1) among n rollouts (Pitman 1937, the permutation distribution of r).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ from buckeye_audit.tuning.changes import masked_logprobs, trainer_from
 
 Values = npt.NDArray[np.float64]
 
-_STEPS = 7
+_STEPS = 12
 _COMMON = (0.2, 0.8)
 _EXACT = 0.98  # of the rewards' variance
 _SAME = 1e-9
@@ -62,20 +61,29 @@ class Played:
         np.add.at(found, self.rollout, values)
         return found
 
-    def centered(self, values: Values) -> Values:
-        """f64[R] less the means of their groups, as large as the advantages on average."""
-        apart = values - np.array([values[self.group == group].mean() for group in self.group])
-        size = math.sqrt(float(np.mean(apart**2)))
-        return apart * (math.sqrt(float(np.mean(self.advantages**2))) / size if size > _SAME else 0.0)
+    @cached_property
+    def held_out(self) -> npt.NDArray[np.bool_]:
+        """bool[R], every second rollout of each group: not trained on, but looked at."""
+        found = np.zeros(len(self.group), bool)
+        for group in range(int(self.group.max()) + 1):
+            found[np.flatnonzero(self.group == group)[1::2]] = True
+        return found
 
     def without(self, name: str, weight: float) -> Values:
-        """f64[R]: advantages of the rewards less one of their components."""
-        return self.centered(self.rewards - weight * self.component(name))
+        """f64[R], the rewards less one of their components."""
+        return self.rewards - weight * self.component(name)
 
-    def with_advantages(self, values: Values) -> Batch:
-        """The batch with other advantages, f64[R]."""
+    def taught(self, values: Values) -> Batch:
+        """The batch with other advantages: the values f64[R] less the mean of what is trained on of the same
+        group, as large as the real advantages on average, and 0 for what is held out."""
+        found = np.zeros(len(values))
+        for group in range(int(self.group.max()) + 1):
+            trained = (self.group == group) & ~self.held_out
+            found[trained] = values[trained] - values[trained].mean()
+        size, real = (math.sqrt(float(np.mean(each**2))) for each in (found, self.advantages))
+        found *= real / size if size > _SAME else 0.0
         samples = [
-            replace(sample, advantages=np.where(sample.loss_mask, values[at], 0).astype(np.float32))
+            replace(sample, advantages=np.where(sample.loss_mask, found[at], 0).astype(np.float32))
             for at, sample in zip(self.rollout, self.batch.samples, strict=True)
         ]
         return replace(self.batch, samples=tuple(samples))
@@ -104,7 +112,7 @@ Choice = Callable[[Played], Values]
 
 def played_in_a_row(facts: Facts) -> list[Played]:
     """The first batches, one after the other, from a step on whose weights are there: the first one, or one
-    with a checkpoint. Fewer than two where there are none."""
+    with a checkpoint."""
     kept = [step for step in facts.run.kept_steps if step <= facts.until]
     starts = {0, *(one.step for one in list_checkpoints(facts.run.path / "checkpoints"))}
     rows = [_row(kept, step) for step in kept if step in starts]
@@ -142,16 +150,15 @@ def _played(facts: Facts, step: TrainedStep) -> Played:
     )
 
 
-def teach(facts: Facts, played: Sequence[Played], advantages: Choice) -> list[Values]:
-    """Train on all but the last of the batches with these advantages, and the run's own learning rate. Of
-    each batch after the first: f64[R], by how much its rollouts have become likelier by the step before it,
-    in nats."""
+def teach(facts: Facts, played: Sequence[Played], values: Choice) -> list[Values]:
+    """Train on half of each batch with such advantages, and the run's own learning rate. Of each batch
+    f64[R], by how much its rollouts have become likelier by that, in nats."""
     rate, found = float(facts.run.setting("trainer.optim.lr")), list[Values]()
     with trainer_from(facts.run.path, played[0].batch.step, rate) as trainer:
-        for now, after in pairwise(played):
-            before = _likelihoods(trainer.learner.policy, after)
-            trainer.train(now.with_advantages(advantages(now)))
-            found.append(_likelihoods(trainer.learner.policy, after) - before)
+        for batch in played:
+            before = _likelihoods(trainer.learner.policy, batch)
+            trainer.train(batch.taught(values(batch)))
+            found.append(_likelihoods(trainer.learner.policy, batch) - before)
     return found
 
 
@@ -161,11 +168,11 @@ def _likelihoods(policy: Policy, played: Played) -> Values:
 
 
 def agreement(played: Sequence[Played], moved: Sequence[Values], values: Choice) -> Agreement:
-    """How values of the rollouts go with what a step before them made likelier (`teach`)."""
+    """How values of the rollouts that were held out go with what has become likelier among them (`teach`)."""
     found = [
         (float(np.corrcoef(ours, changes)[0, 1]), 1 / (len(ours) - 1))
-        for batch, change in zip(played[1:], moved, strict=True)
-        for ours, changes in _by_group(batch, values(batch), change)
+        for batch, change in zip(played, moved, strict=True)
+        for ours, changes in _held_out(batch, values(batch), change)
         if len(ours) > 1 and min(np.ptp(ours), np.ptp(changes)) > _SAME
     ]
     if not found:
@@ -174,9 +181,10 @@ def agreement(played: Sequence[Played], moved: Sequence[Values], values: Choice)
     return Agreement(float(np.mean(means)), math.sqrt(sum(variances)) / len(found), len(found))
 
 
-def _by_group(played: Played, *values: Values) -> Iterator[tuple[Values, ...]]:
+def _held_out(played: Played, *values: Values) -> Iterator[tuple[Values, ...]]:
+    """Of each group the values of what is held out."""
     for group in range(int(played.group.max()) + 1):
-        members = played.group == group
+        members = (played.group == group) & played.held_out
         yield tuple(each[members] for each in values)
 
 
