@@ -48,7 +48,7 @@ device = "cpu"
 [orchestrator]
 batch_size = {recipe.batch}
 rollouts_per_example = {recipe.group}
-seq_len = {recipe.length}
+seq_len = 128
 seed = {seed}
 [orchestrator.sampling]
 max_tokens = {recipe.tokens}
@@ -66,13 +66,11 @@ def warm_start(recipe: Recipe, folder: Path, seed: int) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     chats = list(recipe.chats(seed))
     texts = [" ".join(message["content"] for message in chat) for chat in chats]
-    texts += [*recipe.words] * 20
     make_tiny_model(folder / "base", texts=texts, size=recipe.size, seed=seed)
     lines = [json.dumps({"messages": list(chat)}) + "\n" for chat in chats]
     (folder / "chats.jsonl").write_text("".join(lines))
     words = ["--model.name", folder / "base", "--model.device", "cpu", "--data.path", folder / "chats.jsonl"]
-    words += ["--max-steps", recipe.warm, "--batch-size", 32, "--seq-len", recipe.length]
-    words += ["--seed", seed]
+    words += ["--max-steps", recipe.warm, "--batch-size", 32, "--seq-len", 128, "--seed", seed]
     words += [*recipe.warm_optim.split(), "--output-dir", folder / "sft", "--log.level", "warning"]
     words += ["--ckpt.interval", recipe.warm]
     run_sft(load_config(SFTConfig, [str(word) for word in words], environ={}))
@@ -108,11 +106,7 @@ def play_demo(folder: Path, seed: int) -> Path:
 def write_settings(recipe: Recipe, folder: Path, model: Path, seed: int) -> Path:
     """The file in `folder` that `buckeye rl` takes for a run which begins with `model`."""
     folder.mkdir(exist_ok=True)
-    values, file = dict(recipe.args), folder / "rl.toml"
-    if recipe.tasks is not None:
-        values["taskset"] = str(folder / "tasks.json")
-        (folder / "tasks.json").write_text(json.dumps(recipe.tasks()))
-    args = in_toml(values)
+    args, file = in_toml(recipe.args), folder / "rl.toml"
     file.write_text(RUN.format(recipe=recipe, folder=folder, model=model, seed=seed, args=args))
     return file
 

@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.letters import CAPITALS, LETTERS, questions
-from examples.text_2048 import prepare
 
 from buckeye.trainer.model.tiny import TinySize
-from buckeye_mcp.config import load_gym_config
 
 Chat = Sequence[dict[str, str]]
-GAME = Path(prepare.__file__).with_name("2048.yaml")
 SMALL = TinySize(vocab_size=400, layers=1, hidden=64, max_length=256)
 MUON = """\
 [trainer.optim]
@@ -40,15 +37,12 @@ HALF_KNOWN = (
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """`chats` of beginners, drawn with a seed, make the tiny model that reinforcement learning begins with. A
-    warm start takes minutes, so all seeds begin with the same one, unless there are `own_starts`. `tasks` are
-    those of an MCP environment, which takes them from a file; `words` are tokens of their own."""
+    warm start takes minutes, so all seeds begin with the same one, unless there are `own_starts`."""
 
     chats: Callable[[int], Iterator[Chat]]
     args: dict[str, Any]
     env: str = str(Path(__file__).with_name("letters.py"))
     tokens: int = 10
-    tasks: Callable[[], list[dict[str, Any]]] | None = None
-    words: Sequence[str] = ()
     size: TinySize = SMALL
     warm: int = 80
     warm_optim: str = "--optim.type muon --optim.betas2 0.98 --optim.lr 6e-3"
@@ -57,7 +51,6 @@ class Recipe:
     steps: int = 40
     batch: int = 64
     group: int = 8
-    length: int = 128
 
 
 def beginners(
@@ -73,19 +66,6 @@ def beginners(
             yield [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     return chats
-
-
-def boards() -> list[dict[str, Any]]:
-    """The tasks of examples/text_2048, with a server for each rollout and no gateway."""
-    server = {"text_2048": {"command": "text-2048"}}
-    return [prepare.task("train", seed) | {"mcp_config": server} for seed in prepare.SPLITS["train"]]
-
-
-def games(seed: int) -> Iterator[Chat]:
-    """Games of beginners with habits, who know how a call is written."""
-    config = load_gym_config(GAME)
-    for number in prepare.CONVERSATIONS[:1200]:
-        yield prepare.conversation(config, number + seed)["messages"]
 
 
 RECIPES = {
@@ -123,17 +103,5 @@ RECIPES = {
         warm=150,
         trainer=SLOWER,
         steps=60,
-    ),
-    "2048": Recipe(
-        chats=games,
-        args={"config_path": str(GAME)},
-        env="buckeye-vf-gym",
-        tokens=20,
-        tasks=boards,
-        words=prepare.WORDS,
-        size=TinySize(vocab_size=512, layers=2, hidden=64, max_length=512),
-        trainer=SLOWER,
-        steps=30,
-        length=512,
     ),
 }

@@ -5,8 +5,6 @@ import statistics
 from pathlib import Path
 
 import pytest
-from benchmarks.recipes import GAME
-from examples.text_2048 import prepare
 from tests.command import run_here
 
 from benchmarks import bands, letters
@@ -18,10 +16,6 @@ from buckeye_audit.bands import band
 from buckeye_audit.bands.band import band_of
 from buckeye_audit.demo.stages import DemoPaths, max_steps, rl_words
 from buckeye_audit.diagnosis.diagnose import diagnose
-from buckeye_mcp.config import load_gym_config
-from buckeye_mcp.rollout import first_messages
-from buckeye_mcp.tasks.task_schema import McpTask
-from text_2048.board import Game
 
 RECIPES = sorted((Path(band.__file__).parent / "recipes").glob("*.json"))
 PROMPT = "What to say?"
@@ -135,18 +129,9 @@ def as_planned(name, folder):
         return load_config(RLConfig, words, environ={}), None, (192, 3), max_steps("train.toml")
     recipe = bands.RECIPES[name]
     file = bands.write_settings(recipe, folder, folder, seed=7)
-    if recipe.tasks is None:
-        asked = [task.messages for task in letters.load_environment(**recipe.args).tasks("train")]
-    else:
-        asked = [opening(task) for task in recipe.tasks()]
+    asked = [task.messages for task in letters.load_environment(**recipe.args).tasks("train")]
     size = recipe.size.hidden, recipe.size.layers
     return load_config(RLConfig, ["@", str(file)], environ={}), asked, size, recipe.steps
-
-
-def opening(task):
-    """What a game of 2048 begins with."""
-    board = str(Game(task["metadata"]["seed"], prepare.SIZE))
-    return first_messages(McpTask.model_validate(task), load_gym_config(GAME), board)
 
 
 @pytest.mark.parametrize("name", bands.NAMES)
