@@ -147,6 +147,12 @@ def test_a_fork_is_judged_by_its_second_half():
     assert fork(0.0, 0.6, 0.4, 0.2).fell
 
 
+def test_a_fork_that_had_lost_all_for_a_while_is_not_trusted():
+    assert fork(0.2, 0.9, 0.0, 0.1, 0.0, *[1.0] * 15).fell
+    assert not fork(0.2, 0.9, 0.0, 0.0, *[1.0] * 16).fell  # two steps may be hard tasks
+    assert not fork(0.2, 0.9, 0.3, 0.3, 0.3, *[1.0] * 15).fell
+
+
 @pytest.mark.parametrize(
     ("budget", "ends", "steps"),
     [(500.0, 60, 45), (500.0, 30, 30), (5000.0, None, 100), (60.0, 60, 12)],

@@ -28,6 +28,7 @@ from buckeye_audit.diagnosis.statistics import is_below
 _END_SECONDS = 60.0
 _NEVER = 10**9  # steps between two checkpoints
 _LAST_LINES = 3
+_IN_A_ROW = 3
 _PARTS = 4
 
 
@@ -64,8 +65,14 @@ class Fork:
 
     @property
     def fell(self) -> bool:
-        """Whether the last quarter earned less than the best one, beyond chance."""
-        return not self.why and is_below(self.last, max(self._quarters(), key=statistics.fmean))
+        """Whether the last quarter earned less than the best one, beyond chance, or a few steps in a row less
+        than the first one: then it had lost all that it began with, though it may have recovered."""
+        if self.why:
+            return False
+        ends = range(_IN_A_ROW + 1, len(self.rewards) + 1)
+        parts = ([one for step in self.rewards[end - _IN_A_ROW : end] for one in step] for end in ends)
+        lost = any(is_below(part, self.rewards[0]) for part in parts)
+        return lost or is_below(self.last, max(self._quarters(), key=statistics.fmean))
 
     def _quarters(self) -> Sequence[Sequence[float]]:
         size = max(1, len(self.rewards) // _PARTS)
