@@ -3,7 +3,7 @@
 The directory is made, as of a run that learns.
 
 python benchmarks/diagnose.py [--steps 1000] [--rollouts 128] [--kilobytes 3] [--kept 200] [--dir DIR]
-python benchmarks/diagnose.py --run RUN      what the looks at a finished run cost while it went on
+python benchmarks/diagnose.py --run RUN      what looking at a run cost while it went on
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ import numpy as np
 
 from buckeye import runs
 from buckeye.base.process import RunIdentity
+from buckeye.base.storage import step_directories
+from buckeye.monitor.rollouts import rollouts_files
 from buckeye.transport.batches import Batch, Sample, TrainedBatch, keep_trained
 
 _GROUP = 8
@@ -147,7 +149,7 @@ def made_run(description: str, *, kept: int) -> Iterator[Path]:
 
 def looks(run: Path) -> None:
     """What `rl` spends on looking at all records after 8, 16, 32 ... steps, each time from the start: on
-    copies as they were then. All of it is of the lowest priority, so that it is what a run loses at most."""
+    copies as they were then. It has the lowest priority: a run loses at most this."""
     steps = runs.open(run).steps
     times = [float(step.trained["time"]) for step in steps if step.trained is not None]
     spent, number = 0.0, 8
@@ -167,11 +169,12 @@ def looks(run: Path) -> None:
 
 def as_it_was(run: Path, copy: Path, until: int) -> Path:
     """A copy of what the run had recorded after a step."""
-    for name in ("rollouts", "trained"):
-        for path in (run / name).glob("step_*"):
-            if int(path.stem.partition("_")[2]) <= until:
-                (copy / name).mkdir(parents=True, exist_ok=True)
-                (copy / name / path.name).symlink_to(path.absolute())
+    for there in (*rollouts_files(run / "rollouts"), *step_directories(run / "trained").items()):
+        number, path = there
+        if number <= until:
+            folder = copy / path.parent.name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / path.name).symlink_to(path.absolute())
     shutil.copytree(run / "configs", copy / "configs")
     shutil.copy(run / "run.json", copy)
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)

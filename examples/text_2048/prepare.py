@@ -25,7 +25,7 @@ SIZE, TARGET = 3, 16
 HABIT = 0.8  # how often it decides; else the move is drawn from all four directions
 SPLITS = {"train": range(4_000), "eval": range(100_000, 101_000)}
 CONVERSATIONS = range(200_000, 203_000)
-WORDS = ["assistant", "user", "system", "move", "Error"]  # that begin what a tag has ended
+WORDS = ["assistant", "user", "system", "move", "Error"]  # that follow a tag
 SERVER = {
     "url": "http://localhost:8765/mcp",
     "headers": {"Authorization": "Bearer $BUCKEYE_API_KEY", "Mcp-Image": "text-2048:latest"},

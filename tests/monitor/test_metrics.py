@@ -250,3 +250,14 @@ def test_a_tail_gives_whole_records_only(tmp_path):
     assert MetricsTail(path, tail.position).new() == [three]
     assert tail.new() == [three]
     assert MetricsTail(path).new() == []
+
+
+def test_what_was_played_counts_where_a_filter_chooses_the_batch():
+    metrics = RunMetrics()
+    for step, values in enumerate([{"reward/mean": 0.5, "reward/played": 0.2}, {"reward/mean": 0.5}, {}]):
+        metrics.add({"process": "orchestrator", "step": step, **values})
+    assert [(step.reward, step.played_reward) for step in metrics.steps()] == [
+        (0.5, 0.2),
+        (0.5, 0.5),
+        (None, None),
+    ]

@@ -73,7 +73,7 @@ def test_each_turn_extends_the_ids_before_it_verbatim():
 def test_what_an_environment_changes_in_place_was_not_asked():
     p = policy(FakeEngine())
     messages = asyncio.run(converse(p, 2))
-    recorded, asked = list(p.messages), p.asked
+    recorded, asked = list(p.messages), p.asked  # those of the last call
     assert asked is not None
     messages[0]["content"] = "b"  # as one that shortens what it said before
     messages[1]["content"] = "said otherwise"

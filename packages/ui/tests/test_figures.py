@@ -53,6 +53,9 @@ def test_the_band_of_a_known_recipe_is_told(tmp_path, monkeypatch):
     assert told["mid"] == pytest.approx([-0.125, -0.025, 0.075, 0.175])
     ends = zip(told["low"], told["mid"], told["high"], strict=True)
     assert all(low < mid < high for low, mid, high in ends)
+    metrics = paths[2] / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"reward/mean":', '"reward/played": 0.1, "reward/mean":'))
+    assert reward_intervals(OpenRun("run", paths[2]))["recipe"] is None  # the chart is of the batches
 
 
 def test_numbers_are_found_by_a_regular_expression(ask):

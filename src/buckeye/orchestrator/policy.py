@@ -131,7 +131,7 @@ class RecordingPolicy:
     ) -> Reply:
         """As `chat`, with options: a call that must be made is begun for the model. Raises UsageError for
         what the chat template refuses."""
-        messages = copy.deepcopy(list(messages))  # an environment may change its own later
+        messages, tools = copy.deepcopy((list(messages), list(tools)))  # an environment may change its own
         prompt = self._samples.chat_prompt(messages, tools)
         opening = NO_OPENING
         if options.must_call:

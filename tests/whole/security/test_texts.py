@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.inference.chat_families import FAMILIES, save_family
 
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.render.template import MARK, SWITCH, unmarked
+from buckeye.inference.render.template import MARK, SWITCH, _controls, unmarked
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
 
@@ -94,6 +94,25 @@ def test_what_has_no_control_tokens_is_encoded_as_ever(family):
     _, renderer = family
     prompt = renderer.render(*conversation("user", "the quick <brown> fox |jumps| [over]"))
     assert prompt.ids == renderer.tokenizer.encode(prompt.text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("token", "is_control"),
+    [
+        ("<|user|>", True),
+        ("[|user|]", True),
+        ("<｜User｜>", True),
+        ("<think>", True),
+        ("<tool_response>", True),
+        ("<turn>", True),
+        ("<answer>", False),
+        ("[answer]", False),
+        ("fox", False),
+        ("<turn", False),
+    ],
+)
+def test_a_token_that_is_not_special_is_a_control_token_by_its_bars_or_the_template(token, is_control):
+    assert _controls(token, "{{ '<turn>' + messages[0].content }} fox") == is_control
 
 
 def test_a_tag_of_a_task_is_the_token_that_its_tokenizer_has(tmp_path):

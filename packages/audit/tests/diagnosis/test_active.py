@@ -75,7 +75,7 @@ def test_rewards_that_teach_are_not_accused(tmp_path, warm, reward):
 
 def test_rewards_that_do_not_differ_are_not_judged(tmp_path, warm):
     (why,) = found_of(tmp_path, warm, "1.0")
-    assert "rewards differ in 0 of the groups" in why
+    assert "in 0 groups rewards differ" in why
 
 
 A, B = "text[:3].count('a') / 3", "text[:3].count('b') / 3"
@@ -87,6 +87,14 @@ def test_a_part_that_another_one_outweighs_is_named(tmp_path, warm):
     assert "what `bs` pays for" in found.seen
     assert "without `as`" in found.seen
     assert found.figures["correlation"] < 0 < found.figures["without"]
+
+
+def test_a_component_of_the_task_alone_outweighs_nothing(tmp_path, warm):
+    """It is the same for all rollouts of a group, however much it is."""
+    level = "float(number % 5)"
+    components = f'{{"as": {A}, "bs": {B}, "level": {level}}}'
+    (found,) = found_of(tmp_path, warm, f"{A} + 0.3 * {B} + {level}", components)
+    assert "without `as`" in found.seen
 
 
 @pytest.mark.parametrize(

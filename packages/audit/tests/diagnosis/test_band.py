@@ -62,6 +62,20 @@ def found(run):
     return {one.name: one for one in diagnose(run).findings}.get("below_band")
 
 
+def test_a_run_is_judged_by_all_that_was_played(recipe, tmp_path):
+    """A filter keeps groups in which half of the rollouts are right, however good the policy is."""
+    run = played(tmp_path / "run", curve(0.02))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    for line in lines:
+        line |= {"reward/mean": 0.5, "reward/played": line["reward/mean"]}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    it = band_of(runs.open(run))
+    assert it.inside
+    assert list(it.rewards) == pytest.approx(curve(0.02))
+    again = band.recipe_from([runs.open(run)], "by hand")
+    assert again["rewards"] == [pytest.approx(curve(0.02), abs=1e-4)]
+
+
 def test_the_band_is_where_one_more_run_is(recipe, tmp_path):
     it = band_of(runs.open(played(tmp_path / "run", curve(0.02)[:12])))
     assert (it.recipe, it.steps, it.differs) == ("words", tuple(range(20)), ())

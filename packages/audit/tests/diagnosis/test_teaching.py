@@ -58,6 +58,12 @@ def test_its_error_is_the_spread_over_all_shuffles():
     assert np.std([one.mean for one in each]) == pytest.approx(each[0].error)
 
 
+def test_what_is_no_number_is_left_out():
+    batch = played([0] * 4 + [1] * 4, rewards=[0, 1, 0, 2] * 2)
+    found = agreement([batch], [np.array([0, 1, 0, np.nan, 0, 1, 0, 3])], lambda one: one.rewards)
+    assert (found.mean, found.groups) == (pytest.approx(1.0), 1)
+
+
 def test_where_no_rewards_differ_nothing_is_said():
     batch = played([0] * 4, rewards=[0, 1, 5, 1])
     assert agreement([batch], [np.arange(4.0)], lambda one: one.rewards).error == np.inf
@@ -71,6 +77,12 @@ def test_the_weights_of_the_parts_are_found():
     ]
     found = component_weights([played([0] * 5, rewards=rewards, components=components)])
     assert found == {name: pytest.approx(w) for name, w in {"form": -0.5, "length": 0, "right": 2}.items()}
+
+
+def test_what_differs_between_tasks_alone_has_no_part_in_the_weights():
+    right, level = np.array([0, 1, 0, 1, 1, 0]), np.array([0, 0, 5, 5, 9, 9])
+    batch = played([0, 0, 1, 1, 2, 2], rewards=2 * right + level, components={"right": right})
+    assert component_weights([batch]) == {"right": pytest.approx(2)}
 
 
 def test_a_reward_that_is_no_sum_of_its_parts_has_no_weights():
@@ -116,3 +128,5 @@ def test_the_common_token_is_in_about_half_of_the_rollouts():
     tokens = [[1, 5], [1, 2], [1, 2], [1, 3]]
     assert common_token([played([0] * 4, samples=[sample(each) for each in tokens])]) == 2
     assert common_token([played([0] * 4, samples=[sample([1])] * 4)]) is None
+    by_task = [[7], [7], [7, 3], [7], [8], [8, 3], [8], [8]]  # 7 and 8 are in half of all, and all of a group
+    assert common_token([played([0] * 4 + [1] * 4, samples=[sample(each) for each in by_task])]) == 3

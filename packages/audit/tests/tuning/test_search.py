@@ -188,7 +188,8 @@ def test_a_fork_that_is_all_of_the_run_keeps_its_scheduler(tmp_path, monkeypatch
     ("words", "expected"),
     [
         ([], 0),
-        (["--trainer.scheduler.type", "linear"], 0),  # its 10 steps are nobody's choice
+        (["--trainer.scheduler.type", "linear"], 0),
+        (["--trainer.scheduler.type", "linear", "--trainer.scheduler.warmup", "10"], 0),  # written out
         (["--trainer.scheduler.type", "linear", "--trainer.scheduler.warmup", "25"], 25),
         (["--trainer.scheduler.type", "cosine", "--trainer.scheduler.warmup", "0"], 0),
     ],

@@ -223,8 +223,7 @@ def reward_intervals(run: OpenRun) -> dict[str, Any]:
     with run.read() as opened:
         for step, mean in opened.query(_MEANS):
             means[step].append(mean)
-        chosen = opened.setting("orchestrator.zero_spread") == "drop"  # a band is of all that was played
-        band = None if chosen else ask_if_there(_BAND_OF, lambda run: None)(opened)
+        band = None if _filtered(run.steps) else ask_if_there(_BAND_OF, lambda run: None)(opened)
     steps, low, high = [], [], []
     known: dict[int, tuple[float, float, float]] = run.kept.setdefault("intervals", {})
     for step, values in sorted(means.items()):
@@ -238,6 +237,14 @@ def reward_intervals(run: OpenRun) -> dict[str, Any]:
         low.append(known[step][1])
         high.append(known[step][2])
     return {"steps": steps, "low": low, "high": high, "recipe": None if band is None else _recipe(band)}
+
+
+def _filtered(steps: Sequence[Step]) -> bool:
+    """Whether not all that was played is trained on: the chart is of the latter, a band of the former."""
+    pairs = ((step.reward, step.played_reward) for step in steps)
+    return any(
+        batch is not None and played is not None and abs(batch - played) > 1e-6 for batch, played in pairs
+    )
 
 
 _BAND_OF = "buckeye_audit.bands.band:band_of"

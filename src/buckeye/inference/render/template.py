@@ -93,7 +93,7 @@ _OF_REPLIES = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 """What assistants write themselves in their replies, and data sets in theirs."""
 _WRITTEN_HERE = _OF_REPLIES | {"<tool_response>", "</tool_response>", "<tools>", "</tools>"}
 """What is written around tools and calls for templates that know none."""
-_BARS = re.compile(r"\S*<[|｜].*|.*[|｜]>\S*", re.DOTALL)
+_BARS = re.compile(r"\S*[<\[][|｜].*|.*[|｜][>\]]\S*", re.DOTALL)
 _TAG = re.compile(r"<\S+>|\[\S+\]")
 
 
@@ -140,7 +140,7 @@ class Literal:
 
 def _controls(token: str, template: str) -> bool:
     """Whether a token that its tokenizer does not call special is a control token all the same: by its bars,
-    or as a tag that the chat template writes. Other tags, as `<answer>`, are words of a task."""
+    or as a tag that the chat template writes. Other tags, such as `<answer>`, are words of a task."""
     if _BARS.fullmatch(token):
         return True
     return bool(_TAG.fullmatch(token)) and (token in template or token in _WRITTEN_HERE)

@@ -107,8 +107,9 @@ def which_weights(facts: Facts) -> Iterator[Finding | str]:
         if not (path / "model.safetensors").is_file():
             continue
         policy = _load(path)
-        samples = batch.batch.samples[:_SAMPLES]
-        fresh = [sample.loss_mask & (sample.versions == batch.batch.step) for sample in samples]
+        newest = batch.batch.step
+        samples = [one for one in batch.batch.samples[:_SAMPLES] if (one.versions == newest).any()]
+        fresh = [sample.loss_mask & (sample.versions == newest) for sample in samples]
         told = [sample.logprobs[mask] for sample, mask in zip(samples, fresh, strict=True)]
         values = np.concatenate([np.empty(0), *masked_logprobs(policy, samples, fresh)])
         values -= np.concatenate([np.empty(0), *told])
@@ -241,12 +242,18 @@ def rewards_shuffled(facts: Facts) -> Iterator[Finding | str]:
     component of the reward is unlearnt, whether it is learnt once another one is removed."""
     played = played_in_a_row(facts)
     if not played or not (facts.run.path / "configs" / "trainer.json").is_file():
-        yield "rewards shuffled: no batch was kept of the first step, or of one with a checkpoint"
+        yield "rewards shuffled: no batch of the first step, or of one with a checkpoint, can be used"
         return
     moved = teach(facts, played, lambda batch: batch.advantages)
+    if not all(np.isfinite(values).all() for values in moved):
+        yield "rewards shuffled: the model breaks at the run's highest learning rate"
+        return
     own = agreement(played, moved, lambda batch: batch.rewards)
     if own.groups < _GROUPS:
-        yield f"rewards shuffled: rewards differ in {own.groups} of the groups looked at, too few to tell"
+        yield (
+            f"rewards shuffled: in {own.groups} groups rewards differ in the half that is held out (which "
+            "takes groups of 4), too few to tell"
+        )
         return
     yield from _nothing_taught(facts, played, own)
     yield from _component_removed(facts, played, moved)
@@ -269,10 +276,10 @@ def _nothing_taught(facts: Facts, played: Sequence[Played], own: Agreement) -> I
     first, last = played[0].batch.step, played[-1].batch.step
     yield facts.finding(
         "rewards_teach_nothing",
-        f"What is learnt from half of each group in steps {first} to {last} makes those of the other half "
-        f"that earn more no likelier: a correlation of {own}. A reward for one word does: {control}",
-        "the rewards depend on chance or on something else than the replies, or every task wants something "
-        "of its own that so few rollouts do not teach",
+        f"What is learnt from half of each group in steps {first} to {last} does not make the better-paid "
+        f"rollouts of the other half likelier: a correlation of {own}. A reward for one word does: {control}",
+        "the rewards depend on chance or on something else than the replies, or each task needs something "
+        "that so few rollouts cannot teach",
         "grade twice (`buckeye env check`); raise orchestrator.batch_size and rollouts_per_example",
         evidence=[("replies and rewards", facts.rollouts(last))],
         confidence="possible",
@@ -287,18 +294,25 @@ def _nothing_taught(facts: Facts, played: Sequence[Played], own: Agreement) -> I
 def _component_removed(facts: Facts, played: Sequence[Played], moved: Sequence[Values]) -> Iterator[Finding]:
     weights = component_weights(played)
     spreads = {
-        name: abs(weight) * float(np.concatenate([batch.component(name) for batch in played]).std())
+        name: abs(weight)
+        * float(np.concatenate([batch.within(batch.component(name)) for batch in played]).std())
         for name, weight in weights.items()
     }
     most = max(spreads, key=lambda name: spreads[name], default="")
-    harmed = dict[str, Agreement]()
-    for name, spread in spreads.items():
-        found = agreement(played, moved, partial(Played.component, name=name))
-        if spread > _LITTLE * spreads[most] and np.sign(weights[name]) * found.mean < -SURE * found.error:
-            harmed[name] = found
-    if not harmed:
+
+    def unlearnt(moved: Sequence[Values]) -> dict[str, Agreement]:
+        found = {name: agreement(played, moved, partial(Played.component, name=name)) for name in weights}
+        return {
+            name: one
+            for name, one in found.items()
+            if spreads[name] > _LITTLE * spreads[most]
+            and np.sign(weights[name]) * one.mean < -SURE * one.error
+        }
+
+    if not unlearnt(moved):
         return
-    rest = teach(facts, played, partial(Played.without, name=most, weight=weights[most]))
+    harmed = unlearnt(teach(facts, played, lambda batch: batch.rewards))  # and not by what shapes them
+    rest = teach(facts, played, partial(Played.without, name=most, weight=weights[most])) if harmed else []
     for name, with_it in harmed.items():
         without = agreement(played, rest, partial(Played.component, name=name))
         if name == most or np.sign(weights[name]) * without.mean < SURE * without.error:

@@ -160,8 +160,8 @@ class Diagnosis(NamedTuple):
 def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -> Diagnosis:
     """What is wrong with a run as it was after `step`, by default now: the surest first, else in the order of
     `RULES`. A rule that fails does not hide what the others find. With `tests` those that separate causes are
-    made, which takes about a minute. Raises UsageError where there is no run, and what a rule raises under
-    `--debug`."""
+    made, which takes a minute or two with a small model. Raises UsageError where there is no run, and what a
+    rule raises under `--debug`."""
     opened = runs.open(run)
     facts = Facts(opened) if step is None else Facts(opened, step)
     found, notes, failed = list[Finding](), list[str](), dict[str, str]()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,12 +27,13 @@ from buckeye_audit.tuning.changes import masked_logprobs, trainer_from
 Values = npt.NDArray[np.float64]
 
 _STEPS = 12
-_COMMON = (0.2, 0.8)
+_SECONDS = 20.0  # that their steps took the trainer
+_UNEVEN = 0.05  # of p (1 - p), which is at most 0.25
 _EXACT = 0.98  # of the rewards' variance
 _SAME = 1e-9
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Played:
     """A batch that was kept: `rollout` i64[N] says of which of the R rollouts each of its N samples is,
     `group` i64[R] of which group each rollout is; `rewards` f64[R]; `components` name -> f64[R], of what the
@@ -62,11 +63,23 @@ class Played:
         return found
 
     @cached_property
+    def members(self) -> Sequence[npt.NDArray[np.int64]]:
+        """i64[n] for each group: which rollouts it has."""
+        return [np.flatnonzero(self.group == group) for group in range(int(self.group.max()) + 1)]
+
+    @cached_property
     def held_out(self) -> npt.NDArray[np.bool_]:
         """bool[R], every second rollout of each group: not trained on, but looked at."""
         found = np.zeros(len(self.group), bool)
-        for group in range(int(self.group.max()) + 1):
-            found[np.flatnonzero(self.group == group)[1::2]] = True
+        for members in self.members:
+            found[members[1::2]] = True
+        return found
+
+    def within(self, values: Values) -> Values:
+        """f64[R], less the means of their groups."""
+        found = np.array(values, float)
+        for members in self.members:
+            found[members] -= found[members].mean()
         return found
 
     def without(self, name: str, weight: float) -> Values:
@@ -77,8 +90,8 @@ class Played:
         """The batch with other advantages: the values f64[R] less the mean of what is trained on of the same
         group, as large as the real advantages on average, and 0 for what is held out."""
         found = np.zeros(len(values))
-        for group in range(int(self.group.max()) + 1):
-            trained = (self.group == group) & ~self.held_out
+        for members in self.members:
+            trained = members[::2]
             found[trained] = values[trained] - values[trained].mean()
         size, real = (math.sqrt(float(np.mean(each**2))) for each in (found, self.advantages))
         found *= real / size if size > _SAME else 0.0
@@ -112,12 +125,18 @@ Choice = Callable[[Played], Values]
 
 def played_in_a_row(facts: Facts) -> list[Played]:
     """The first batches, one after the other, from a step on whose weights are there: the first one, or one
-    with a checkpoint."""
+    with a checkpoint. As many as the trainer had done in some seconds."""
     kept = [step for step in facts.run.kept_steps if step <= facts.until]
     starts = {0, *(one.step for one in list_checkpoints(facts.run.path / "checkpoints"))}
     rows = [_row(kept, step) for step in kept if step in starts]
-    read = (facts.run.trained(step) for step in max(rows, key=len, default=[]))
-    return [_played(facts, step) for step in read if step is not None and step.origins]
+    found, seconds = list[Played](), 0.0
+    for number in max(rows, key=len, default=[]):
+        step = facts.run.trained(number)
+        seconds += 0.0 if step is None else float(step.record["values"].get("seconds", 0.0))
+        if step is None or not step.origins or seconds > _SECONDS:
+            break
+        found.append(_played(facts, step))
+    return found
 
 
 def _row(kept: Sequence[int], first: int) -> list[int]:
@@ -151,8 +170,9 @@ def _played(facts: Facts, step: TrainedStep) -> Played:
 
 
 def teach(facts: Facts, played: Sequence[Played], values: Choice) -> list[Values]:
-    """Train on half of each batch with such advantages, and the run's own learning rate. Of each batch
-    f64[R], by how much its rollouts have become likelier by that, in nats."""
+    """Train on half of each batch with such advantages, always at the run's highest learning rate. Of each
+    batch f64[R], by how much its rollouts have become likelier by that, in nats; not finite where the model
+    breaks."""
     rate, found = float(facts.run.setting("trainer.optim.lr")), list[Values]()
     with trainer_from(facts.run.path, played[0].batch.step, rate) as trainer:
         for batch in played:
@@ -169,49 +189,45 @@ def _likelihoods(policy: Policy, played: Played) -> Values:
 
 def agreement(played: Sequence[Played], moved: Sequence[Values], values: Choice) -> Agreement:
     """How values of the rollouts that were held out go with what has become likelier among them (`teach`)."""
-    found = [
-        (float(np.corrcoef(ours, changes)[0, 1]), 1 / (len(ours) - 1))
-        for batch, change in zip(played, moved, strict=True)
-        for ours, changes in _held_out(batch, values(batch), change)
-        if len(ours) > 1 and min(np.ptp(ours), np.ptp(changes)) > _SAME
-    ]
+    found = list[tuple[float, float]]()
+    for batch, change in zip(played, moved, strict=True):
+        paid = values(batch)
+        for members in batch.members:
+            ours, changes = (each[members[1::2]] for each in (paid, change))
+            if len(ours) > 1 and np.isfinite(changes).all() and min(np.ptp(ours), np.ptp(changes)) > _SAME:
+                found.append((float(np.corrcoef(ours, changes)[0, 1]), 1 / (len(ours) - 1)))
     if not found:
         return Agreement(0.0, math.inf, 0)
     means, variances = zip(*found, strict=True)
     return Agreement(float(np.mean(means)), math.sqrt(sum(variances)) / len(found), len(found))
 
 
-def _held_out(played: Played, *values: Values) -> Iterator[tuple[Values, ...]]:
-    """Of each group the values of what is held out."""
-    for group in range(int(played.group.max()) + 1):
-        members = (played.group == group) & played.held_out
-        yield tuple(each[members] for each in values)
-
-
 def common_token(played: Sequence[Played]) -> int | None:
-    """The token that the policy writes in nearest to half of the rollouts; None where none is in a fifth to
-    four fifths of them."""
-    counts, rollouts = Counter[int](), 0
+    """The token that is in nearest to half of the rollouts of a group, in most groups; None where there is
+    none of which groups have some rollouts with it and some without it."""
+    uneven, rollouts = Counter[int](), 0
     for batch in played:
         written = [set[int]() for _ in batch.group]
         for at, sample in zip(batch.rollout, batch.batch.samples, strict=True):
             written[at].update(sample.token_ids[sample.loss_mask].tolist())
-        counts.update(token for tokens in written for token in tokens)
+        for members in batch.members:
+            counts, size = Counter(token for at in members for token in written[at]), len(members)
+            uneven.update({token: count * (size - count) / size for token, count in counts.items()})
         rollouts += len(written)
-    token = min(counts, key=lambda token: (abs(counts[token] - rollouts / 2), token), default=None)
-    low, high = _COMMON
-    return token if token is not None and low <= counts[token] / rollouts <= high else None
+    token = max(uneven, key=lambda token: (uneven[token], -token), default=None)
+    return token if token is not None and uneven[token] >= _UNEVEN * rollouts else None
 
 
 def component_weights(played: Sequence[Played]) -> dict[str, float]:
-    """Of which components with which weights the rewards are the sum, by least squares; empty where they are
-    not. What a run calls components may be no part of the reward: its weight is about 0."""
+    """Of which components with which weights the rewards are the sum, by least squares within groups; empty
+    where they are not. What a run calls components may be no part of the reward: its weight is about 0."""
     names = sorted(set[str]().union(*(batch.components for batch in played)))
-    rewards = np.concatenate([batch.rewards for batch in played])
-    columns = [np.concatenate([batch.component(name) for batch in played]) for name in names]
-    table = np.stack([*columns, np.ones(len(rewards))], axis=1)
-    weights, *_ = np.linalg.lstsq(table, rewards, rcond=None)
-    left = float(np.var(rewards - table @ weights))
-    if not names or left > (1 - _EXACT) * float(np.var(rewards)):
+    if not names:
         return {}
-    return {name: float(weight) for name, weight in zip(names, weights[:-1], strict=True)}
+    rewards = np.concatenate([batch.within(batch.rewards) for batch in played])
+    columns = [np.concatenate([batch.within(batch.component(name)) for batch in played]) for name in names]
+    table = np.stack(columns, axis=1)
+    weights, *_ = np.linalg.lstsq(table, rewards, rcond=None)
+    if float(np.var(rewards - table @ weights)) > (1 - _EXACT) * float(np.var(rewards)):
+        return {}
+    return {name: float(weight) for name, weight in zip(names, weights, strict=True)}

@@ -90,9 +90,10 @@ def masked_logprobs(
     policy: Policy, samples: Sequence[Sample], masks: Sequence[npt.NDArray[np.bool_]] | None = None
 ) -> list[npt.NDArray[np.float64]]:
     """For each sample f64[N]: the log-probs of its N tokens under a mask bool[T] which does not hold the
-    first one; without `masks`, of what was sampled."""
+    first one; without `masks`, of what was sampled. Without the dropout of an adapter."""
     masks = [sample.loss_mask for sample in samples] if masks is None else masks
     ids, found = [sample.token_ids for sample in samples], [np.empty(0)] * len(samples)
+    policy.module.eval()
     for chosen in plan_bins(ids, max([_ROW, *map(len, ids)])):
         at = chosen.indices
         row = pack_micro_batch([ids[i] for i in at], [masks[i] for i in at], policy.device)
@@ -102,4 +103,5 @@ def masked_logprobs(
         ends = np.cumsum([masks[i].sum() for i in at])
         for i, part in zip(at, np.split(values, ends[:-1]), strict=True):
             found[i] = part
+    policy.module.train()
     return found

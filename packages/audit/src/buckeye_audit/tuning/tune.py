@@ -32,11 +32,11 @@ _LONGEST = 1.5  # times the time that a fork is expected to take
 
 
 def own_warmup(config: RLConfig) -> int:
-    """The steps of warm-up that somebody has chosen for a run; 0 where it is the default."""
+    """The steps of warm-up that somebody has chosen for a run; 0 where they are the default."""
     scheduler = config.trainer.scheduler
-    if isinstance(scheduler, ConstantSchedulerConfig) or "warmup" not in scheduler.model_fields_set:
+    if isinstance(scheduler, ConstantSchedulerConfig):
         return 0
-    return scheduler.warmup
+    return 0 if scheduler.warmup == type(scheduler)().warmup else scheduler.warmup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class Tuning:
         best = top_of(scores, statistics.fmean(at_start)) if sure else center
         begins = self.origin.step == 0  # schedulers count from the start of a run
         needed = warmup_of(policy_changes(still.directory, best)) if begins else 0
-        warmup = max(needed, own_warmup(self.config))
+        warmup = max(needed, own_warmup(self.config)) if begins else 0
         made.drop_weights(still)
         file = self._write(best, warmup)
         self._note("chosen", rate=best, warmup=warmup, by="training" if sure else "change", file=str(file))
