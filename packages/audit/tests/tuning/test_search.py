@@ -140,9 +140,11 @@ def fork(*steps):
     return Fork(rate=1e-3, directory=Path("fork"), seconds=1.0, rewards=[[step] * 8 for step in steps])
 
 
-def test_a_fork_is_judged_by_its_second_half():
-    assert fork(0.0, 0.0, 0.4, 0.6).score == 0.5
-    assert fork(0.0, 0.2, 0.4).score == pytest.approx(0.3)
+def test_a_fork_is_judged_by_its_second_half_and_then_by_its_first():
+    assert fork(0.0, 0.1, 0.4, 0.6).score == pytest.approx((0.1 + 10 * 1.0) / 22)
+    assert fork(0.1, 0.2, 0.4).score == pytest.approx((0.1 + 10 * 0.6) / 21)
+    assert fork(0.0, 0.5, 1.0, 1.0).score > fork(0.0, 0.1, 1.0, 1.0).score  # as far, but sooner
+    assert fork(0.0, 0.5, 0.6, 0.6).score < fork(0.0, 0.1, 0.6, 0.8).score  # sooner, but not as far
     assert not fork(0.0, 0.2, 0.4).fell
     assert fork(0.0, 0.6, 0.4, 0.2).fell
 
