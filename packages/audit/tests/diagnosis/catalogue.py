@@ -219,7 +219,10 @@ FAULTS: Mapping[str, Fault] = {
         Small(reward="len(text) == 3 and text[0] in 'abc'", max_tokens=2), ("truncated_replies", "truncated")
     ),
     "duplicate tasks": Fault(Small(prompt="say {number % 5}"), ("duplicate_tasks",)),
-    "leaking answer": Fault(Small(reward=KEYED, prompt=LEAK, steps=18, words=EVAL), ("answer_in_prompt",)),
+    "leaking answer": Fault(
+        Small(reward=f"{KEYED} * (len(text) == 3)", prompt=LEAK, lr=2e-3, steps=24, words=EVAL),
+        ("answer_in_prompt",),
+    ),
     "KL of the wrong sign": Fault(
         Small(words=("--trainer.loss.kl-coef", "0.2")), ("kl_wrong_sign",), penalty_turned
     ),
@@ -264,7 +267,7 @@ HEALTHY: Mapping[str, Small] = {
     "hotter": Small(words=("--orchestrator.sampling.temperature", "1.3")),
     "large groups": Small(group=16, batch=64, steps=8),
     "sparse reward": Small(reward="text[:2] == 'ab'", lr=3e-3),
-    "by the task": Small(reward=BY_TASK),
+    "by the task": Small(reward=BY_TASK, lr=2e-3),
     "evaluated": Small(words=EVAL, steps=8),
     "low rate": Small(lr=1e-3, steps=16),
     "slow but not late": Small(late=0.05, steps=8),
