@@ -158,8 +158,12 @@ def looks(run: Path) -> None:
             copy = as_it_was(run, Path(folder) / "run", number)
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             argv = [sys.executable, "-m", "buckeye", "rl", "diagnose", str(copy), "--json"]
-            subprocess.run(argv, capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            env = {**os.environ, "OMP_NUM_THREADS": "1"}
+            said = subprocess.run(argv, capture_output=True, check=False, env=env).stdout  # 1 if it finds any
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        told = json.loads(said)
+        if told["not_looked_at"] or told["failed_rules"]:
+            raise SystemExit(f"After {number} steps not all was looked at: {told}")
         took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         spent, number = spent + took, 2 * number
         print(f"after {number // 2} steps: {took:.1f} s of a core", flush=True)
@@ -169,8 +173,8 @@ def looks(run: Path) -> None:
 
 def as_it_was(run: Path, copy: Path, until: int) -> Path:
     """A copy of what the run had recorded after a step."""
-    for there in (*rollouts_files(run / "rollouts"), *step_directories(run / "trained").items()):
-        number, path = there
+    kept = step_directories(run / "trained").items()
+    for number, path in (*rollouts_files(run / "rollouts"), *kept):
         if number <= until:
             folder = copy / path.parent.name
             folder.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 import torch
-from packages.audit.tests.diagnosis.small_runs import ENVIRONMENT, make_model, warm_model
+from packages.audit.tests.diagnosis.small_runs import ENVIRONMENT, make_model
 from packages.audit.tests.tuning.here import carry_out, config_of
 
 from buckeye import runs
@@ -25,15 +25,6 @@ def run(tmp_path_factory):
     config = config_of(folder / "run", make_model(folder), env, lr=1e-3, steps=2, batch=16)
     carry_out(config)
     yield config.output_dir
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory):
-    """A model that answers with any three of four letters."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield warm_model(tmp_path_factory.mktemp("warm"))
     torch.set_num_threads(threads)
 
 

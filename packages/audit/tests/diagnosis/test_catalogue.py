@@ -1,21 +1,12 @@
 """Faults planted in small whole runs are named in the first place, and healthy runs are not accused."""
 
 import pytest
-import torch
 from packages.audit.tests.diagnosis.catalogue import FAULTS, HEALTHY
-from packages.audit.tests.diagnosis.small_runs import play, warm_model
+from packages.audit.tests.diagnosis.small_runs import play
 
 from buckeye_audit.diagnosis.diagnose import diagnose
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield warm_model(tmp_path_factory.mktemp("warm"))
-    torch.set_num_threads(threads)
 
 
 def accused(run, **options):
