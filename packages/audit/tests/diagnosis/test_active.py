@@ -9,7 +9,7 @@ from packages.audit.tests.tuning.here import carry_out, config_of
 
 from buckeye import runs
 from buckeye.trainer.optim.optimizer import NamedOptimizer
-from buckeye_audit.diagnosis.active import rewards_shuffled, still_without_a_rate
+from buckeye_audit.diagnosis.active import rewards_shuffled, still_without_a_rate, try_all
 from buckeye_audit.diagnosis.facts import Facts
 
 pytestmark = pytest.mark.slow
@@ -37,6 +37,13 @@ def found_of(folder, warm, reward, components="{}"):
     config = config_of(folder / "run", warm, env, lr=5e-3, steps=12)
     carry_out(config)
     return list(rewards_shuffled(Facts(runs.open(config.output_dir))))
+
+
+def test_no_test_accuses_a_healthy_run(tmp_path, warm):
+    """Its model was trained on replies alone, and finds prompts less likely than chance would."""
+    assert found_of(tmp_path, warm, A) == []
+    found = list(try_all(Facts(runs.open(tmp_path / "run" / "out"))))
+    assert [one for one in found if not isinstance(one, str) and one.confidence != "possible"] == []
 
 
 @pytest.mark.parametrize(

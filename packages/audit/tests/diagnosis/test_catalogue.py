@@ -9,15 +9,18 @@ from buckeye_audit.diagnosis.diagnose import diagnose
 pytestmark = pytest.mark.slow
 
 
-def accused(run, **options):
-    return [one.name for one in diagnose(run, **options)[0] if one.confidence != "possible"]
+def accused(run):
+    return [one.name for one in diagnose(run).findings if one.confidence != "possible"]
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_named_first(tmp_path, warm, name):
     fault = FAULTS[name]
     run = play(tmp_path / "run", fault.model(warm, tmp_path), fault.small, fault.plant())
-    found = accused(run, tests="wrong_tokenizer" in fault.names)
+    if "wrong_tokenizer" in fault.names:  # a model that only learnt replies looks the same
+        found = [one.name for one in diagnose(run, tests=True).findings]
+    else:
+        found = accused(run)
     assert found[:1] == [next(iter(set(found[:1]) & set(fault.names)), fault.names[0])]
 
 

@@ -86,7 +86,8 @@ def other_tokenizer(facts: Facts) -> Iterator[Finding | str]:
             "wrong_tokenizer",
             f"The model finds the prompts less likely ({values.mean():.1f} nats a token) than chance would "
             f"({-math.log(vocabulary):.1f})",
-            f"the tokenizer ({size} tokens) is that of another model (vocabulary of {vocabulary})",
+            f"the tokenizer ({size} tokens) is that of another model (vocabulary of {vocabulary}); or the "
+            "model never learnt prompts, as a small one that was only trained on replies",
             "copy tokenizer.json and tokenizer_config.json of the very model into its directory",
             evidence=[
                 (
@@ -95,7 +96,7 @@ def other_tokenizer(facts: Facts) -> Iterator[Finding | str]:
                     facts.rollouts(facts.batches[0].batch.step),
                 )
             ],
-            confidence="sure",
+            confidence="possible",
             logprob=float(values.mean()),
         )
 
