@@ -27,8 +27,9 @@ from buckeye_mcp.sandbox.base import cache_folder
 from buckeye_mcp.tasks.files import read_tasks
 from buckeye_mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye_mcp.workdir.files import prepare
-from buckeye_mcp.workdir.folder import Workdir
+from buckeye_mcp.workdir.folder import Workdir, open_workdir
 from buckeye_mcp.workdir.surroundings import from_here, left_behind
+from tests.cancelling import cancelled_at
 
 NOTES = str(Path(__file__).with_name("notes_server.py"))
 TOOLS = {"add": ["text"], "notes": [], "where": [], "environment": [], "fill": ["count"], "daemon": []}
@@ -276,6 +277,32 @@ def test_files_that_are_not_there_or_reach_nobody_are_said_at_once(tmp_path):
     far = task(mcp_config={"notes": {"url": "http://localhost:1/mcp"}}, files=str(tmp_path))
     with pytest.raises(UsageError, match="never see them"):
         McpEnvironment(config(), {"train": [far]})
+
+
+async def opened(one):
+    async with open_workdir(one, config()):
+        await asyncio.sleep(0)
+
+
+def test_a_folder_is_removed_after_a_cancellation_at_any_await(tmp_path):
+    (tmp_path / "notes.txt").write_text("first")
+    at = 0
+    while asyncio.run(cancelled_at(lambda: opened(task(files=str(tmp_path))), at)):
+        assert left() == []
+        at += 1
+    assert at >= 3
+
+
+@pytest.mark.parametrize(
+    "at", [*range(0, 8, 3), *(pytest.param(at, marks=pytest.mark.slow) for at in range(60))]
+)
+def test_a_rollout_leaves_neither_folder_nor_process_after_a_cancellation(at):
+    marker = str(uuid.uuid4())
+    server = {"command": sys.executable, "args": [NOTES], "env": {"MARKER": marker}}
+    one = task(mcp_config={"notes": server})
+    asyncio.run(cancelled_at(lambda: played(one, "add('mine')", "notes()"), at))
+    assert left() == []
+    assert_none_left(marker)
 
 
 class Filling(Scripted):

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from buckeye.base.process import ends_within
 from buckeye.base.process_guard import GUARD, kill_marked
+from buckeye.base.threads import finish_in_thread
 from buckeye_mcp.client.control_group import end_group, group_of
 from buckeye_mcp.client.errors import McpFault, OutputFlood, StartError
 
@@ -204,9 +205,9 @@ class ServerProcess:
             self._stderr.cancel()
             await ends_within(self._process, 5.0)
             if self._mark is not None:  # children may have left the group
-                await asyncio.to_thread(kill_marked, self._mark)
+                await finish_in_thread(kill_marked, self._mark)
             if self._group is not None:
-                await asyncio.to_thread(end_group, self._group)
+                await finish_in_thread(end_group, self._group)
             self._release()  # a stray child may hold a pipe
             if self._listener is not None:
                 self._listener.failed()

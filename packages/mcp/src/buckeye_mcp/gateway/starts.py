@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.threads import finish_in_thread
 from buckeye_mcp.client.server_process import ServerProcess
 from buckeye_mcp.fork_server.servers import start_program
 from buckeye_mcp.gateway.settings import Wish
@@ -67,7 +68,7 @@ async def clean_up(launch: Launch | None, place: Path) -> None:
     try:
         if launch is not None and launch.after is not None:
             await launch.after()
-        await asyncio.to_thread(remove_tree, place)
+        await finish_in_thread(remove_tree, place)
     except Exception as error:
         log.warning("%s was not cleaned up: %s", place, error)
 

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from buckeye.base.threads import finish_in_thread
 from buckeye_mcp.images.store import Image, fetch_image
 from buckeye_mcp.sandbox.base import Launch, Limits, PrepareError, RuntimeUnavailable
 from buckeye_mcp.sandbox.confinement import Root, Walls, confined, confined_environment, walls
@@ -68,7 +69,7 @@ class ChrootRuntime:
             root, user, after = self._layered(made, place), self._owner, None
         else:
             user = None if self._owner is None else next(self._users)
-            root = await asyncio.to_thread(_copied, made.root, place / "root", user)
+            root = await finish_in_thread(_copied, made.root, place / "root", user)
             after = None if user is None or self._walls.namespaces else lambda: kill_user(user)
         env = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **made.variables, **variables}  # noqa: S108  a path inside of the session
         where = Root(path=root[0], layers=root[1], uid=user, gid=user, cwd=made.cwd)

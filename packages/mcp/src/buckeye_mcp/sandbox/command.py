@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.base.process import clean_environment
+from buckeye.base.threads import finish_in_thread
 from buckeye.errors import UsageError
 from buckeye_mcp.fork_server.program import Program
 from buckeye_mcp.sandbox.base import Launch, Limits, PrepareError, cache_folder, output_of
@@ -62,7 +63,7 @@ class CommandRuntime:
     async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
         """The command, in the session's folder below `place`."""
         server = self._server.model_copy(update={"env": dict(variables)})
-        return await asyncio.to_thread(_launch, server, self._files, self._limits, place)
+        return await finish_in_thread(_launch, server, self._files, self._limits, place)
 
 
 class FolderRuntime:
@@ -96,7 +97,7 @@ class FolderRuntime:
             args=self._command[1:],
             env={"PATH": path, "VIRTUAL_ENV": str(self._made), **variables},
         )
-        return await asyncio.to_thread(_launch, server, str(self._made / _PROJECT), self._limits, place)
+        return await finish_in_thread(_launch, server, str(self._made / _PROJECT), self._limits, place)
 
 
 def _launch(server: StdioServer, files: str | None, limits: Limits, place: Path) -> Launch:

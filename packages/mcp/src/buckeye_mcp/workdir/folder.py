@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import functools
 import logging
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.threads import acquire_in_thread, finish_in_thread
 from buckeye.errors import UsageError
 from buckeye_mcp.client.errors import StartError
 from buckeye_mcp.config import GymConfig
@@ -72,24 +72,30 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
     limits = config.defaults
     try:
         files = task.files or config.files
-        workdir = await asyncio.to_thread(made_workdir, places().new(), files, limits.workdir_bytes)
+        workdir = await acquire_in_thread(
+            made_workdir,
+            places().new(),
+            files,
+            limits.workdir_bytes,
+            release=lambda made: _remove(made.place, task.id),
+        )
     except (OSError, UsageError) as error:
         raise StartError(f"the rollout's folder cannot be made: {error}") from None
     try:
         yield workdir
     finally:
         if limits.keep_workdir is None:
-            await asyncio.to_thread(_remove, workdir.place, task.id)
+            await finish_in_thread(_remove, workdir.place, task.id)
         else:
-            await asyncio.to_thread(_keep, workdir, Path(limits.keep_workdir), task.id)
+            await finish_in_thread(_keep, workdir, Path(limits.keep_workdir), task.id)
 
 
 def made_workdir(place: Path, files: str | None, most: int) -> Workdir:
     """The folder below an empty `place`, which is removed if the files cannot be put there. Raises UsageError
     and OSError."""
     started = time.monotonic()
-    (place / "work").mkdir()
     try:
+        (place / "work").mkdir()
         copied = copy_tree(_prepared(files, most), place / "work", most) if files is not None else 0
     except BaseException:
         remove_tree(place)
