@@ -28,7 +28,7 @@ class _Counted:
 
 
 async def cancelled_at(work, at):
-    """Run `work()`, cancelled at its await number `at` (from 0). Return True if it was, False if it ended before.
+    """Run `work()`, cancelled at its await number `at` (from 0). Return False if it ended before.
 
     Awaits inside tasks that it starts are not counted.
     """

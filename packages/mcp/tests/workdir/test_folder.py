@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packages.mcp.tests.environment.leaks import assert_none_left
 from packages.mcp.tests.environment.scripted import Scripted
+from tests.cancelling import cancelled_at
 
 from buckeye.errors import UsageError
 from buckeye.orchestrator.player import play_outcome
@@ -29,7 +30,6 @@ from buckeye_mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye_mcp.workdir.files import prepare
 from buckeye_mcp.workdir.folder import Workdir, open_workdir
 from buckeye_mcp.workdir.surroundings import from_here, left_behind
-from tests.cancelling import cancelled_at
 
 NOTES = str(Path(__file__).with_name("notes_server.py"))
 TOOLS = {"add": ["text"], "notes": [], "where": [], "environment": [], "fill": ["count"], "daemon": []}
