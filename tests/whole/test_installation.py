@@ -12,7 +12,7 @@ from tests.places import ROOT
 
 from buckeye.base.distribution import DISTRIBUTION, SATELLITES
 
-OURS = (".", "environments/dakota1890", "environments/text_2048", "packages/buckeye-vf-gym")
+OURS = (".", "environments/dakota1890", "environments/text_2048", "environments/buckeye-vf-gym")
 SATELLITE_FOLDERS = tuple(f"packages/{module.removeprefix('buckeye_')}" for module in SATELLITES)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
