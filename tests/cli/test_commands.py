@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from buckeye.cli.removed import REMOVED_COMMANDS
 from tests.command import run_here
 
 
@@ -82,3 +83,10 @@ def test_a_closed_pipe_is_not_an_error():
     done = run("bash", "-c", f"set -o pipefail; {sys.executable} -m buckeye rl schema | head -1")
     assert done.stdout.startswith("{")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", REMOVED_COMMANDS)
+def test_a_removed_command_names_its_replacement(command, tmp_path):
+    done = run_here(*command.split(), "x", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"`{REMOVED_COMMANDS[command]}`" in done.stderr

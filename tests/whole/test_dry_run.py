@@ -19,7 +19,6 @@ from buckeye.cli.runs import runs_app
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
 from buckeye.launch.resume_checks import as_recorded
-from buckeye_machines.export.command import export_run_app
 from buckeye_machines.pods_command import pods_app
 from buckeye_mcp.init.command import init_app
 
@@ -63,7 +62,7 @@ CASES = {
 """Calls that would write, start, order or delete something, for every command with --dry-run."""
 
 BY_HAND = {("rl", "doctor"), ("rl", "tune"), ("rl", "schema")}
-APPS = [runs_app, pods_app, export_run_app, init_app]
+APPS = [runs_app, pods_app, init_app]
 PASSES_ON = [("rl", "resume")]  # what it does not know goes to `rl`
 
 

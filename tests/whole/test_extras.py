@@ -23,7 +23,6 @@ from tests.places import ROOT
 from buckeye.base.distribution import DISTRIBUTION, SATELLITES, requirements
 from buckeye.cli.app import app
 from buckeye.cli.launch import COMMANDS, RL_COMMANDS
-from buckeye_machines.export.command import export_run_app
 from buckeye_machines.pods_command import pods_app
 
 CAPITALS = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)[1]
@@ -58,9 +57,6 @@ USES = {
     "rl pods attach nothing": None,
     "rl pods terminate nothing --yes": None,
     "rl pods gc": None,
-    "rl export sky run.toml": None,
-    "rl export k8s run.toml": None,
-    "rl export rayjob run.toml": None,
     "rl list": None,
     "rl rollouts RUN": None,
     "rl compare RUN RUN": None,
@@ -232,9 +228,8 @@ def paths(tree, *before):
 
 def all_commands():
     known = {*paths(typer.main.get_command(app)), *COMMANDS}
-    known |= {f"rl {name}" for name in RL_COMMANDS} - {"rl pods", "rl export"}
-    known |= set(paths(typer.main.get_command(pods_app), "rl", "pods"))
-    return known | set(paths(typer.main.get_command(export_run_app), "rl", "export"))
+    known |= {f"rl {name}" for name in RL_COMMANDS} - {"rl pods"}
+    return known | set(paths(typer.main.get_command(pods_app), "rl", "pods"))
 
 
 def test_every_command_is_used():
@@ -268,7 +263,6 @@ IN_SATELLITES = {
     "rl @ run.toml --gpus 1xA100 --provider ssh --host me@127.0.0.1:9": "machines",
     "rl @ run.toml --launcher slurm": "machines",
     "rl pods list": "machines",
-    "rl export sky run.toml": "machines",
     "evals --model.name MODEL --env.0.id capitals.py": "audit",
     "env check capitals.py": "audit",
     "env report letters --run RUN --output report": "audit",

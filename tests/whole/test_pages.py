@@ -17,7 +17,6 @@ from buckeye.config.help import flag_names
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import UsageError
-from buckeye_machines.export.command import export_run_app
 from buckeye_machines.pods_command import pods_app
 from buckeye_mcp.init.command import init_app
 
@@ -44,7 +43,7 @@ def commands(command, path=()):
 
 EVERY = [
     (name or "init", command)
-    for root in (app, init_app, runs_app, pods_app, export_run_app)
+    for root in (app, init_app, runs_app, pods_app)
     for name, command in commands(get_command(root))
     if name not in ("rl", "trainer", "orchestrator", "inference", "sft", "evals")
 ]

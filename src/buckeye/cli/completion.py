@@ -32,7 +32,6 @@ class _Word:
 _APPS = {
     "init": "buckeye_mcp.init.command:init_app",
     "pods": "buckeye_machines.pods_command:pods_app",
-    "export": "buckeye_machines.export.command:export_run_app",
 }
 """Commands of `rl` that satellites have."""
 

@@ -16,6 +16,7 @@ from buckeye.base.distribution import ask, is_there
 from buckeye.base.process import INTERRUPTED, idle_spins
 from buckeye.cli.completion import complete, is_asked
 from buckeye.cli.errors import run_command, run_typer, take_debug_flag
+from buckeye.cli.removed import removed_command_error
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ RUN_COMMANDS = (
 )
 """`rl COMMAND`: on runs that were started before."""
 
-RL_COMMANDS = ("init", "doctor", "tune", "schema", "pods", "export", *RUN_COMMANDS)
+RL_COMMANDS = ("init", "doctor", "tune", "schema", "pods", *RUN_COMMANDS)
 """All words that may follow `rl`."""
 
 
@@ -121,6 +122,8 @@ _BESIDE = "buckeye_ui.command:start_watched"
 
 
 def _rl(argv: list[str]) -> int:
+    if (error := removed_command_error(["rl", *argv])) is not None:
+        raise error
     from buckeye.config.rl import RLConfig
 
     if argv[:1] == ["schema"]:
@@ -132,8 +135,6 @@ def _rl(argv: list[str]) -> int:
         return int(ask("buckeye_mcp.init.command:run_init", "`rl init`")(argv[1:]))
     if argv[:1] == ["pods"]:
         return int(ask("buckeye_machines.pods_command:run_pods", "`rl pods`")(argv[1:]))
-    if argv[:1] == ["export"]:
-        return int(ask("buckeye_machines.export.command:run_export_run", "`rl export`")(argv[1:]))
     if argv and argv[0] in RUN_COMMANDS:
         from buckeye.cli.runs import runs_app
 

@@ -7,6 +7,7 @@ import sys
 from buckeye.cli.completion import complete, is_asked
 from buckeye.cli.errors import run_command, run_typer, take_debug_flag
 from buckeye.cli.launch import COMMANDS
+from buckeye.cli.removed import removed_command_error
 
 
 def main() -> None:
@@ -24,6 +25,8 @@ def main() -> None:
 def _typer_main() -> int:
     if is_asked():
         return complete(within=False)
+    if (error := removed_command_error(sys.argv[1:])) is not None:
+        raise error
     from buckeye.cli.app import app
 
     return run_typer(app, None, "buckeye")

@@ -1,1 +1,0 @@
-"""Files that let other systems carry out a run: SkyPilot, Kubernetes."""
