@@ -1,19 +1,12 @@
-"""Environments that are played on other nodes of a real Ray cluster: by workers, and by gateways."""
-
-import json
-import os
-import sys
+"""Environments in workers on other nodes of a real Ray cluster."""
 
 import pytest
-from packages.mcp.tests.gateway.test_run_gateway import CONFIG, SERVER
-from packages.mcp.tests.gateway.test_runtimes import FAKE
 
 from tests.cluster.conftest import STEPS
 from tests.cluster.hosts import needs_hosts, some_hosts, wait_until, words_of
 from tests.cluster.project import attempts, records, result
 from tests.cluster.ray import ray_cluster
 from tests.cluster.test_ray_run import SECONDS, left, start
-from tests.ports import free_port
 
 pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -92,36 +85,4 @@ def test_what_workers_of_a_lost_node_played_is_played_by_others(project, tmp_pat
         goes_on(output, until)
         cluster.start_node(hosts[2])
         until(lambda: with_words(hosts[2], "buckeye workers"), "it is there again")
-        _ends_well(project, cluster, running, log, output)
-
-
-def test_gateways_on_other_nodes_share_the_rollouts_and_one_is_lost(project, tmp_path):
-    """They run the tasks' image with a docker that is a stand-in."""
-    server = {"url": f"http://localhost:{free_port()}/mcp", "headers": {"Mcp-Image": "org/env:1"}}
-    tools = {"setup_tool": {"name": "setup"}, "evaluate_tool": {"name": "evaluate"}}
-    tasks = [{"id": f"t{n}", "prompt": "Win.", "mcp_config": {"board": server}, **tools} for n in range(20)]
-    (project.folder / "tasks.json").write_text(json.dumps(tasks))
-    (project.folder / "gym.yaml").write_text(CONFIG)
-    (tmp_path / "docker").mkdir()
-    docker = tmp_path / "bin" / "docker"
-    docker.parent.mkdir()
-    home = str(tmp_path / "docker")
-    docker.write_text(FAKE.format(python=sys.executable, home=home, server=str(SERVER)))
-    docker.chmod(0o755)
-    env = {**project.env, "PATH": f"{docker.parent}:{os.environ['PATH']}"}
-    args = '{ taskset = "tasks.json", config_path = "gym.yaml" }'
-    output = write(project, "gateways", f'id = "buckeye-vf-gym"\nargs = {args}\nplacement = [1, 2]')
-    with some_hosts(3) as hosts, ray_cluster(tmp_path / "ray", hosts, env) as cluster:
-        running, log, until = begin(project, cluster, "gateways", *LONG, "--orchestrator.seq-len", "1024")
-        until(lambda: len(steps(output)) > 1, "two steps")
-        assert not with_words(hosts[0], "buckeye gateway")
-        for host in hosts[1:]:
-            assert len(with_words(host, "buckeye gateway")) == 1
-            until(lambda host=host: with_words(host, str(SERVER)), "sessions are played there")
-        hosts[2].kill()
-        until(lambda: "is lost" in log.read_text(), "the node is missed")
-        goes_on(output, until)
-        cluster.start_node(hosts[2])
-        until(lambda: with_words(hosts[2], "buckeye gateway"), "it is there again")
-        until(lambda: with_words(hosts[2], str(SERVER)), "it has sessions again")
         _ends_well(project, cluster, running, log, output)

@@ -34,8 +34,6 @@ class Hosts:
 
     roles: tuple[Role, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    placed: tuple[EnvConfig, ...] = ()
-    """Environments that are where their `placement` says by this."""
 
 
 def run_hosts(
@@ -46,10 +44,10 @@ def run_hosts(
     cannot be placed."""
     hosts = Hosts()
     if is_there(_MCP):
-        hosts = ask(f"{_FOR_RUNS}:run_gateways", _WHAT)(environments, rollouts=rollouts, sites=sites)
-    left = [env for env in environments if isinstance(env, TrainEnvConfig) and any(env.placement or ())]
-    if left := [env for env in left if env not in hosts.placed]:
-        more = ask(_WORKER_HOSTS, "an environment in workers")(left, sites=sites, address=address)
+        hosts = ask(f"{_FOR_RUNS}:run_gateways", _WHAT)(environments, rollouts=rollouts)
+    placed = [env for env in environments if isinstance(env, TrainEnvConfig) and any(env.placement or ())]
+    if placed:
+        more = ask(_WORKER_HOSTS, "an environment in workers")(placed, sites=sites, address=address)
         hosts = Hosts(roles=(*hosts.roles, *more.roles), env={**hosts.env, **more.env})
     return hosts
 

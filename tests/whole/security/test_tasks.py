@@ -129,7 +129,7 @@ def test_no_gateway_gets_flags_from_tasks_that_were_not_allowed(hub):
     hub(task(url="http://127.0.0.1:8765/mcp", headers={"Env-NODE-OPTIONS": "--require /tmp/evil.js"}))
     environments = [EnvConfig(id="buckeye-vf-gym", args={"taskset": "org/tasks"})]
     with pytest.raises(UntrustedError):
-        run_gateways(environments, rollouts=1, sites={})
+        run_gateways(environments, rollouts=1)
 
 
 def test_a_file_of_ones_own_is_not_asked_about(hub):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from buckeye.base.distribution import need
 from buckeye.envs.base import START, Outcome, Policy, Task
 from buckeye.errors import UsageError
-from buckeye_mcp.client.errors import GatewayLost, McpFault
+from buckeye_mcp.client.errors import McpFault
 from buckeye_mcp.config import GymConfig, load_gym_config
 from buckeye_mcp.grading.of_task import check_graded
 from buckeye_mcp.tasks.task_schema import McpTask, StdioServer
@@ -123,7 +123,6 @@ class McpEnvironment:
                 reward=None,
                 stop_reason=fault.stop_reason,
                 error=f"{type(fault).__name__}: {fault}",
-                boundary="worker" if isinstance(fault, GatewayLost) else None,  # it is played elsewhere
             )
 
     def _tell(self, lost: str) -> None:

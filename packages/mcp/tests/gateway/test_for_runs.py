@@ -1,6 +1,5 @@
 """A gateway is started for tasks that need one, and only then."""
 
-import asyncio
 import json
 import os
 import signal
@@ -14,14 +13,11 @@ from tests.ports import free_port
 from tests.waiting import wait_for
 
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
-from buckeye.envs.settings import PLACED_VARIABLE
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.gateways import run_hosts
 from buckeye.sizing.devices import Machine
 from buckeye.sizing.plan import Site
-from buckeye_mcp.client.placed import PLACES_VARIABLE, at_a_gateway, is_lost
-from buckeye_mcp.gateway.for_runs import ensure_gateway, run_gateways, task_gateway
-from buckeye_mcp.tasks.task_schema import HttpServer
+from buckeye_mcp.gateway.for_runs import ensure_gateway, task_gateway
 
 
 def answers(port):
@@ -157,60 +153,10 @@ def placed(tmp_path, *, url, placement):
     return TrainEnvConfig(id="buckeye-vf-gym", args=args, placement=placement)
 
 
-def test_gateways_are_placed_on_nodes_with_a_key(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("BUCKEYE_API_KEY", raising=False)
-    port = free_port()
-    env = placed(tmp_path, url=f"http://localhost:{port}/mcp", placement=[0, 2])
-    found = run_gateways([env], rollouts=8, sites={1: site(1), 2: site(2)})
-    here, there = found.roles
-    assert (here.title, here.node, here.port, here.env) == ("gateway 0", 0, port, {})
-    assert (there.title, there.node, there.url) == ("gateway 1", 2, "http://10.0.0.2:30002")
-    assert there.argv[there.argv.index("--host") + 1] == "10.0.0.2"
-    key = found.env["BUCKEYE_API_KEY"]
-    assert there.env == {"BUCKEYE_API_KEY": key}
-    assert not any(key in word for word in there.argv)
-    assert json.loads(found.env[PLACES_VARIABLE]) == {
-        str(port): [f"http://127.0.0.1:{port}", "http://10.0.0.2:30002"]
-    }
-    (alone,) = run_gateways([env.model_copy(update={"placement": [1]})], rollouts=8, sites={1: site(1)}).roles
-    assert alone.node == 1
-
-
-def test_what_has_no_server_here_is_placed_as_workers(tmp_path):
+def test_tasks_that_name_a_server_here_are_not_placed(tmp_path):
     env = placed(tmp_path, url="https://mcp.example/mcp", placement=[1])
     hosts = run_hosts([env], rollouts=8, sites={1: site(1)}, address="10.0.0.9")
     assert [(role.kind, role.node) for role in hosts.roles] == [("workers", 1)]
-    assert PLACES_VARIABLE not in hosts.env
     near = placed(tmp_path, url=f"http://localhost:{free_port()}/mcp", placement=[1])
-    hosts = run_hosts([near], rollouts=8, sites={1: site(1)}, address="10.0.0.9")
-    assert [(role.kind, role.node) for role in hosts.roles] == [("gateway", 1)]
-    assert PLACED_VARIABLE not in hosts.env
-
-
-def test_sessions_go_to_the_gateways_in_turn_and_round_one_that_is_lost(monkeypatch):
-    async def check():
-        servers = [await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0) for _ in range(2)]
-        first, second = (f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers)
-        monkeypatch.setenv(PLACES_VARIABLE, json.dumps({"9": [f"http://{first}", f"http://{second}"]}))
-        monkeypatch.setenv("BUCKEYE_API_KEY", "of the run")
-
-        async def go(url):
-            return await at_a_gateway(HttpServer(url=url, headers={"Mcp-Image": "org/env:1"}))
-
-        turns = [(await go("http://localhost:9/mcp")).url for _ in range(4)]
-        assert sorted(turns) == sorted([f"http://{first}/mcp", f"http://{second}/mcp"] * 2)
-        server = await go("http://localhost:9/mcp")
-        assert server.headers == {"Mcp-Image": "org/env:1", "Authorization": "Bearer of the run"}
-        assert not await is_lost(server)
-        for other in ("http://localhost:10/mcp", "http://far.example:9/mcp"):
-            assert (await go(other)).url == other
-        servers[0].close()
-        await servers[0].wait_closed()
-        lost = HttpServer(url=f"http://{first}/mcp")
-        assert await is_lost(lost)
-        assert not await is_lost(HttpServer(url="http://localhost:10/mcp"))
-        assert {(await go("http://localhost:9/mcp")).url for _ in range(4)} == {f"http://{second}/mcp"}
-        servers[1].close()
-
-    asyncio.run(check())
+    with pytest.raises(UsageError, match="which other nodes do not reach"):
+        run_hosts([near], rollouts=8, sites={1: site(1)}, address="10.0.0.9")

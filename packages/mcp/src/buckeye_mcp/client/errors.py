@@ -6,7 +6,6 @@
     ├── ToolTimeout   a call gave no result within its deadline
     ├── SessionLost   the server ended, or closed the connection
     │   └── WorkdirFull  because the rollout's folder held more than it may
-    ├── GatewayLost   the gateway on another node that the server is behind does not answer any more
     ├── OutputFlood   it wrote more than a session may
     ├── BadAnswer     what it answered is not the protocol, or not what it announced
     ├── ToolsChanged  a tool that the rollout needs is gone or takes other arguments
@@ -55,12 +54,6 @@ class SessionLost(McpFault):
 
     stop_reason = "session_lost"
     to_model = "its server has ended"
-
-
-class GatewayLost(McpFault):
-    """The gateway on another node that the server is behind does not answer any more."""
-
-    stop_reason = "gateway_lost"
 
 
 class OutputFlood(McpFault):

@@ -39,7 +39,6 @@ from buckeye_mcp.client.errors import (
     ToolsChanged,
     ToolTimeout,
 )
-from buckeye_mcp.client.placed import with_key
 from buckeye_mcp.client.server_process import ServerProcess
 from buckeye_mcp.client.unreachable import BoundedTransport, shown_address, until_it_listens, why_unreachable
 from buckeye_mcp.fork_server.program import Program
@@ -270,7 +269,7 @@ class Session:
             self._http = BoundedTransport(server.url)
             timeout = httpx2.Timeout(30.0, read=None)  # calls have a deadline of their own
             # where the task names no key, that which a gateway of this user has made for itself
-            headers = with_key(server.headers, local_key(API_KEY_VARIABLE, server.url))
+            headers = _with_key(server.headers, local_key(API_KEY_VARIABLE, server.url))
             async with httpx2.AsyncClient(transport=self._http, headers=headers, timeout=timeout) as client:
                 yield streamable_http_client(server.url, http_client=client)
 
@@ -410,3 +409,9 @@ def _root(error: BaseException | None) -> BaseException | None:
 
 def _short(error: BaseException | None) -> str:
     return "it was cancelled" if error is None else " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _with_key(headers: Mapping[str, str], key: str) -> dict[str, str]:
+    """Return the headers, with `key` (if not empty) where they name no key."""
+    is_named = any(name.lower() == "authorization" for name in headers)
+    return {**headers, **({"Authorization": f"Bearer {key}"} if key and not is_named else {})}

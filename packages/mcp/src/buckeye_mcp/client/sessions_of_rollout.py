@@ -12,11 +12,10 @@ from typing import Any
 
 from buckeye.base.keys import variables
 from buckeye.errors import UsageError
-from buckeye_mcp.client.errors import GatewayLost, McpFault, StartError, WorkdirFull
-from buckeye_mcp.client.placed import at_a_gateway, is_lost
+from buckeye_mcp.client.errors import StartError, WorkdirFull
 from buckeye_mcp.client.session import CallResult, Deadlines, Server, Session, open_session
 from buckeye_mcp.gateway.starts import is_larger
-from buckeye_mcp.tasks.task_schema import HttpServer, McpTask, StdioServer
+from buckeye_mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye_mcp.tasks.variables import resolve, values_of
 from buckeye_mcp.workdir.folder import Workdir
 from buckeye_mcp.workdir.surroundings import started_in
@@ -70,28 +69,10 @@ async def open_sessions(
 
     Raises StartError, also for a variable that is not set.
     """
-    placed: list[HttpServer] = []
-    try:
-        async with _all_open(task, deadlines, preload, workdir, placed) as sessions:
-            yield sessions
-    except McpFault as fault:
-        for server in placed:
-            if await is_lost(server):
-                raise GatewayLost(f"the gateway at {server.url} is lost: {fault}") from fault
-        raise
-
-
-@asynccontextmanager
-async def _all_open(
-    task: McpTask, deadlines: Deadlines, preload: bool, workdir: Workdir | None, placed: list[HttpServer]
-) -> AsyncIterator[Sessions]:
-    """See `open_sessions`. `placed` gets those servers that are spoken to by HTTP, where they are."""
     async with AsyncExitStack() as stack:
         sessions = {}
         for name, server in task.mcp_config.items():
             ready, secrets = _resolved(name, server)
-            if isinstance(ready, HttpServer):
-                placed.append(ready := await at_a_gateway(ready))
             if workdir is not None and isinstance(ready, StdioServer):
                 ready = started_in(ready, workdir)
             sessions[name] = await stack.enter_async_context(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -12,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,8 +23,7 @@ from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.envs.registry import EnvironmentId, names_a_file
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.gateways import Hosts
-from buckeye.sizing.plan import LOOPBACK, Role, Site
-from buckeye_mcp.client.placed import PLACES_VARIABLE
+from buckeye.sizing.plan import Role
 from buckeye_mcp.config import GymConfig, load_gym_config
 from buckeye_mcp.environment import NAME
 from buckeye_mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS, set_variables
@@ -76,30 +73,17 @@ def gateway_here(environments: Iterable[EnvConfig], log_file: Path, *, rollouts:
                 del os.environ[name]
 
 
-def run_gateways(environments: Sequence[EnvConfig], *, rollouts: int, sites: Mapping[int, Site]) -> Hosts:
+def run_gateways(environments: Sequence[EnvConfig], *, rollouts: int) -> Hosts:
     """What has to be started for a run that plays so many `rollouts` at a time: a gateway for every port of
-    this machine where its tasks expect one and nothing listens, or one on each node where they are placed.
-    Raises UsageError as `task_gateway` does."""
+    this machine where its tasks expect one and nothing listens. Raises UsageError as `task_gateway` does, and
+    for tasks that are placed on other nodes and name a server of this one."""
     known = variables()
+    _refuse_placed(environments, known)
     servers, words = _needs(environments, known, rollouts)
-    nodes, placed = _placements(environments, known)
-    ports = [port for port in _silent_ports(servers) if 0 in nodes.get(port, (0,))]
+    ports = _silent_ports(servers)
     key = _missing_key(servers, known)
     _check_keys(servers, ports, {**known, **key})
-    roles = [_gateway(index, port, words) for index, port in enumerate(ports)]
-    places: dict[int, list[str]] = {}
-    for port, chosen in nodes.items():
-        for node in chosen:
-            if node == 0:
-                places.setdefault(port, []).append(f"http://{LOOPBACK}:{port}")
-                continue
-            site = sites[node]
-            role = _gateway(len(roles), site.choose_ports(1)[0], ("--host", site.address, *words))
-            opens = {API_KEY_VARIABLE: {**known, **key}[API_KEY_VARIABLE]}
-            roles.append(replace(role, node=node, host=site.address, env=opens))
-            places.setdefault(port, []).append(roles[-1].url)
-    env = {**key, **({PLACES_VARIABLE: json.dumps(places)} if places else {})}
-    return Hosts(roles=tuple(roles), env=env, placed=placed)
+    return Hosts(roles=tuple(_gateway(index, port, words) for index, port in enumerate(ports)), env=key)
 
 
 def _gateway(index: int, port: int, words: Sequence[str]) -> Role:
@@ -113,21 +97,16 @@ def _gateway(index: int, port: int, words: Sequence[str]) -> Role:
     )
 
 
-def _placements(
-    environments: Iterable[EnvConfig], known: Mapping[str, str]
-) -> tuple[dict[int, list[int]], tuple[EnvConfig, ...]]:
-    """The nodes where the servers of a port are placed, and the environments that have such."""
-    nodes: dict[int, list[int]] = {}
-    placed: list[EnvConfig] = []
+def _refuse_placed(environments: Iterable[EnvConfig], known: Mapping[str, str]) -> None:
     for env in environments:
-        if not isinstance(env, TrainEnvConfig) or env.placement is None:
+        if not isinstance(env, TrainEnvConfig) or not any(env.placement or ()):
             continue
-        urls = {url for task in mcp_tasks([env]) for url in _near_servers(task, known)}
+        urls = [url for task in mcp_tasks([env]) for url in _near_servers(task, known)]
         if urls:
-            placed.append(env)
-        for port in filter(None, map(_local_port, urls)):
-            nodes[port] = sorted({*nodes.get(port, []), *env.placement})
-    return nodes, tuple(placed)
+            raise UsageError(
+                f"{env.id} has placement = {env.placement}, and its tasks name {urls[0]}, which other nodes "
+                "do not reach: leave placement out, or name an address that all nodes reach"
+            )
 
 
 def _missing_key(servers: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
