@@ -7,7 +7,7 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, UsageError
 from buckeye.sizing.devices import Machine
-from buckeye.sizing.plan import Site, make_plan, relocated, scaled, with_ranks
+from buckeye.sizing.plan import Site, make_plan, scaled
 from buckeye.sizing.ports import held_ports
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}", "--inference-gpu-ids", "0,1")
@@ -141,47 +141,6 @@ def test_a_node_without_the_gpus_is_named(gpus, said):
 def test_what_cannot_be_is_refused(words, said):
     with pytest.raises(ConfigError, match=said):
         load(*words)
-
-
-def test_a_node_that_another_stands_in_for_is_planned_there():
-    words = ("--cluster.nodes", "3", "--cluster.trainer-nodes", "1,2", "--cluster.inference-nodes", "0,1")
-    before = plan(load(*words), site(1), site(2))
-    after = relocated(before, 1, site(7))
-    assert [role.title for role in after.roles] == [role.title for role in before.roles]
-    assert {role.env["MASTER_ADDR"] for role in after.of_kind("trainer")} == {"10.0.0.8"}
-    assert len({role.env["MASTER_PORT"] for role in after.of_kind("trainer")} | {"30700"}) == 1
-    assert [role.host for role in after.of_kind("inference")] == ["127.0.0.1"] * 2 + ["10.0.0.8"] * 2
-    assert [role.env["NCCL_SOCKET_IFNAME"] for role in after.of_kind("trainer")] == ["eth7"] * 2 + [
-        "eth2"
-    ] * 2
-    unmoved = [role for role in before.roles if role.node != 1 and role.kind != "trainer"]
-    assert [role for role in after.roles if role in unmoved] == unmoved
-
-
-def test_the_other_ranks_stay_where_they_meet():
-    before = plan(load("--cluster.nodes", "2"), site(1))
-    after = relocated(before, 1, site(7))
-    assert [role for role in after.roles if role.node == 0] == [
-        role for role in before.roles if role.node == 0
-    ]
-
-
-def test_ranks_that_are_left_are_numbered_anew():
-    whole = plan(load("--cluster.nodes", "2"), site(1))
-    left = [role for role in whole.of_kind("trainer") if role.node == 1]
-    fewer = with_ranks(whole, left, site(1))
-    ranks = fewer.of_kind("trainer")
-    assert [(role.title, role.node, role.devices, role.log_name) for role in ranks] == [
-        ("trainer 0", 1, (2,), "trainer"),
-        ("trainer 1", 1, (3,), "trainer_1"),
-    ]
-    assert [(role.env["RANK"], role.env["WORLD_SIZE"]) for role in ranks] == [("0", "2"), ("1", "2")]
-    assert {(role.env["MASTER_ADDR"], role.env["MASTER_PORT"]) for role in ranks} == {("10.0.0.2", "30100")}
-    again = with_ranks(fewer, whole.of_kind("trainer"), site(0)).of_kind("trainer")
-    assert [(role.title, role.env["WORLD_SIZE"]) for role in again] == [
-        (f"trainer {rank}", "4") for rank in range(4)
-    ]
-    assert fewer.of_kind("inference") == whole.of_kind("inference")
 
 
 def test_new_servers_go_to_the_nodes_that_have_the_fewest():

@@ -101,6 +101,18 @@ def test_who_has_what_is_said_where_nodes_have_too_little(project, tmp_path):
         assert not left(cluster)
 
 
+def test_nodes_without_a_shared_output_folder_are_refused(project, tmp_path):
+    (project.folder / "outputs").mkdir(exist_ok=True)
+    project.write("own_disk", trainers=[1], cluster=CLUSTER.format(inference=[0]))
+    own = project.folder / "outputs"
+    with some_hosts(own=own) as hosts, ray_cluster(tmp_path / "ray", hosts, project.env) as cluster:
+        running, log = start(project, cluster, "own_disk")
+        assert running.wait(SECONDS) == 2, log.read_text()
+        (line,) = errors(log.read_text())
+        assert f"node 1 ({hosts[1].name}) does not see {own / 'own_disk'} of this host" in line
+        assert not left(cluster)
+
+
 def test_a_port_that_is_closed_between_nodes_is_named(project, tmp_path):
     port = 8123
     nodes = "[cluster]\nnodes = 2\ninference_nodes = [1]\ntrainer_nodes = [0]\n"

@@ -125,20 +125,3 @@ def test_a_run_in_containers(project, single_host, cluster, tmp_path, nodes):
     assert running.state(job) == "COMPLETED", log
     assert result(output, STEPS) == single_host
     wait_until(lambda: not [pid for pid in second.processes() if "ray" in words_of(pid)], 60, "Ray has ended")
-
-
-def test_a_job_that_keeps_its_nodes_goes_on_with_fewer_ranks(project, cluster):
-    _, second, running = cluster
-    shrinks = '[cluster]\nnodes = 2\ninference_nodes = [0]\non_lost_node = "shrink"\n'
-    output = project.write("kept", trainers=[1], cluster=shrinks)
-    job = submit(project, running, "kept", "--max-steps", 40)
-    wait_until(lambda: 1 in records(output, "trainer"), _JOB_SECONDS, "two steps")
-    second.kill()
-    wait_until(lambda: ended(running, job), _JOB_SECONDS, "the job ends")
-    log = (output / "slurm" / "job.log").read_text()
-    assert running.state(job) == "COMPLETED", log
-    assert "The trainer goes on with 1 of its 2 ranks" in log
-    assert log.count("== job ") == 1
-    steps = records(output, "trainer")
-    assert sorted(steps) == list(range(40))
-    assert {step["samples"] for step in steps.values()} == {16}

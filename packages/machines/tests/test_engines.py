@@ -16,7 +16,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch import hosts
 from buckeye.launch.hosts import Facts, Start, other_nodes
-from buckeye_machines.engines import engine_of, other_process, ray_cluster, srun
+from buckeye_machines.engines import engine_of, ray_cluster, remote_process, srun
 from buckeye_machines.engines.node import frames, process_environment
 from tests.waiting import wait_for
 
@@ -302,9 +302,9 @@ def test_errors_of_ray_are_told_in_a_line():
 
 
 def test_a_node_that_does_not_say_that_a_process_ended_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(other_process, "_SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(remote_process, "_SILENT_SECONDS", 0.01)
     sent = []
-    process = other_process.OtherProcess(tmp_path / "stdout", lambda *words: sent.append(words))
+    process = remote_process.RemoteProcess(tmp_path / "stdout", lambda *words: sent.append(words))
     process.signal(signal.SIGKILL, session=True)
     assert process.wait() == -signal.SIGKILL
     assert sent == [(signal.SIGKILL, True)]

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from buckeye.config.rl import ClusterConfig
 from buckeye.errors import UsageError
+from buckeye_machines.launch import check_single_node
 from buckeye_machines.project import read_project, words_for_a_pod
 from tests.run.made_runs import made_run
 
@@ -148,3 +150,10 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_a_machine_is_rented(pr
     made_run(Path("outputs/a"), checkpoints=(4,))  # of which the configuration wants two steps
     with pytest.raises(UsageError, match="max_steps = 2, and it has done 4"):
         read_project(config, resume=True)
+
+
+@pytest.mark.parametrize(("nodes", "hosts"), [(1, 2), (2, 1), (2, 2)])
+def test_a_run_on_several_nodes_does_not_travel(nodes, hosts):
+    check_single_node(ClusterConfig(), hosts=1)
+    with pytest.raises(UsageError, match="this run has 2"):
+        check_single_node(ClusterConfig(nodes=nodes), hosts=hosts)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -221,20 +222,13 @@ def test_what_makes_no_job(project, words, said):
         start(["@", "run.toml", "--launcher", "slurm", "--dry-run", *words], load)
 
 
-def test_a_job_whose_trainer_may_shrink_keeps_its_nodes(project, capsys):
-    _, asked = directives(capsys, "--cluster.on-lost-node", "shrink")
-    assert "--no-kill" in asked
-    _, asked = directives(capsys)
-    assert "--no-kill" not in asked
-
-
 def test_a_run_in_a_container_of_pyxis(project, capsys):
     words = ("--container-image", "org/buckeye:1", "--container-mounts", "/data,/hf:/mnt")
     script, _ = directives(capsys, *words)
     assert "--container-image=org/buckeye:1" in script
     assert f"{project}:{project},/data,/hf:/mnt" in script
     assert f"--container-workdir={project}" in script
-    assert "ray_cluster" not in script
+    assert "ray.scripts" not in script
     assert "python=python\n" in script
 
 
@@ -244,6 +238,10 @@ def test_a_run_in_containers_of_several_nodes_is_a_ray_cluster(project, capsys):
     assert "apptainer exec --nv '--bind=" in script
     assert "--cluster.engine ray" in script
     assert "--cluster.engine srun" not in script
+    assert "ray.scripts.scripts start --head" in script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    node = re.search(r"^node='(.*?)'$", script, re.S | re.M)[1]
+    subprocess.run(["bash", "-n"], input=node, text=True, check=True)
 
 
 @pytest.mark.parametrize(

@@ -181,12 +181,11 @@ def stop(
 def scale(
     run: _NamedRun,
     inference: Annotated[int, typer.Option(min=1, max=10_000, help="How many inference servers.")],
-    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="Have the run on so many nodes first.")] = 1,
     as_json: _Json = False,
 ) -> None:
     """Give a run that goes on more inference servers, or fewer."""
     directory = find_run(run)
-    before = scale_run(directory, inference, nodes=nodes)
+    before = scale_run(directory, inference)
     if as_json:
         typer.echo(json.dumps({"inference": inference, "before": before}))
     elif before == inference:

@@ -29,7 +29,8 @@ NodeNumbers = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
 
 class ClusterConfig(BaseConfig):
-    """The hosts of a run. Node 0 is where `rl` is started; an engine starts processes on the others."""
+    """The hosts of a run, which all see output_dir. Node 0 is where `rl` is started; an engine starts
+    processes on the others."""
 
     nodes: PositiveInt = 1
     """How many hosts the run has."""
@@ -43,17 +44,8 @@ class ClusterConfig(BaseConfig):
     """Where the Ray cluster is: HOST:PORT or ray://HOST:PORT; auto is the one that this host is part of."""
     address: str | None = None
     """The address of node 0 under which the others reach it; None has the engine find it."""
-    shared_output_dir: bool | None = None
-    """Whether all nodes see output_dir; None finds out. Where they do not, batches and weights go over the
-    network."""
-    checkpoint_dir: Path | None = None
-    """A directory that all nodes see, for the checkpoints of a run whose output_dir they do not; None is the
-    one in output_dir."""
     join_timeout: PositiveFloat = 600.0
     """Seconds that are waited for a node, at the start and when it was lost."""
-    on_lost_node: Literal["wait", "shrink"] = "wait"
-    """What becomes of the trainer when a node of it is lost and no other stands in: it waits for one, or goes
-    on with fewer ranks and the same batches until there is one."""
 
     @property
     def of_trainer(self) -> list[int]:

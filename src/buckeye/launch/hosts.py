@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,24 +100,16 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The hosts of a run beside this one, by their numbers from 1 on, which reach this one at `address`.
-    `another` gives one more as soon as the engine has it; called again until then, it waits for nothing."""
+    """The hosts of a run beside this one, by their numbers from 1 on, which reach this one at `address`."""
 
     address: str | None = None
     hosts: dict[int, Host] = field(default_factory=dict)
-    another: Callable[[], Host | None] | None = None
-
-    def add(self, host: Host) -> None:
-        """Have one more. Raises UsageError if it cannot be used."""
-        number = 1 + max(self.hosts, default=0)
-        _check(number, host)
-        self.hosts[number] = host
 
 
 @contextmanager
 def other_nodes(config: RLConfig) -> Iterator[Nodes]:
     """The other nodes of a run, when all are there; none for a run of one. Raises RunError if they cannot be
-    had, and UsageError for one of another version, or that cannot be brought what its processes read."""
+    had, and UsageError for one of another version, or that does not see the run directory."""
     if config.cluster.nodes == 1:
         yield Nodes()
         return

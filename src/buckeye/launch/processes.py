@@ -110,22 +110,9 @@ class Processes:
         return child
 
     def absent(self, roles: Iterable[Role]) -> list[str]:
-        """What messages call the nodes of these roles that are not there now, or have moved since their roles
-        were planned."""
-        places = sorted({(role.node, role.host) for role in roles if role.node})
-        return [name for number, address in places if (name := self._missing(number, address)) is not None]
-
-    def moved(self, roles: Iterable[Role]) -> list[int]:
-        """The nodes of these roles that are at another address than their roles say."""
-        places = sorted({(role.node, role.host) for role in roles if role.node})
-        hosts = self._nodes
-        return [n for n, address in places if hosts[n].absent is None and hosts[n].facts().address != address]
-
-    def _missing(self, number: int, address: str) -> str | None:
-        host = self._nodes[number]
-        if host.absent is None and host.facts().address != address:
-            return f"node {number} at its new address"
-        return host.absent
+        """Return the names, for messages, of the nodes of these roles that are absent."""
+        numbers = sorted({role.node for role in roles if role.node})
+        return [name for number in numbers if (name := self._nodes[number].absent) is not None]
 
     def _environment(self, role: Role) -> dict[str, str]:
         if role.node:

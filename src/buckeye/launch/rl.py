@@ -43,7 +43,6 @@ from buckeye.run_files.directory import (
     begin_attempt,
     clean,
     locked,
-    place_checkpoints,
     put_aside,
     refuse_used,
 )
@@ -79,7 +78,6 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     if config.strict:
         ask(_NOTHING_LEARNT, "--strict")
     with locked(output_dir), held_ports() as ports:
-        place_checkpoints(output_dir, config.cluster.checkpoint_dir)
         ckpt = config.trainer.ckpt
         if ckpt is not None and ckpt.store is not None:
             setup_logging(config.log.level, LAUNCHER, None)  # it may take a while, and says so
@@ -122,7 +120,6 @@ def _run_planned(
         clean(output_dir, needed=[model_path])
     elif not begin.again:
         aside = put_aside(output_dir, needed=[model_path])
-    place_checkpoints(output_dir, config.cluster.checkpoint_dir)
     before = earlier_start(output_dir) if begin.again else None
     identity = begin_attempt(output_dir, resumed_step=begin.step)
     (output_dir / REMOTE_FILE).unlink(missing_ok=True)  # where it was before

@@ -20,7 +20,7 @@ from buckeye.launch.restarts import Restarts
 from buckeye.launch.waits import circle, sentence, waits_of
 from buckeye.run_files.directory import take_scale
 from buckeye.sizing.devices import this_machine
-from buckeye.sizing.plan import RolePlan, Site, relocated, scaled, this_site, with_ranks
+from buckeye.sizing.plan import RolePlan, Site, scaled, this_site
 from buckeye.sizing.ports import Ports
 from buckeye.transport.checkpoint import checkpoints_by_age
 from buckeye.transport.inference_servers import write_servers
@@ -79,7 +79,6 @@ _LOOK_SECONDS = 2.0
 _STACK_SECONDS = 2.0  # between the signal that asks for stacks and the end
 _PROGRESS_STEPS = 3
 _LEAVE_SECONDS = 3.0  # in which the orchestrator asks a server that goes for nothing more
-_SPARE_SECONDS = 20.0  # in which another node may stand in, before the trainer goes on with fewer ranks
 
 
 class Supervisor:
@@ -102,8 +101,6 @@ class Supervisor:
         self._disk = DiskWatch(launch.config.output_dir, note=recorder.note)
         self._doomed: dict[tuple[int, int], float] = {}
         self._leaving: list[tuple[float, Child]] = []
-        self._asked: tuple[int, int, float] | None = None  # servers, nodes, and until when nodes are awaited
-        self._ranks, self._lost_since = plan.of_kind("trainer"), dict[int, float]()
         self._trained = 0
         self._furthest = self._committed = launch.step or 0
         self._refilled_at = self._furthest
@@ -178,9 +175,6 @@ class Supervisor:
             self._refill()
         if self._disk.look(now):
             self._stepped = now
-        self._follow_nodes(now)
-        if self._launch.config.cluster.on_lost_node == "shrink":
-            self._follow_ranks(now)
         self._scale(now)
         patience = self._limits.stall_timeout / 2
         if now - self._stepped > patience and not self._told:
@@ -224,38 +218,6 @@ class Supervisor:
         choose = self._launch.nodes.hosts[node].choose_ports if node else self._ports.choose
         return choose(1)[0]
 
-    def _follow_nodes(self, now: float) -> None:
-        """What was on a node that another one stands in for is planned there, by a new attempt."""
-        plan = self._attempts.plan
-        for node in self._processes.moved(plan.roles):
-            site = site_of(node, self._launch.nodes.hosts[node])
-            log.warning("%s stands in for node %d: a new attempt begins", site.address, node)
-            plan = relocated(plan, node, site)
-            self._follow(plan, now)
-
-    def _follow_ranks(self, now: float) -> None:
-        """The trainer goes on without the ranks of a node that is lost, and with them when it is back."""
-        hosts, plan = self._launch.nodes.hosts, self._attempts.plan
-        nodes = {rank.node for rank in self._ranks}
-        absent = {node for node in nodes if node and hosts[node].absent is not None}
-        self._lost_since = {node: self._lost_since.get(node, now) for node in absent}
-        working = {rank.node for rank in plan.of_kind("trainer")}
-        lost = {n for n in absent if n not in working or now - self._lost_since[n] > _SPARE_SECONDS}
-        if nodes - lost == working:
-            return
-        sites = {node: self._site(node) for node in nodes - lost}
-        ranks = [
-            replace(rank, host=sites[rank.node].address, env={**rank.env, **sites[rank.node].variables})
-            for rank in self._ranks
-            if rank.node in sites
-        ]
-        model = self._launch.config.trainer.model
-        if not ranks or len(ranks) % (model.dp_replicate * model.tp):
-            return  # it waits for the node, and says so
-        log.warning("The trainer goes on with %d of its %d ranks", len(ranks), len(self._ranks))
-        self._recorder.note("ranks", ranks=len(ranks), of=len(self._ranks))
-        self._follow(with_ranks(plan, ranks, sites[ranks[0].node]), now)
-
     def _site(self, node: int) -> Site:
         nodes = self._launch.nodes
         return (
@@ -279,26 +241,17 @@ class Supervisor:
             self._processes.request_stop([child])
             self._leaving.remove((at, child))
         config, before = self._launch.config, self._attempts.plan
-        asked = take_scale(config.output_dir)
-        if asked is not None:
-            self._asked = (*asked, now + config.cluster.join_timeout)
-        if self._asked is None:
+        count = take_scale(config.output_dir)
+        if count is None:
             return
-        count, nodes, until = self._asked
         try:
-            if not self._has_nodes(nodes, in_time=now < until):
-                if asked is not None:
-                    self._recorder.note("scale_waits", inference=count, nodes=nodes)
-                return
             hosts = self._launch.nodes.hosts
             there = [0, *(number for number, host in hosts.items() if host.absent is None)]
             plan = scaled(before, config, max(1, count), {node: self._site(node) for node in there})
         except UsageError as error:
-            self._asked = None
             log.warning("The run keeps its %d inference servers: %s", len(before.of_kind("inference")), error)
             self._recorder.note("scale_refused", cause=str(error))
             return
-        self._asked = None
         write_role_configs(config, plan, model_path=self._launch.model_path, origin=Origin(self._launch.step))
         self._attempts.plan = plan
         write_servers(config.output_dir, plan.base_urls)
@@ -308,28 +261,6 @@ class Supervisor:
             self._processes.start(role)
         log.info("The run has %d inference servers now", count)
         self._recorder.note("scale", inference=count)
-
-    def _has_nodes(self, count: int, *, in_time: bool) -> bool:
-        """Whether the run has so many nodes; it takes more as soon as its engine has them. Raises UsageError
-        if it cannot have so many."""
-        nodes, cluster = self._launch.nodes, self._launch.config.cluster
-        while (there := 1 + len(nodes.hosts)) < count:
-            if nodes.another is None:
-                raise UsageError(
-                    f"the run has {there} nodes, and only one on several nodes of Ray gets more: begin it "
-                    "with --launcher ray --nodes 2"
-                )
-            host = nodes.another()
-            if host is None and in_time:
-                return False
-            if host is None:
-                raise UsageError(
-                    f"the Ray cluster had no {count} nodes with room within {cluster.join_timeout:.0f} s "
-                    "(cluster.join_timeout)"
-                )
-            nodes.add(host)
-            log.info("Node %d of the run is at %s", there, host.facts().address)
-        return True
 
     def _move(self, homeless: list[Child], now: float) -> None:
         """Give servers that cannot have their port another, and tell the orchestrator by a new attempt."""

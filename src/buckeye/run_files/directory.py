@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import time
@@ -57,14 +58,9 @@ _OURS = (
 
 def files_of_a_run(output_dir: Path) -> list[Path]:
     """What an earlier run left in `output_dir`; files of others are not listed, nor are those of `evals`,
-    which writes next to the evaluations of a run, nor a link to where checkpoints are to be."""
+    which writes next to the evaluations of a run."""
     evaluations = step_directories(output_dir / "evals").values()
-    there = [path for name in _OURS if (path := output_dir / name).exists() and not _is_empty_link(path)]
-    return [*there, *evaluations]
-
-
-def _is_empty_link(path: Path) -> bool:
-    return path.is_symlink() and path.is_dir() and not any(path.iterdir())
+    return [*(path for name in _OURS if (path := output_dir / name).exists()), *evaluations]
 
 
 def refuse_used(output_dir: Path, *, resume_command: str, cleans: bool = True) -> None:
@@ -145,9 +141,6 @@ def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
     removed += [path for path in [output_dir / EARLIER_FOLDER] if path.exists()]
     removed.sort(key=lambda path: path.name == RUN_FILE)  # last: without it, this would not be done again
     for path in removed:
-        if path.is_symlink() and path.is_dir():
-            for step in step_directories(path).values():
-                remove_directory(step)
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -159,22 +152,6 @@ def _refuse_needed(going: Sequence[Path], needed: Sequence[Path], what: str) -> 
     for path in needed:
         if any(path.resolve().is_relative_to(one.resolve()) for one in going):
             raise UsageError(f"{what} {path}, which this run starts from. Choose another --output-dir.")
-
-
-def place_checkpoints(output_dir: Path, place: Path | None) -> None:
-    """Have the checkpoints of a run in `place`, to which `checkpoints` leads then. Raises UsageError if there
-    are some elsewhere."""
-    link = output_dir / "checkpoints"
-    if place is None or link.resolve() == place.resolve():
-        return
-    if link.exists() or link.is_symlink():
-        raise UsageError(
-            f"cluster.checkpoint_dir = {place}, and the checkpoints of {output_dir} are in {link.resolve()}: "
-            "leave the setting as it was, or choose another --output-dir."
-        )
-    place.mkdir(parents=True, exist_ok=True)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(place.absolute())
 
 
 def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
@@ -311,22 +288,21 @@ def request_stop(output_dir: Path) -> None:
     write_file(output_dir / STOP_FILE, "")
 
 
-def request_scale(output_dir: Path, inference: int, nodes: int) -> None:
-    """Leave a request for the launcher of a run: how many inference servers, and nodes at least."""
-    write_file(output_dir / SCALE_FILE, f"{inference} {nodes}")
+def request_scale(output_dir: Path, inference: int) -> None:
+    """Leave a request for the launcher of a run: the number of inference servers."""
+    write_file(output_dir / SCALE_FILE, str(inference))
 
 
-def take_scale(output_dir: Path) -> tuple[int, int] | None:
-    """How many inference servers somebody has asked for, and nodes; each request is taken once."""
+def take_scale(output_dir: Path) -> int | None:
+    """Return the requested number of inference servers, once for each request."""
     path = output_dir / SCALE_FILE
     try:
         asked = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
     path.unlink(missing_ok=True)
-    match asked.split():
-        case [servers, nodes] if asked.replace(" ", "").isdigit() and len(asked) < 12:
-            return int(servers), int(nodes)
+    if re.fullmatch(r"[0-9]{1,5}", asked):
+        return int(asked)
     log.warning("%s asks for no number of inference servers, and is not followed", path)
     return None
 

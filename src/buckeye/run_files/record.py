@@ -39,8 +39,6 @@ EventKind = Literal[
     "disk_freed",
     "scale",
     "scale_refused",
-    "scale_waits",
-    "ranks",
     "stopping",
     "stop",
     "failure",

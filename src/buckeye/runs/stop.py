@@ -86,10 +86,10 @@ def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callab
     return Stopped(state=state, was_running=bool(left), checkpoint_step=newest_step(output_dir))
 
 
-def scale_run(output_dir: Path, inference: int, *, nodes: int = 1) -> int:
-    """Have the launcher of a run that goes on start or end inference servers until there are so many, as soon
-    as it has so many `nodes`. Returns how many servers there were. Raises UsageError for a run that cannot
-    have others, RunError if its launcher does not answer, or has not so many devices."""
+def scale_run(output_dir: Path, inference: int) -> int:
+    """Have the launcher of a run start or end inference servers until it has `inference` of them. Return the
+    number before. Raises UsageError for a run whose number is fixed, RunError if its launcher does not
+    answer, or has too few devices."""
     record = read_record(output_dir)
     state = record.actual_state()
     if state not in GOING_ON or record.elsewhere:
@@ -104,11 +104,11 @@ def scale_run(output_dir: Path, inference: int, *, nodes: int = 1) -> int:
     if not before:
         raise UsageError(f"{output_dir} has no inference servers of its own")
     asked = time.time()
-    request_scale(output_dir, inference, nodes)
+    request_scale(output_dir, inference)
     deadline = time.monotonic() + _SCALE_SECONDS
     while time.monotonic() < deadline:
         for event in read_events(output_dir):
-            if event["time"] >= asked - 0.001 and event["event"] in ("scale", "scale_waits"):
+            if event["time"] >= asked - 0.001 and event["event"] == "scale":
                 return before
             if event["time"] >= asked - 0.001 and event["event"] == "scale_refused":
                 raise RunError(str(event.get("cause")))

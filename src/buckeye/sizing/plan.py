@@ -129,43 +129,6 @@ def make_plan(
     )
 
 
-def relocated(plan: RolePlan, node: int, site: Site) -> RolePlan:
-    """The plan with a node at another `site`: its servers have ports there, and if it has the first rank the
-    ranks meet there."""
-    ranks = plan.of_kind("trainer")
-    meeting = {}
-    if ranks[0].node == node and "MASTER_ADDR" in ranks[0].env:
-        meeting = {"MASTER_ADDR": site.address, "MASTER_PORT": str(site.choose_ports(1)[0])}
-    roles = []
-    for role in plan.roles:
-        env = {**role.env, **meeting} if role.kind == "trainer" else role.env
-        if role.node == node:
-            port = site.choose_ports(1)[0] if role.port is not None else None
-            env = {**env, **site.variables} if role.kind == "trainer" else env
-            role = replace(role, host=site.address, port=port)
-        roles.append(replace(role, env=env))
-    return replace(plan, roles=tuple(roles))
-
-
-def with_ranks(plan: RolePlan, ranks: Sequence[Role], meeting: Site) -> RolePlan:
-    """The plan with no other ranks of the trainer than these, numbered anew, which meet at `meeting`."""
-    gang = {
-        "WORLD_SIZE": str(len(ranks)),
-        "MASTER_ADDR": meeting.address,
-        "MASTER_PORT": str(meeting.choose_ports(1)[0]),
-    }
-    numbered = [
-        replace(
-            role,
-            index=index,
-            log_name="trainer" if index == 0 else f"trainer_{index}",
-            env={**role.env, **gang, "RANK": str(index)},
-        )
-        for index, role in enumerate(ranks)
-    ]
-    return replace(plan, roles=(*(role for role in plan.roles if role.kind != "trainer"), *numbered))
-
-
 def scaled(plan: RolePlan, config: RLConfig, count: int, sites: Mapping[int, Site]) -> RolePlan:
     """The plan with `count` inference servers: the last ones go; more have devices that nobody uses, of those
     nodes among `sites` that have the fewest servers. Raises UsageError if there are not so many."""

@@ -63,11 +63,11 @@ class Software:
     vllm: str | None
 
 
-def steps(environments: Sequence[NeededEnvironment] = (), extras: Sequence[str] = EXTRAS) -> list[Step]:
+def steps(environments: Sequence[NeededEnvironment] = ()) -> list[Step]:
     """All of them, in order; the fourth makes the environment whose key is its own."""
     files = code_files()
     code = _key(*(part for name in sorted(files) for part in (name.encode(), files[name])))
-    needed = requirements(extras)
+    needed = requirements(EXTRAS)
     fixed = pins(needed)
     torch = torch_version()
     packages = _key("\n".join([*needed, "", *fixed, torch]).encode(), scripts.PACKAGES.encode())
@@ -116,10 +116,9 @@ async def bootstrap(
     *,
     tell: Callable[[str], None],
     environments: Sequence[NeededEnvironment] = (),
-    extras: Sequence[str] = EXTRAS,
 ) -> Software:
     """Carry out what is not done yet. Raises RemoteError with the last words of a step that fails."""
-    needed = steps(environments, extras)
+    needed = steps(environments)
     for number, step in enumerate(needed, 1):
         tell(f"{number}/{len(needed)} {step.title} ...")
         if await _carry_out(link, step, tell):

@@ -10,8 +10,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.run_files.directory import refuse_used
 from buckeye_machines.base import Provider, RemoteRequest
-from buckeye_machines.engines.ray_over_ssh import check_hosts
-from buckeye_machines.launch import check_installed
+from buckeye_machines.launch import check_installed, check_single_node
 from buckeye_machines.offers import disk_gb, fitting_offers, left_out_text, offer_table, price_text
 from buckeye_machines.project import Project, project_of
 from buckeye_machines.providers.choose import open_provider
@@ -40,11 +39,11 @@ def describe(
 
 
 def _machine_text(project: Project, request: RemoteRequest) -> str:
+    check_single_node(project.config.cluster, hosts=len(request.hosts) or 1)
     needed = disk_gb(project.config) if request.disk_gb is None else request.disk_gb
     with open_provider(request.provider, request.hosts) as provider:
         if provider.rents:
             return _offers_text(provider, request, needed)
-    check_hosts(project.config.cluster, len(request.hosts), rented=False)
     return f"would be used: {', '.join(request.hosts)}; nothing is rented"
 
 

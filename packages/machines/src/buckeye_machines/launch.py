@@ -16,6 +16,7 @@ from buckeye.base.disk import human_bytes
 from buckeye.base.distribution import need
 from buckeye.base.process import INTERRUPTED
 from buckeye.base.storage import read_json
+from buckeye.config.rl import ClusterConfig
 from buckeye.errors import BuckeyeError, PodGoneError, RemoteError, UsageError
 from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE
 from buckeye.launch.resume import where_it_left_off
@@ -27,7 +28,6 @@ from buckeye_machines import job as jobs
 from buckeye_machines.base import RemoteRequest
 from buckeye_machines.bootstrap import Software, bootstrap
 from buckeye_machines.connection import Link, check_identity
-from buckeye_machines.engines.ray_over_ssh import RayOverSsh, check_hosts
 from buckeye_machines.follow import Follower
 from buckeye_machines.offers import ask_price, disk_gb
 from buckeye_machines.pods import RentedPod, rented
@@ -64,6 +64,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
     if request.identity_file is not None:
         check_identity(request.identity_file.expanduser())
     project = read_project(config_path, resume=resume)
+    check_single_node(project.config.cluster, hosts=len(request.hosts) or 1)
     minutes = _dead_man_minutes()
     with locked(project.output_dir):
         if not resume:
@@ -86,7 +87,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
             ) as pod,
             _handlers_kept(),
         ):
-            check_hosts(project.config.cluster, len(pod.ssh), rented=provider.rents)
+            check_single_node(project.config.cluster, hosts=len(pod.ssh))
             rents = provider.rents
             dead_man = None if request.keep else _dead_man(pod, minutes, rents=rents)
             try:
@@ -114,18 +115,13 @@ class _RemoteRun:
         self._dead_man, self._rents = dead_man, rents
         self._follower: Follower | None = None
         self._work: asyncio.Task[int] | None = None
-        links = [
-            Link(
-                target,
-                known_hosts=pod.known_hosts,
-                identity_file=pod.identity_file.expanduser() if pod.identity_file is not None else None,
-                own_settings=not rents,
-                tell=self._notes.tell,
-            )
-            for target in pod.ssh
-        ]
-        self._link = links[0]
-        self._hosts = RayOverSsh(links, project.config.cluster, run_id, self._notes.tell)
+        self._link = Link(
+            pod.ssh[0],
+            known_hosts=pod.known_hosts,
+            identity_file=pod.identity_file.expanduser() if pod.identity_file is not None else None,
+            own_settings=not rents,
+            tell=self._notes.tell,
+        )
 
     async def carry_out(self) -> int:
         """From the first connection to the last file."""
@@ -143,7 +139,6 @@ class _RemoteRun:
             return await self._work
         finally:
             watching.cancel()
-            await self._hosts.close()
             await self._link.close()
 
     def _interrupt(self) -> None:
@@ -193,22 +188,15 @@ class _RemoteRun:
             self._notes.tell(f"Connecting to {self._link.target} ...")
             await self._link.connect(patience=_CONNECT_SECONDS)
             software = await bootstrap(
-                self._link,
-                tell=self._notes.tell,
-                environments=self._project.environments,
-                extras=self._hosts.extras,
+                self._link, tell=self._notes.tell, environments=self._project.environments
             )
-            await self._hosts.prepare(software.python)
             folder = f"{await jobs.home_of(self._link)}/.buckeye/jobs/{self._run_id}"
             job = jobs.Job(run_id=self._run_id, folder=folder, python=software.python)
             self._notes.tell(f"Sending what is not there yet to {self._link.target} ...")
             sent = await send_project(self._link, job.python, job.project, self._project.manifest)
             self._notes.tell(_sent_text(sent))
-            settings = self._settings(job, software)
-            settings["argv"] = await self._hosts.command(settings["argv"])
-            await jobs.prepare(self._link, job, settings)
+            await jobs.prepare(self._link, job, self._settings(job, software))
             await jobs.start(self._link, job, self._secrets())
-            self._hosts.start()
             self._remember(job)
             self._notes.tell(f"The run has started on {self._link.target}.")
             return await self._follow(job)
@@ -237,7 +225,6 @@ class _RemoteRun:
         found = dict(self._project.secrets)
         if found:
             self._notes.tell(f"Keys that go along: {', '.join(sorted(found))}")
-        found |= self._hosts.secrets
         key = os.environ.get(POD_KEY_VARIABLE)
         return {**found, POD_KEY_VARIABLE: key} if key and self._rents else found
 
@@ -344,6 +331,15 @@ def _dead_man_minutes() -> float:
     if not 0 < minutes < 60 * 24 * 7:
         raise UsageError(f"{DEAD_MAN_VARIABLE}={text}: write a number of minutes, as 30.")
     return minutes
+
+
+def check_single_node(cluster: ClusterConfig, *, hosts: int) -> None:
+    """Raise UsageError for a run on several nodes."""
+    if max(hosts, cluster.nodes) > 1:
+        raise UsageError(
+            f"--provider trains on one machine, and this run has {max(hosts, cluster.nodes)}: name one "
+            "--host and set cluster.nodes = 1, or type `--launcher slurm` or `--launcher ray` on a cluster"
+        )
 
 
 def check_installed() -> None:

@@ -28,7 +28,7 @@ from buckeye.base.keys import child_environment
 from buckeye.launch.hosts import Facts, LocalProcess
 from buckeye.sizing.devices import this_machine
 from buckeye.sizing.ports import Ports, address_towards, socket_variables
-from buckeye_machines.engines.other_process import OtherProcess
+from buckeye_machines.engines.remote_process import RemoteProcess
 
 Event = tuple[Any, ...]
 """("started", pid), ("printed", bytes), ("heard", bytes, time), ("ended", code, problem), after the number
@@ -223,7 +223,7 @@ def process_environment(environ: Mapping[str, str], env: Mapping[str, str]) -> d
     return given
 
 
-def tell(process: OtherProcess, event: Event) -> None:
+def tell(process: RemoteProcess, event: Event) -> None:
     """Let a process of the run know what its node says of it."""
     known: dict[str, Callable[..., None]] = {
         "started": process.started,

@@ -10,8 +10,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,13 +19,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from buckeye.base.distribution import need
-from buckeye.base.process import ChildProcess, StopFlag
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.hosts import Facts, Nodes, Start
 from buckeye.sizing.ports import address_towards
 from buckeye_machines.engines.node import NodeActor, tell
-from buckeye_machines.engines.other_process import OtherProcess
+from buckeye_machines.engines.remote_process import RemoteProcess
 
 log = logging.getLogger(__name__)
 
@@ -48,16 +45,11 @@ def ray_nodes(config: RLConfig) -> Iterator[Nodes]:
         address = config.cluster.address or _own_address(ray, config.cluster.ray_address)
         bundles = _bundles(config, ray)
         hosts: dict[int, RayHost] = {}
-        taken = {address}
         try:
             found = _wait_for(config, ray, address, bundles)
             for number, (ray_node, bundle) in enumerate(zip(found, bundles, strict=True), 1):
-                hosts[number] = RayHost(ray, number, ray_node, bundle, address, taken)
-            yield Nodes(
-                address=address,
-                hosts=dict(hosts),
-                another=_Another(ray, max(bundles, key=len), address, taken, hosts),
-            )
+                hosts[number] = RayHost(ray, number, ray_node, bundle, address)
+            yield Nodes(address=address, hosts=dict(hosts))
         finally:
             for host in hosts.values():
                 host.close()
@@ -170,11 +162,6 @@ def _candidates(ray: Any, own: str, bundle: Mapping[str, float]) -> tuple[list[s
     return sorted(fit), lines
 
 
-def _free_for(ray: Any, own: str, bundle: Mapping[str, float], taken: set[str]) -> list[str]:
-    """The candidates that the run has not taken."""
-    return [address for address in _candidates(ray, own, bundle)[0] if address not in taken]
-
-
 def _free() -> dict[str, dict[str, float]]:
     from ray._private.state import available_resources_per_node
 
@@ -207,22 +194,13 @@ def _wait_for(config: RLConfig, ray: Any, own: str, bundles: Sequence[Mapping[st
 
 
 class RayHost:
-    """A node of the cluster. When it is lost another one that has enough and is not `taken` stands in for it,
-    or the same when it is back."""
+    """A node of the cluster. One that was lost is used again when it is back."""
 
-    def __init__(
-        self,
-        ray: Any,
-        number: int,
-        address: str,
-        bundle: Mapping[str, float],
-        head: str,
-        taken: set[str],
-    ) -> None:
+    def __init__(self, ray: Any, number: int, address: str, bundle: Mapping[str, float], head: str) -> None:
         self._ray, self._number, self._address, self._head = ray, number, address, head
-        self._bundle, self._taken = dict(bundle), taken
+        self._bundle = dict(bundle)
         self._numbers = itertools.count(1)
-        self._processes: dict[int, OtherProcess] = {}
+        self._processes: dict[int, RemoteProcess] = {}
         self._lock = threading.Lock()
         self._closing = False
         self._group: Any = None
@@ -232,11 +210,11 @@ class RayHost:
 
     @property
     def absent(self) -> str | None:
-        """See `Host`. One that is not there is looked for anew, while others go on."""
+        """See `Host`. Another thread checks whether a lost node is back."""
         if self._actor is not None:
             return None
         if self._placing is None or not self._placing.is_alive():
-            self._placing = threading.Thread(target=self._replace, daemon=True)
+            self._placing = threading.Thread(target=self._return, daemon=True)
             self._placing.start()
         return f"node {self._number} ({self._address})"
 
@@ -252,10 +230,10 @@ class RayHost:
         """See `Host`."""
         return bool(self._ask("sees", str(path), content))
 
-    def start(self, start: Start) -> OtherProcess:
+    def start(self, start: Start) -> RemoteProcess:
         """See `Host`."""
         number = next(self._numbers)
-        process = OtherProcess(start.stdout, lambda which, session: self._signal(number, which, session))
+        process = RemoteProcess(start.stdout, lambda which, session: self._signal(number, which, session))
         if self.absent is not None:
             process.lose(f"lost its node: {self.absent} is not there")
             return process
@@ -296,25 +274,17 @@ class RayHost:
             raise RunError(
                 f"Node {self._address} of the Ray cluster cannot be used: {_told(error)}"
             ) from None
-        self._taken.add(self._address)
         self._actor = actor
         threading.Thread(target=self._listen, args=(actor,), name=f"node {self._number}", daemon=True).start()
 
-    def _replace(self) -> None:
-        before = self._address
-        free = _free_for(self._ray, self._head, self._bundle, self._taken)
-        if not free:
-            return
-        self._address = before if before in free else free[0]
-        self._taken.add(self._address)
+    def _return(self) -> None:
+        """Use the node again if it is back and has enough."""
         try:
-            self._place(_RETURN_SECONDS)
+            if self._address in _candidates(self._ray, self._head, self._bundle)[0]:
+                self._place(_RETURN_SECONDS)
+                log.info("Node %d (%s) is back", self._number, self._address)
         except RunError as error:
             log.debug("%s", error)
-            self._taken.discard(self._address)
-            self._address = before
-            return
-        log.info("Node %d is at %s now", self._number, self._address)
 
     def _listen(self, actor: Any) -> None:
         """Until the actor is lost, with all that it has started."""
@@ -334,7 +304,6 @@ class RayHost:
             with self._lock:
                 lost, self._processes = list(self._processes.values()), {}
             self._leave()
-            self._taken.discard(self._address)
             for process in lost:
                 process.lose(f"lost its node {self._address} ({_told(error)})")
 
@@ -364,74 +333,6 @@ class RayHost:
             raise RunError(f"Node {self._address} does not answer: {_told(error)}") from None
 
 
-class _Another:
-    """One more node at a time, which is looked for while others go on. What is found is `held`."""
-
-    def __init__(
-        self,
-        ray: Any,
-        bundle: Mapping[str, float],
-        head: str,
-        taken: set[str],
-        held: dict[int, RayHost],
-    ) -> None:
-        self._ray, self._bundle, self._head, self._taken, self._held = ray, bundle, head, taken, held
-        self._given = len(held)
-        self._looking: threading.Thread | None = None
-
-    def __call__(self) -> RayHost | None:
-        """See `Nodes`."""
-        if self._looking is not None and self._looking.is_alive():
-            return None
-        if len(self._held) == self._given:
-            self._looking = threading.Thread(target=self._look, daemon=True)
-            self._looking.start()
-            return None
-        self._given += 1
-        return self._held[self._given]
-
-    def _look(self) -> None:
-        from ray.autoscaler.sdk import request_resources
-
-        free = _free_for(self._ray, self._head, self._bundle, self._taken)
-        number = len(self._held) + 1
-        if not free:  # a cluster that grows by itself hears of it
-            request_resources(bundles=[dict(self._bundle)] * (number + 1))
-            return
-        try:
-            self._held[number] = RayHost(self._ray, number, free[0], self._bundle, self._head, self._taken)
-        except RunError as error:
-            log.warning("%s", error)
-
-
-def lead(address: str, port: int, words: Sequence[str]) -> int:
-    """Be the head of a cluster for as long as the command `words` lasts; its exit code. The other nodes end
-    when they miss their head."""
-    program = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
-    options = ["--node-ip-address", address, "--port", str(port), "--include-dashboard=false"]
-    stop = StopFlag().install()
-    head = ChildProcess(
-        [*program, *options, "--disable-usage-stats"], stdout=subprocess.DEVNULL, guarded=True
-    )
-    run = None
-    try:
-        run = ChildProcess(words, guarded=True)
-        while (code := run.returncode) is None:
-            if head.returncode is not None:
-                raise RunError(
-                    f"Ray, which leads the cluster at {address}:{port}, ended with {head.returncode}."
-                )
-            if stop.requested:
-                stop.requested = False
-                run.signal(signal.SIGTERM, session=False)
-            time.sleep(_POLL_SECONDS)
-        return code if code >= 0 else 128 - code
-    finally:
-        head.end(_ANSWER_SECONDS, session=False)
-        if run is not None:
-            run.end(0.0, session=True)
-
-
 def _told(error: BaseException) -> str:
     """The point of an error of Ray, whose texts are pages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -441,10 +342,3 @@ def _told(error: BaseException) -> str:
     if missing is not None:
         return f"{missing.partition(': ')[2]}: install buckeye-rl[train,ray] where `ray start` was typed"
     return lines[0]
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(lead(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
-    except RunError as failure:
-        sys.exit(f"error: {failure}")

@@ -26,7 +26,7 @@ from buckeye.errors import RunError, UsageError
 from buckeye.launch.hosts import Facts, Host, Nodes, Start
 from buckeye.sizing.ports import address_towards
 from buckeye_machines.engines.node import frames, tell
-from buckeye_machines.engines.other_process import OtherProcess
+from buckeye_machines.engines.remote_process import RemoteProcess
 
 _PROGRAM = ("-m", "buckeye_machines.engines.node")
 _SCONTROL_SECONDS = 60.0
@@ -138,7 +138,7 @@ class SrunHost:
         """See `Host`."""
         return bool(self._ask({"sees": str(path), "content": content}))
 
-    def start(self, start: Start) -> OtherProcess:
+    def start(self, start: Start) -> RemoteProcess:
         """See `Host`."""
         return _Step(self._name, self._srun, start, self._miss).process
 
@@ -183,7 +183,7 @@ class _Step:
     def __init__(self, name: str, srun: list[str], start: Start, lost: Callable[[], None]) -> None:
         self._name, self._lost = name, lost
         self._last = b""
-        self.process = OtherProcess(start.stdout, self._send)
+        self.process = RemoteProcess(start.stdout, self._send)
         self._step = subprocess.Popen(  # noqa: S603  a list of words, without a shell
             [*srun, "carry"],
             stdin=subprocess.PIPE,

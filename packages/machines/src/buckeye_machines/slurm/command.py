@@ -172,7 +172,6 @@ def _job(config: RLConfig, flags: LauncherFlags, words: Sequence[str]) -> SlurmJ
         cpus=flags.cpus,
         options=tuple(flags.sbatch),
         container=container,
-        keeps_nodes=config.cluster.on_lost_node == "shrink",
     )
 
 

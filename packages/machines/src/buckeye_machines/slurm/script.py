@@ -57,8 +57,7 @@ class Container:
 class SlurmJob:
     """What is asked of Slurm. `settings` are the words after `rl`; `time` is as Slurm writes it; `cpus` a
     node, None for the whole node; `options` are further ones of sbatch. Nodes of two kinds are two
-    `components` (a heterogeneous job), the run's first node in the first. `keeps_nodes`: a node that fails
-    does not end the job."""
+    `components` (a heterogeneous job), the run's first node in the first."""
 
     settings: tuple[str, ...]
     output_dir: Path
@@ -69,7 +68,6 @@ class SlurmJob:
     cpus: int | None = None
     options: tuple[str, ...] = ()
     container: Container | None = None
-    keeps_nodes: bool = False
     python: str = sys.executable
 
     @property
@@ -120,7 +118,6 @@ def _directives(job: SlurmJob) -> str:
         "--open-mode=append",
         "--requeue",
         f"--signal=B:USR1@{_MARGIN_SECONDS}",
-        *(["--no-kill"] if job.keeps_nodes else []),
         *job.options,
     ]
     for other in others:
@@ -232,7 +229,15 @@ words+=(--cluster.engine ray --cluster.address "$head" --cluster.ray-address "$h
 node='
 alive() { (exec 3<>"/dev/tcp/$head/$port") 2>/dev/null; }
 if [ "$SLURM_NODEID" = 0 ]; then
-  exec "$python" -m buckeye_machines.engines.ray_cluster "$head" "$port" "$python" -m buckeye "$@"
+  trap : TERM  # the run ends first
+  "$python" -m ray.scripts.scripts start --head --block --node-ip-address "$head" --port "$port" \
+    --include-dashboard=false --disable-usage-stats > /dev/null &
+  ray=$!
+  "$python" -m buckeye "$@"
+  code=$?
+  kill "$ray"
+  wait
+  exit "$code"
 fi
 until alive; do sleep 2; done
 while alive; do

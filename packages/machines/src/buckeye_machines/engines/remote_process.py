@@ -14,7 +14,7 @@ from pathlib import Path
 _SILENT_SECONDS = 120.0  # after which a process that was killed elsewhere counts as ended
 
 
-class OtherProcess:
+class RemoteProcess:
     """A process on another node, as an engine tells of it: by `started`, `printed`, `heard`, `ended` or
     `lose`, from any thread. `send` carries a signal there."""
 
