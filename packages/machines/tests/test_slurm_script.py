@@ -174,7 +174,6 @@ def test_every_field_of_the_job_is_in_the_script():
         "cpus": 3,
         "options": ("--another",),
         "container": Container(image="another"),
-        "keeps_nodes": True,
         "python": "/another",
     }
     assert set(changed) == {field.name for field in dataclasses.fields(SlurmJob)}
