@@ -71,7 +71,7 @@ _COMMANDS = {
     "rollouts, curve, watch": "What one played; its reward; as it goes on.",
     "diagnose, compare, replay, bisect": "Why none is learnt; which is better; again.",
     "attach, scale, stop, resume": "Steer one; go on with it.",
-    "fork, clean, pods, export": "A checkpoint; free disk; machines, files.",
+    "fork, clean, pods": "A checkpoint; free disk; machines.",
     "report, bundle, export-rollouts": "One, a step, what was played: as a file.",
 }
 
