@@ -2,7 +2,7 @@
 
     python benchmarks/isolation.py [--folder DIR] [--rollouts 200] [--at-once 20] [NAME ...]
 
-`buckeye play --policy random` plays the same games of chance twice, on servers of published_servers.py.
+`buckeye env play --policy random` plays the same games of chance twice, on servers of published_servers.py.
 What chance calls depends on what it has read, so a rollout that sees another one goes another way.
 `shared` is a server with a file for all rollouts: it has to differ, or nothing is measured.
 """
@@ -73,7 +73,7 @@ def row(name: str, folder: Path, rollouts: int, at_once: int) -> str:
 def played(folder: Path, rollouts: int, at_once: int) -> tuple[Counter[str], float]:
     """What each rollout was asked, said, read and earned, without clocks and chance of the server's; and the
     seconds of all."""
-    words = ["play", "configs/env.yaml", "--dataset", "tasks.json", "--policy", "random", "--json"]
+    words = ["env", "play", "configs/env.yaml", "--dataset", "tasks.json", "--policy", "random", "--json"]
     argv = [*BUCKEYE, *words, "-n", str(rollouts), "--at-once", str(at_once)]
     started = time.monotonic()
     done = subprocess.run(

@@ -1,19 +1,45 @@
-"""Small recipes whose curves are known: what is asked, what a beginner answers, and with which settings it is
-trained. `benchmarks/bands.py` plays them."""
+"""Small recipes: what is asked, what a beginner answers, and with which settings it is trained.
+`benchmarks/tune.py` trains them."""
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.letters import CAPITALS, LETTERS, questions
 
-from buckeye.trainer.model.tiny import TinySize
+from buckeye.config.load import load_config
+from buckeye.config.sft import SFTConfig
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model
+from buckeye.trainer.sft import run_sft
 
 Chat = Sequence[dict[str, str]]
+RUN = """\
+max_steps = {recipe.steps}
+max_async_level = 0
+output_dir = "{folder}/rl"
+[model]
+name = "{model}"
+[trainer.model]
+device = "cpu"
+{recipe.trainer}[inference.model]
+device = "cpu"
+[orchestrator]
+batch_size = {recipe.batch}
+rollouts_per_example = {recipe.group}
+seq_len = 128
+seed = {seed}
+[orchestrator.sampling]
+max_tokens = {recipe.tokens}
+[[orchestrator.env]]
+id = "{recipe.env}"
+args = {{ {args} }}
+"""
 SMALL = TinySize(vocab_size=400, layers=1, hidden=64, max_length=256)
 MUON = """\
 [trainer.optim]
@@ -37,7 +63,7 @@ HALF_KNOWN = (
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """`chats` of beginners, drawn with a seed, make the tiny model that reinforcement learning begins with. A
-    warm start takes minutes, so all seeds begin with the same one, unless there are `own_starts`."""
+    warm start takes minutes, so all seeds begin with the same one."""
 
     chats: Callable[[int], Iterator[Chat]]
     args: dict[str, Any]
@@ -46,7 +72,6 @@ class Recipe:
     size: TinySize = SMALL
     warm: int = 80
     warm_optim: str = "--optim.type muon --optim.betas2 0.98 --optim.lr 6e-3"
-    own_starts: bool = False
     trainer: str = MUON
     steps: int = 40
     batch: int = 64
@@ -75,7 +100,6 @@ RECIPES = {
         size=TinySize(vocab_size=310, layers=1, hidden=64, max_length=128),
         warm=60,
         warm_optim="--optim.lr 1e-2",
-        own_starts=True,
         trainer="[trainer.optim]\nlr = 3e-3\n",
         steps=24,
     ),
@@ -96,12 +120,36 @@ RECIPES = {
         group=16,
         steps=200,
     ),
-    "reverse-text": Recipe(
-        chats=beginners("reverse", 0.8, "abcd", count=2400),
-        args={"task": "reverse", "exact": True},
-        size=TinySize(vocab_size=280, layers=3, hidden=192, max_length=128),
-        warm=150,
-        trainer=SLOWER,
-        steps=60,
-    ),
 }
+
+
+def warm_start(recipe: Recipe, folder: Path, seed: int) -> Path:
+    """The model that reinforcement learning begins with; it is made if it is not there."""
+    model = folder / "sft" / "weights" / f"step_{recipe.warm}"
+    if model.is_dir():
+        return model
+    shutil.rmtree(folder, ignore_errors=True)
+    chats = list(recipe.chats(seed))
+    texts = [" ".join(message["content"] for message in chat) for chat in chats]
+    make_tiny_model(folder / "base", texts=texts, size=recipe.size, seed=seed)
+    lines = [json.dumps({"messages": list(chat)}) + "\n" for chat in chats]
+    (folder / "chats.jsonl").write_text("".join(lines))
+    words = ["--model.name", folder / "base", "--model.device", "cpu", "--data.path", folder / "chats.jsonl"]
+    words += ["--max-steps", recipe.warm, "--batch-size", 32, "--seq-len", 128, "--seed", seed]
+    words += [*recipe.warm_optim.split(), "--output-dir", folder / "sft", "--log.level", "warning"]
+    words += ["--ckpt.interval", recipe.warm]
+    run_sft(load_config(SFTConfig, [str(word) for word in words], environ={}))
+    return model
+
+
+def write_settings(recipe: Recipe, folder: Path, model: Path, seed: int) -> Path:
+    """The file in `folder` that `buckeye rl` takes for a run which begins with `model`."""
+    folder.mkdir(exist_ok=True)
+    args, file = in_toml(recipe.args), folder / "rl.toml"
+    file.write_text(RUN.format(recipe=recipe, folder=folder, model=model, seed=seed, args=args))
+    return file
+
+
+def in_toml(values: Mapping[str, Any]) -> str:
+    """What stands in an inline table; of words, numbers, booleans and lists."""
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())

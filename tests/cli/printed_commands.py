@@ -44,7 +44,7 @@ def texts_of(path):
 
 _ON_CONFIGURATIONS = {
     "doctor": {"sample", "json"},
-    "tune": {"budget", "steps", "from", "step", "output", "json"},
+    "tune": {"budget", "output", "json"},
 }
 
 

@@ -36,23 +36,15 @@ def test_help_imports_nothing_heavy(words):
 
 def test_help_lists_every_command():
     printed = run(sys.executable, "-m", "buckeye", "--help").stdout
-    for command in ("rl", "trainer", "orchestrator", "inference", "sft", "evals", "model", "chat", "demo"):
+    for command in ("rl", "trainer", "orchestrator", "inference", "sft", "eval", "model", "chat", "demo"):
         assert command in printed
 
 
-@pytest.mark.parametrize("command", ["rl", "trainer", "orchestrator", "inference", "sft", "evals"])
+@pytest.mark.parametrize("command", ["rl", "trainer", "orchestrator", "inference", "sft"])
 def test_every_launch_command_has_help(command):
     done = run_here(command, "--help", cwd=".")
     assert done.returncode == 0
     assert "--output-dir" in done.stdout
-
-
-@pytest.mark.parametrize("words", [("@", "nope.toml"), ("@", "nope.toml", "--model.nmae", "m")])
-def test_eval_with_a_file_is_evals(words, tmp_path):
-    both = [run_here(command, *words, cwd=tmp_path) for command in ("eval", "evals")]
-    assert both[0].returncode == both[1].returncode == 2
-    assert "nope.toml" in both[0].stderr
-    assert both[0].stderr == both[1].stderr
 
 
 def test_schemas_are_written_and_accept_what_the_guide_writes(tmp_path):

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 from pydantic import ValidationError
 
-from buckeye.config.environments import EvalsConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
@@ -16,7 +15,7 @@ from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import all_classes
 from buckeye.config.trainer import TrainerConfig
 
-ROOTS = (RLConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, SFTConfig, EvalsConfig)
+ROOTS = (RLConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, SFTConfig)
 CLASSES = list(dict.fromkeys(cls for root in ROOTS for cls in all_classes(root)))
 QWEN = "Qwen/Qwen3-0.6B"
 

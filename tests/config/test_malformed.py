@@ -2,7 +2,6 @@
 
 import pytest
 
-from buckeye.config.environments import EvalsConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
@@ -195,7 +194,6 @@ ON_THE_COMMAND_LINE = {
         "data.path: required: set it with --data.path, or in a file.",
     ),
     "a wrong split": (
-        EvalsConfig,
         "--env.0.num-examples -2",
         "--env.0.num-examples: is -2; expected a whole number",
     ),

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buckeye.config.environments import EvalsConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import load_config, to_json
 from buckeye.config.orchestrator import OrchestratorConfig
@@ -20,7 +19,7 @@ from buckeye.config.structure import paths_of
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import ConfigError, UsageError
 
-ROOTS = (RLConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, SFTConfig, EvalsConfig)
+ROOTS = (RLConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, SFTConfig)
 counts = st.integers(1, 10**6)
 names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8).filter(
     lambda text: text not in ("None", "null")
@@ -95,7 +94,7 @@ def test_what_is_written_comes_back(flat):
             assert _loaded_from_json(type(part), to_json(part)) == part
 
 
-@pytest.mark.parametrize(("model", "words"), [(SFTConfig, ["--data.path", "x"]), (EvalsConfig, ["--client"])])
+@pytest.mark.parametrize(("model", "words"), [(SFTConfig, ["--data.path", "x"])])
 def test_other_roots_come_back(load, model, words):
     config = load(model, *words)
     assert _loaded_from_json(model, to_json(config)) == config

@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from buckeye.config.environments import EvalsConfig
 from buckeye.config.help import json_schema
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import help_text
@@ -13,7 +12,7 @@ from buckeye.config.sft import SFTConfig
 from buckeye.config.structure import paths_of
 from buckeye.config.trainer import TrainerConfig
 
-ROOTS = (RLConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, SFTConfig, EvalsConfig)
+ROOTS = (RLConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, SFTConfig)
 
 
 @pytest.mark.parametrize("model", ROOTS, ids=lambda model: model.__name__)

@@ -3,7 +3,6 @@ import tomllib
 
 import pytest
 
-from buckeye.config.environments import EvalsConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import help_text, load_with_warnings
 from buckeye.config.orchestrator import OrchestratorConfig
@@ -19,7 +18,6 @@ DEFAULTS = {
     SFTConfig: SFTConfig(data=ChatDataConfig(path="chats.jsonl")),
     OrchestratorConfig: OrchestratorConfig(),
     InferenceConfig: InferenceConfig(),
-    EvalsConfig: EvalsConfig(),
 }
 
 

@@ -19,7 +19,6 @@ from buckeye.config.trainer import (
     TrainerCheckpointConfig,
     TrainerConfig,
 )
-from buckeye.errors import UsageError
 from buckeye.run_files.logs import prune_logs
 from buckeye.sizing.devices import this_machine
 from buckeye.sizing.disk import check_disk, count_parameters, disk_table, estimate_disk
@@ -126,19 +125,19 @@ def test_a_run_that_cannot_fit_is_refused_with_the_arithmetic(tmp_path, tiny_mod
     ckpt = TrainerCheckpointConfig(interval=1, keep=2)
     config = _config(tmp_path, ckpt=ckpt, max_steps=20, disk=DiskConfig(reserve=1000))
     estimate = estimate_disk(config, tiny_model)
-    with pytest.raises(UsageError, match=r"--disk\.check false") as raised:
-        check_disk(config, estimate)
+    refused = check_disk(config, estimate)
+    assert (refused.state, "--disk.check false" in refused.do) == ("failed", True)
     sure = sum(estimate.of(kind).size for kind in ("weights", "checkpoints"))
     free = 1_500_000 // 4096 * 4096
-    first, *parts = str(raised.value).splitlines()
+    first, *parts = refused.seen.splitlines()
     assert f"needs {(sure + 1000 - free) / 1e6:.1f} MB more disk" in first
     assert [part.partition(":")[0].strip() for part in parts] == [
-        *("checkpoints", "weights", "in reserve", "free", "To start all the same"),
+        *("checkpoints", "weights", "in reserve", "free"),
     ]
     assert "2 kept, and one being written: " in parts[0]
     assert "less with ckpt.keep" in parts[0]
     unchecked = config.model_copy(update={"disk": DiskConfig(check=False, reserve=1000)})
-    assert check_disk(unchecked, estimate).startswith("The run needs")
+    assert check_disk(unchecked, estimate).line.startswith("disk: The run needs")
 
 
 def test_what_a_resumed_run_has_already_is_not_needed_again(tmp_path, tiny_model, disk):
@@ -146,25 +145,24 @@ def test_what_a_resumed_run_has_already_is_not_needed_again(tmp_path, tiny_model
     quiet = {"batch_size": 1, "rollouts_per_example": 1, "seq_len": 1, "max_steps": 20}
     config = _config(tmp_path, ckpt=ckpt, disk=DiskConfig(reserve=0), **quiet)
     estimate = estimate_disk(config, tiny_model)
-    assert check_disk(config, estimate) is None
+    assert check_disk(config, estimate).state == "ok"
     (disk / "checkpoints" / "step_1").mkdir(parents=True)
     checkpoints = disk / "checkpoints" / "step_1" / "x"
     checkpoints.write_bytes(b"x" * estimate.of("checkpoints").size)
     fill(disk, leave=estimate.of("weights").size + 150_000)  # and what is small
-    assert check_disk(config, estimate) is None
+    assert check_disk(config, estimate).state == "ok"
     afresh = config.model_copy(update={"clean": True})
-    assert check_disk(afresh, estimate) is None
+    assert check_disk(afresh, estimate).state == "ok"
     checkpoints.write_bytes(b"")
     (disk / "ballast2").write_bytes(b"x" * estimate.of("checkpoints").size)
-    with pytest.raises(UsageError):
-        check_disk(afresh, estimate)
+    assert check_disk(afresh, estimate).state == "failed"
 
 
 def test_what_may_be_less_is_a_warning_only(tmp_path, tiny_model, disk):
     config = _config(tmp_path, max_steps=1000, disk=DiskConfig(reserve=0))
     warning = check_disk(config, estimate_disk(config, tiny_model))
-    assert warning.startswith("The run may need ")
-    assert "less with orchestrator.rollouts.keep" in warning
+    assert (warning.state, warning.seen.startswith("The run may need ")) == ("warning", True)
+    assert "less with orchestrator.rollouts.keep" in warning.seen
 
 
 def test_the_table_has_every_kind_and_what_is_free(tmp_path, tiny_model, disk):

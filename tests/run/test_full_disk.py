@@ -134,5 +134,5 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_starts(runner, disk):
     assert not (run / "run.json").exists()
     shown = runner.here(runner.rl(run, *words, "--dry-run", steps=100))
     assert shown.returncode == 0
-    assert "A start would be refused" in shown.stderr
+    assert "To start all the same: --disk.check false" in shown.stderr
     assert "less with" in shown.stdout

@@ -12,16 +12,26 @@ import time
 from importlib.metadata import PackageNotFoundError
 
 import pytest
-from packages.audit.tests.test_group_spread import rollout
 
 from buckeye.base.distribution import install_command
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.envs.base import Outcome, Task
 from buckeye.orchestrator.evaluation import EvalResult
-from buckeye.sizing import doctor as software
+from buckeye.orchestrator.rollout import Rollout
+from buckeye.sizing import software
 from buckeye.sizing.devices import gpus, main_memory, read_gpus
-from buckeye.sizing.doctor import check_libraries, check_torch_build
 from buckeye.sizing.model import has_template, missing_files
-from buckeye.sizing.places import check_directory, check_open_files, check_shared_memory, file_system
-from buckeye_audit.preflight import check_clock, check_ports, spread_check
+from buckeye.sizing.places import (
+    check_clock,
+    check_directory,
+    check_open_files,
+    check_ports,
+    check_shared_memory,
+    file_system,
+)
+from buckeye.sizing.software import check_libraries, check_torch_build
+from buckeye_audit.doctor_checks import spread_check, spread_of
 
 MIB = 2**20
 
@@ -115,9 +125,12 @@ def test_ports():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        check = check_ports([port])
-        assert (check.state, check.seen) == ("failed", f"somebody listens on {port}")
-    assert check_ports([]).state == "ok"
+        words = ["--trainer", "--orchestrator", "--inference"]
+        chosen = load_config(RLConfig, [*words, "--inference.server.port", str(port)], environ={})
+        check = check_ports(chosen)
+        assert (check.state, check.seen) == ("failed", f"in use by another process: {port}")
+    assert check_ports(chosen).state == "ok"
+    assert check_ports(load_config(RLConfig, words, environ={})).state == "ok"
 
 
 def test_open_files(monkeypatch):
@@ -170,9 +183,27 @@ def test_a_chat_template(tmp_path):
     assert has_template(tmp_path)
 
 
+def _rollout(reward, *, truncated):
+    return Rollout(
+        env_name="toy",
+        task=Task(id="1", messages=()),
+        outcome=Outcome(reward=reward, error=None if reward is not None else "lost"),
+        segments=(),
+        truncated=truncated,
+        turns=1,
+        seconds=0.0,
+    )
+
+
 def _played(groups, *, truncated=False) -> EvalResult:
-    played = [rollout(reward, truncated=truncated) for group in groups for reward in group]
+    played = [_rollout(reward, truncated=truncated or reward == 0.25) for group in groups for reward in group]
     return EvalResult(env_name="toy", played=played, rollouts_per_example=len(groups[0]), seconds=1.0)
+
+
+def test_groups_are_counted_by_whether_their_rewards_differ():
+    spread = spread_of(_played([(0, 1, 1), (1, 1, 1), (0, None, 0.25), (None, None, 1)]))
+    assert (spread.scored, spread.spread, spread.errored) == (3, 2, 3)
+    assert spread.truncated == pytest.approx(1 / 9)
 
 
 def test_what_a_sample_says():

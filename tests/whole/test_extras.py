@@ -23,6 +23,7 @@ from tests.places import ROOT
 from buckeye.base.distribution import DISTRIBUTION, SATELLITES, requirements
 from buckeye.cli.app import app
 from buckeye.cli.launch import COMMANDS, RL_COMMANDS
+from buckeye_machines.export.command import export_run_app
 from buckeye_machines.pods_command import pods_app
 
 CAPITALS = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)[1]
@@ -48,7 +49,7 @@ USES = {
     "rl @ run.toml --gpus 1xA100 --provider ssh --host me@127.0.0.1:9 --dry-run": "remote",
     "rl init --command false": "mcp",
     "rl doctor @ run.toml --model.name MODEL": None,
-    "rl tune @ run.toml --model.name MODEL --from nothing": "train",
+    "rl tune @ run.toml --model.name MODEL -o RUN": "train",
     "rl schema": None,
     "env trust run.toml": None,
     "rl pods list --json": None,
@@ -57,19 +58,18 @@ USES = {
     "rl pods attach nothing": None,
     "rl pods terminate nothing --yes": None,
     "rl pods gc": None,
+    "rl export sky run.toml": None,
+    "rl export k8s run.toml": None,
+    "rl export rayjob run.toml": None,
     "rl list": None,
     "rl rollouts RUN": None,
     "rl compare RUN RUN": None,
-    "rl curve RUN": None,
     "rl replay RUN --step 1 --json": "train",
-    "rl bisect RUN --good 0 --bad 1 --json": "train",
-    "rl bundle RUN --step 1 --out bug.zip": "train",
     "rl diagnose RUN": "train",
-    "rl report RUN --out reported": "train",
-    "rl export-rollouts RUN --out exported": None,
-    "rl export-rollouts RUN --format eval --out logs": "inspect",
+    "rl report RUN --out reported.html": "train",
+    "rl rollouts RUN --export jsonl --out exported": None,
+    "rl rollouts RUN --export inspect --out logs": "inspect",
     "rl status RUN": None,
-    "rl watch RUN": "watch",
     "rl logs RUN": None,
     "rl events RUN": None,
     "rl stop RUN": None,
@@ -82,12 +82,10 @@ USES = {
     "orchestrator --model.name MODEL --env.0.id capitals.py": "train",
     "inference --model.name MODEL": "train",
     "sft --model.name MODEL --data.path chats.jsonl": "train",
-    "evals --model.name MODEL --env.0.id capitals.py": "train",
     "model tiny tiny --corpus capitals.py": "train",
     "env check capitals.py": None,
     "env new made": None,
     "env new served --kind mcp": None,
-    "env report letters --run RUN --output report": None,
     "env list": None,
     "env info nothing": None,
     "env install ./nothing": None,
@@ -100,8 +98,8 @@ USES = {
     "auth set OPENAI_API_KEY": None,
     "vllm install --path /dev/null/vllm": None,
     "export RUN --step last": "train",
-    "play capitals.py --policy random": None,
-    "play g.yaml --policy random": "mcp",
+    "env play capitals.py --policy random": None,
+    "env play g.yaml --policy random": "mcp",
     "eval capitals.py --model MODEL": "train",
     "eval capitals.py --model m --base-url SERVER --output-dir evaluated": None,
     "eval buckeye-vf-gym --arg taskset=tasks.json --arg config_path=g.yaml --model m": "mcp",
@@ -228,8 +226,9 @@ def paths(tree, *before):
 
 def all_commands():
     known = {*paths(typer.main.get_command(app)), *COMMANDS}
-    known |= {f"rl {name}" for name in RL_COMMANDS} - {"rl pods"}
-    return known | set(paths(typer.main.get_command(pods_app), "rl", "pods"))
+    known |= {f"rl {name}" for name in RL_COMMANDS} - {"rl pods", "rl export"}
+    known |= set(paths(typer.main.get_command(pods_app), "rl", "pods"))
+    return known | set(paths(typer.main.get_command(export_run_app), "rl", "export"))
 
 
 def test_every_command_is_used():
@@ -263,9 +262,7 @@ IN_SATELLITES = {
     "rl @ run.toml --gpus 1xA100 --provider ssh --host me@127.0.0.1:9": "machines",
     "rl @ run.toml --launcher slurm": "machines",
     "rl pods list": "machines",
-    "evals --model.name MODEL --env.0.id capitals.py": "audit",
     "env check capitals.py": "audit",
-    "env report letters --run RUN --output report": "audit",
     "env trust run.toml": "mcp",
     "env install ./nothing": "adapters",
     "env list": "adapters",
@@ -274,7 +271,7 @@ IN_SATELLITES = {
     "env remove nothing": "adapters",
     "env build nothing": "mcp",
     "env push nothing": "mcp",
-    "play capitals.py": "audit",
+    "env play capitals.py": "audit",
     "eval capitals.py --model MODEL": "audit",
     "gateway --command cat": "mcp",
     "ui": "ui",

@@ -101,7 +101,7 @@ def test_what_the_pages_say_installs_what_trains(clean, page, start, place):
 def test_an_extra_from_an_index(clean, index, extra):
     clean.run(f"pip install --quiet --extra-index-url {index} '{DISTRIBUTION}{extra}'")
     clean.run("pip check")
-    for program in ("buckeye", "rl", "trainer", "orchestrator", "inference", "sft", "evals"):
+    for program in ("buckeye", "rl", "trainer", "orchestrator", "inference", "sft"):
         assert "--help" in clean.run(f"{program} --help")
     clean.run("rl list && buckeye env new game --kind python")
     clean.run(f"pip install --quiet --extra-index-url {index} ./game '{DISTRIBUTION}[audit]'")

@@ -62,7 +62,7 @@ CASES = {
     "model that is nowhere": ({}, ("rl", *FILES), 2, ("nowhere/to-be-found",)),
     "environment that is not installed": (
         {},
-        ("evals", "--env.0.id", "harleycooper/dakota1891", "--model.name", "{model}"),
+        ("eval", "harleycooper/dakota1891", "--model", "{model}"),
         2,
         ("dakota1891", "pip install"),
     ),
@@ -85,7 +85,7 @@ CASES = {
         2,
         ("chats.jsonl", "1", "messages"),
     ),
-    "misspelt command": ({}, ("evasl",), 2, ("evals",)),
+    "misspelt command": ({}, ("evla",), 2, ("eval",)),
     "existing model": ({}, ("model", "tiny", "{model}"), 2, ("exists",)),
     "schema of something": ({}, ("rl", "schema", "a", "b"), 2, ("directory",)),
 }

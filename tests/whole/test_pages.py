@@ -45,7 +45,7 @@ EVERY = [
     (name or "init", command)
     for root in (app, init_app, runs_app, pods_app)
     for name, command in commands(get_command(root))
-    if name not in ("rl", "trainer", "orchestrator", "inference", "sft", "evals")
+    if name not in ("rl", "trainer", "orchestrator", "inference", "sft")
 ]
 
 

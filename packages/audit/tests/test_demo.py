@@ -14,7 +14,7 @@ from buckeye_audit.demo import main
 )
 def test_the_demonstration_ends_with_how_to_look_at_its_run(tmp_path, monkeypatch, is_there, told):
     monkeypatch.setattr(main, "run_stages", lambda paths, *, seed: None)
-    monkeypatch.setattr(main, "report", lambda paths, *, seconds: "a table")
+    monkeypatch.setattr(main, "results", lambda paths, *, seconds: "a table")
     monkeypatch.setattr(main, "is_there", lambda name: is_there)
     shown = []
     main.run_demo(tmp_path, seed=0, show=shown.append)

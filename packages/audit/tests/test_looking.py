@@ -1,4 +1,4 @@
-"""`rl rollouts` and `rl curve`, on runs that were made by hand."""
+"""`rl rollouts` on runs that were made by hand."""
 
 import json
 import shlex
@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.command import run_here
 from tests.run.made_runs import made_run, write_metrics
-
-from buckeye_audit.curve import Curve, text_plot
 
 NASTY = "\x1b]0;owned\x07 \x9b31m red \r\u202eback\u2028 \ud800 \x00 end"
 
@@ -167,75 +165,20 @@ def test_nothing_that_others_wrote_can_do_anything_to_a_terminal(tmp_path_factor
     put(run, 0, nasty, {**nasty, "error": None, "text": [f"<|im_start|>user\n{texts[7]}<|im_end|>"]})
     write_metrics(run, ("orchestrator", 0, 0, {texts[0]: 1.0}))
     of_group = ("rollouts", "made", "--group", 0)
-    curves = (("curve", "made", "--list"), ("curve", "made", "-m", texts[0]), ("curve", "made", "--json"))
     for words in (
         ("rollouts", "made"),
         of_group,
         (*of_group, "--rollout", 0),
         (*of_group, "--rollout", 1),
-        *curves,
     ):
         done = run_here("rl", *words, cwd=run.parent)
         assert all(sign.isprintable() or sign in "\n\t" for sign in done.stdout + done.stderr), words
 
 
-def test_a_curve_with_its_evaluations(rl):
-    lines = rl("curve", "made").stdout.splitlines()
-    assert max(map(len, lines)) == 80
-    assert lines[0] == f"      0.5 |{' ' * 68}o"
-    assert lines[4 * 3 - 1].startswith("          |o")
-    assert lines[15] == f"        0 |*{' ' * 67}".rstrip()
-    assert lines[-2:] == [
-        "* reward/mean: 0 at first, 0.5 at last, 3 values",
-        "o eval/letters/avg@2: 0.125 at first, 0.5 at last, 2 values",
-    ]
-    assert json.loads(rl("curve", "made", "--json").stdout)[0] == {
-        "run": "made",
-        "metric": "reward/mean",
-        "steps": [0, 1, 2],
-        "values": [0.0, 0.25, 0.5],
-    }
-
-
-def test_any_metric_of_any_runs(rl):
-    both = rl("curve", "made", "made", "-m", "loss", "-m", "trainer/time/total").stdout
-    assert both.count("+----") == 2
-    assert "* loss: 0 at first, -1 at last, 2 values" in both
-    several = rl("curve", "made", "-m", "time/total", code=2).stderr
-    assert "Say whose: orchestrator/time/total, trainer/time/total" in several
-    assert "Did you mean loss?" in rl("curve", "made", "-m", "los", code=2).stderr
-    assert "there is no such number" in rl("curve", "made", "-m", "words", code=2).stderr
-    assert {"loss", "eval/letters/avg@2", "trainer/time/total"} <= set(
-        rl("curve", "made", "--list").stdout.splitlines()
-    )
-
-
 def test_a_run_that_has_done_nothing_yet(folder, tmp_path):
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "run.json").write_text((folder / "made" / "run.json").read_text())
-    curve = run_here("rl", "curve", "copy", cwd=tmp_path)
-    assert (curve.returncode, curve.stderr) == (1, "error: copy: no step is recorded yet\n")
     rollouts = run_here("rl", "rollouts", "copy", cwd=tmp_path)
     assert rollouts.returncode == 1
     assert "holds no rollouts" in rollouts.stderr
-    assert run_here("rl", "curve", "nowhere", cwd=tmp_path).returncode == 2
-
-
-@pytest.mark.parametrize(
-    ("curves", "lines"),
-    [
-        (
-            [{0: 0.0, 1: 1.0, 2: 3.0, 3: 3.0}, {3: 0.0}],
-            ["        3 |  **", "      1.5 |", "          | *", "        0 |*  o"],
-        ),
-        ([{0: 2.0}], ["          |", "          |", "          |", "        2 |*"]),
-        (  # eight steps in four columns: two share one, and their mean is shown
-            [{step: step % 2 for step in range(7)} | {7: 0.0}],
-            ["        1 |", "      0.5 |***", "          |", "        0 |   *"],
-        ),
-    ],
-)
-def test_a_plot_by_hand(curves, lines):
-    last = max(curves[0])
-    axis = ["          +----", f"           0{f'{last:>3}' if last else ''}"]
-    assert text_plot([Curve("x", points) for points in curves], width=15, height=4) == [*lines, *axis]
+    assert run_here("rl", "rollouts", "nowhere", cwd=tmp_path).returncode == 2

@@ -1,4 +1,4 @@
-"""`buckeye play`: a person, chance, or a model, and what is kept."""
+"""`buckeye env play`: a person, chance, or a model, and what is kept."""
 
 import json
 import random
@@ -86,7 +86,7 @@ def typed(monkeypatch):
 
 
 def play(cwd, *words, code=0):
-    done = run_here("play", *words, cwd=cwd)
+    done = run_here("env", "play", *words, cwd=cwd)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -114,7 +114,7 @@ def test_the_end_of_the_input_is_130_and_keeps_what_was_played_before(greetings,
 
 
 def test_ctrl_c_while_a_person_thinks_is_130_and_leaves_nothing(greetings):
-    argv = [sys.executable, "-m", "buckeye", "play", "greetings.py"]
+    argv = [sys.executable, "-m", "buckeye", "env", "play", "greetings.py"]
     with subprocess.Popen(
         argv, cwd=greetings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -9,7 +9,6 @@ import tarfile
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 from packages.ui.tests.browsing import CHROMIUM, serving
 from packages.ui.tests.made import STARTED, make_run
@@ -148,24 +147,9 @@ def test_a_run_that_goes_on_is_drawn_on(served, opened, runs):
     becomes(page, "document.querySelector('.told').textContent === '3 steps'")
 
 
-def test_a_program_steers_the_open_page_and_people_note(served, opened, runs):
-    page = opened(served + "#/run/live/overview")
-    becomes(page, "live !== null")
-    until = time.monotonic() + HANG
-    while httpx.post(f"{served}api/view", json={"open": "#/run/recorded/logs"}).json()["pages"] == 0:
-        assert time.monotonic() < until
-    becomes(page, "location.hash === '#/run/recorded/logs'")
-    page.goto(served + "#/run/live/overview")
-    page.click("text=+ tag or note")
-    page.fill("[aria-label=Tags]", "odd, <b>bold</b>")
-    page.click("text=Keep")
-    page.wait_for_selector(".tag")
-    assert json.loads((runs / "live" / "notes.json").read_text())[0]["tags"] == ["odd", "<b>bold</b>"]
-
-
 def test_the_exported_file_opens_offline(opened, runs):
     file = runs / "live.html"
-    argv = [sys.executable, "-m", "buckeye", "ui", str(runs / "live"), "--export", str(file)]
+    argv = [sys.executable, "-m", "buckeye", "rl", "report", str(runs / "live"), "--out", str(file)]
     subprocess.run(argv, check=True, timeout=HANG)
     for place in ("overview", "rollouts?step=1&group=2", "rollouts?step=1&group=2&number=3&view=tokens"):
         page = opened(f"{Path(file).as_uri()}#/run/live/{place}", offline=True)

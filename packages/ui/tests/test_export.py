@@ -11,8 +11,14 @@ from packages.ui.tests.made import HOSTILE, make_run
 
 from buckeye_ui.export import _spread
 from tests.command import run_here
+from tests.run.made_runs import made_run
 
 SECRETS = ("correct-horse-battery", "sk-abcdefghijklmnopqrstuvwxyz012345")
+
+
+def reported(*words, cwd):
+    with mock.patch("buckeye_ui.findings._diagnose", return_value={"findings": []}):
+        return run_here("rl", "report", *words, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +32,7 @@ def exported(tmp_path_factory):
     told = json.loads(first)
     told["messages"][-1]["content"] += f" Bearer {SECRETS[1]}"
     rollouts.write_text(json.dumps(told) + "\n" + "".join(rest))
-    with mock.patch("buckeye_ui.findings._diagnose", return_value={"findings": []}):
-        done = run_here("ui", "a run", "--export", "run.html", cwd=place)
+    done = reported("a run", "--out", "run.html", cwd=place)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "run.html: 5 of 5 groups have their texts in it\n"
     return place
@@ -38,7 +43,7 @@ def test_the_file_holds_every_answer(exported):
     (held,) = re.findall(r'<script type="application/json" id="answers">(.*?)</script>', text, re.S)
     answers = json.loads(held)
     assert answers["runs"]["runs"][0]["name"] == "a run"
-    for name in ("status", "overview", "intervals", "groups", "logs", "timeline", "notes", "metrics"):
+    for name in ("status", "overview", "intervals", "groups", "logs", "timeline", "metrics"):
         assert f"runs/a%20run/{name}" in answers
     told = answers["runs/a%20run/rollout?group=0&number=1&step=0"]
     assert told["messages"][-1]["text"] == HOSTILE
@@ -66,12 +71,31 @@ def test_only_the_page_itself_may_run(exported):
     assert not re.search(r'(src|href)="(?!data:|#)', text)
 
 
-def test_nothing_is_overwritten_and_one_run_is_meant(exported):
-    again = run_here("ui", "a run", "--export", "run.html", cwd=exported)
-    assert (again.returncode, "exists already" in again.stderr) == (2, True)
-    make_run(exported / "another", steps=1, tokens=False)
-    several = run_here("ui", ".", "--export", "all.html", cwd=exported)
-    assert (several.returncode, "there are 2" in several.stderr) == (2, True)
+def test_folders_of_this_machine_are_not_in_it(exported):
+    assert str(exported) not in (exported / "run.html").read_text(encoding="utf-8")
+
+
+def test_report_is_in_the_run_by_default_and_replaced(exported):
+    for _ in range(2):
+        done = reported("a run", cwd=exported)
+        assert (done.returncode, done.stdout) == (
+            0,
+            "a run/report.html: 5 of 5 groups have their texts in it\n",
+        )
+    assert (exported / "a run" / "report.html").is_file()
+
+
+def test_what_cannot_be_reported(exported, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    existing = reported(exported / "a run", "--out", "file", cwd=tmp_path)
+    assert (existing.returncode, "exists already" in existing.stderr) == (2, True)
+    assert (tmp_path / "file").read_text() == "mine"
+    nowhere = reported(exported / "a run", "--out", "file/run.html", cwd=tmp_path)
+    assert (nowhere.returncode, "cannot be written" in nowhere.stderr) == (2, True)
+    empty = reported(made_run(tmp_path / "empty"), cwd=tmp_path)
+    assert (empty.returncode, "no step is recorded yet" in empty.stderr) == (1, True)
+    nothing = reported(tmp_path / "nothing", cwd=tmp_path)
+    assert (nothing.returncode, "is no directory, name or id" in nothing.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 100])

@@ -2,10 +2,8 @@
 
 import json
 
-import pytest
 from packages.ui.tests.made import make_run
 
-from buckeye import runs
 from buckeye_ui.figures import overview, reward_intervals
 from buckeye_ui.sources import OpenRun
 
@@ -34,28 +32,6 @@ def test_intervals_are_of_the_means_of_groups(ask):
     told = ask("intervals")
     assert told["steps"] == [0, 1, 2, 3]
     assert all(low < 0.375 < high for low, high in zip(told["low"], told["high"], strict=True))
-
-
-def test_the_band_of_a_known_recipe_is_told(tmp_path, monkeypatch):
-    band = pytest.importorskip("buckeye_audit.bands.band")
-    paths = [make_run(tmp_path / f"run{n}", tokens=False) for n in range(3)]
-    for path in paths:
-        (path / "weights" / "step_1").mkdir(parents=True)
-        (path / "weights" / "step_1" / "config.json").write_text('{"hidden_size": 8, "num_hidden_layers": 1}')
-    assert reward_intervals(OpenRun("run", paths[2]))["recipe"] is None
-    recipe = band.recipe_from([runs.open(path) for path in paths[:2]], "by hand")
-    recipe["rewards"][0] = [reward - 0.25 for reward in recipe["rewards"][0]]
-    recipe["settings"]["trainer.optim"] = {"lr": 1e-2}
-    monkeypatch.setattr(band, "_recipes", lambda: iter([("counting", recipe)]))
-    told = reward_intervals(OpenRun("run", paths[2]))["recipe"]
-    assert told["label"] == "runs of the recipe counting (here otherwise: trainer.optim.lr)"
-    assert told["steps"] == [0, 1, 2, 3]
-    assert told["mid"] == pytest.approx([-0.125, -0.025, 0.075, 0.175])
-    ends = zip(told["low"], told["mid"], told["high"], strict=True)
-    assert all(low < mid < high for low, mid, high in ends)
-    metrics = paths[2] / "metrics.jsonl"
-    metrics.write_text(metrics.read_text().replace('"reward/mean":', '"reward/played": 0.1, "reward/mean":'))
-    assert reward_intervals(OpenRun("run", paths[2]))["recipe"] is None  # the chart is of the batches
 
 
 def test_numbers_are_found_by_a_regular_expression(ask):

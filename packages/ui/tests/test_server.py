@@ -9,8 +9,9 @@ from packages.ui.tests.made import make_run
 from starlette.testclient import TestClient
 
 from buckeye.errors import UsageError
+from buckeye_ui import STATIC
 from buckeye_ui.answers import ANSWERS
-from buckeye_ui.server import STATIC, create_app
+from buckeye_ui.server import create_app
 from buckeye_ui.sources import Sources
 from tests.command import run_here
 
@@ -64,19 +65,10 @@ def test_elsewhere_than_on_the_loopback_a_key_is_asked_for(folder):
         assert client.get("/static/style.css").status_code == 200
         for path in ("/api/runs", "/api/runs/one/status", "/api/live"):
             assert client.get(path).status_code == 401
-        assert client.post("/api/view", json={"open": "#/"}).status_code == 401
         wrong = {"Authorization": "Bearer wrong"}
         assert client.get("/api/runs", headers=wrong).status_code == 401
         right = {"Authorization": "Bearer secret"}
         assert client.get("/api/runs", headers=right).json()["runs"][0]["name"] == "one"
-
-
-def test_pages_are_steered_by_small_json_alone(client):
-    assert client.post("/api/view", json={"open": "#/run/one/overview"}).json() == {"pages": 0}
-    assert client.post("/api/view", content=b"{}").status_code == 415
-    assert client.post("/api/view", json={"open": 3}).status_code == 422
-    assert client.post("/api/view", json={"shut": "x"}).status_code == 422
-    assert client.post("/api/view", json={"open": "x" * 100_000}).status_code == 413
 
 
 def test_what_cannot_be_asked_is_said(client):
@@ -85,11 +77,6 @@ def test_what_cannot_be_asked_is_said(client):
     assert "pattern" in client.get("/api/runs/one/metrics").json()["error"]
     assert "unknown field" in client.get("/api/runs/one/status", params={"x": 1}).json()["error"]
     assert "expression" in client.get("/api/runs/one/metrics", params={"pattern": "("}).json()["error"]
-
-
-def test_agents_are_told_every_question(client):
-    told = client.get("/llms.txt").text
-    assert [name for name in ANSWERS if f"/api/runs/RUN/{name}" not in told] == []
 
 
 def test_runs_with_the_same_name_are_told_apart(tmp_path):

@@ -179,8 +179,8 @@ app.command()(export)
 
 _OFFERED = {
     "env check": "buckeye_audit",
+    "env play": "buckeye_audit",
     "env trust": "buckeye_mcp",
-    "env report": "buckeye_audit",
     "env install": "buckeye_adapters",
     "env list": "buckeye_adapters",
     "env info": "buckeye_adapters",
@@ -191,7 +191,6 @@ _OFFERED = {
     "eval": "buckeye_audit",
     "gateway": "buckeye_mcp",
     "hf": "buckeye_mcp",
-    "play": "buckeye_audit",
     "workers": "buckeye_adapters",
     "demo": "buckeye_audit",
     "ui": "buckeye_ui",

@@ -97,7 +97,6 @@ def show_completion(value: bool) -> None:
 
 def configurations() -> dict[str, type[BaseConfig]]:
     """The settings of each program whose flags they are."""
-    from buckeye.config.environments import EvalsConfig
     from buckeye.config.inference import InferenceConfig
     from buckeye.config.orchestrator import OrchestratorConfig
     from buckeye.config.rl import RLConfig
@@ -110,7 +109,6 @@ def configurations() -> dict[str, type[BaseConfig]]:
         "orchestrator": OrchestratorConfig,
         "inference": InferenceConfig,
         "sft": SFTConfig,
-        "evals": EvalsConfig,
     }
 
 

@@ -18,51 +18,33 @@ from buckeye.config.load import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.launch.resume import beginning, resume_command
-from buckeye.monitor.tracker import check_trackers
 from buckeye.run_files.directory import refuse_used
-from buckeye.sizing.devices import Machine, slots_instead, this_machine
-from buckeye.sizing.disk import disk_shortage, disk_table, disk_warning
-from buckeye.sizing.doctor import reference_warnings, trainer_warnings
+from buckeye.sizing.devices import this_machine
+from buckeye.sizing.disk import disk_table
+from buckeye.sizing.doctor import Examination, examine
 from buckeye.sizing.model import find_model
 from buckeye.sizing.plan import RolePlan, make_plan
 from buckeye.sizing.ports import AnyPorts
-from buckeye.sizing.tasks import check_tasks
 
 
 def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
-    """The text to print and the warnings of a dry run."""
-    model_path = find_model(config.trainer.model.name)
-    plan, warnings = _plan(config, model_path)
-    slots = None if plan.on_gpu else slots_instead(config, this_machine().gpus)
-    warnings += [slots] if slots is not None else []
-    warnings += _model_warnings(config, model_path)
-    warnings += trainer_warnings(config, model_path, on_gpu=plan.on_gpu)
-    warnings += reference_warnings(config.trainer.loss)
-    warnings += _task_warnings(config, model_path)
-    warnings += _directory_warnings(config, command)
-    warnings += _disk_warnings(config, plan)
-    warnings += _tracker_warnings(config)
+    """Return the text to print and the warnings of a dry run."""
+    plan = _plan(config, find_model(config.trainer.model.name))
+    found = [check for check in examine(Examination(config=config), "dry run") if check.state != "ok"]
+    warnings = [*(check.line for check in found), *_directory_warnings(config, command)]
     tables = f"{plan_table(plan, config.output_dir)}\n\n{disk_table(config, plan.disk)}"
     return f"{tables}\n\n{to_json(config)}", warnings
 
 
-def _plan(config: RLConfig, model_path: Path | None) -> tuple[RolePlan, list[str]]:
+def _plan(config: RLConfig, model_path: Path | None) -> RolePlan:
+    """Plan the run, with the devices that it asks for: a check reports those that are absent."""
     machine, ports = this_machine(), AnyPorts()
     try:
-        return make_plan(config, machine, model_path=model_path, ports=ports), []
-    except UsageError as error:  # devices that are not here: plan as if they were, and say so
+        return make_plan(config, machine, model_path=model_path, ports=ports)
+    except UsageError:
         inference_ids = config.inference_gpu_ids if config.inference is not None else []
-        asked = tuple(sorted({*inference_ids, *config.trainer_gpu_ids}))
-        pretended: Machine = replace(machine, gpus=asked)
-        return make_plan(config, pretended, model_path=model_path, ports=ports), [str(error)]
-
-
-def _tracker_warnings(config: RLConfig) -> list[str]:
-    try:
-        check_trackers(config.trackers(config.trainer.wandb))
-    except UsageError as error:
-        return [str(error)]
-    return []
+        wanted = tuple(sorted({*inference_ids, *config.trainer_gpu_ids}))
+        return make_plan(config, replace(machine, gpus=wanted), model_path=model_path, ports=ports)
 
 
 def plan_table(plan: RolePlan, output_dir: Path) -> str:
@@ -83,20 +65,6 @@ def plan_table(plan: RolePlan, output_dir: Path) -> str:
     return aligned(rows)
 
 
-def _model_warnings(config: RLConfig, model_path: Path | None) -> list[str]:
-    if model_path is not None:
-        return []
-    name = config.trainer.model.name
-    return [
-        f"the weights of {name} are not on this machine; a start would fetch them from the Hugging Face hub"
-    ]
-
-
-def _task_warnings(config: RLConfig, model_path: Path | None) -> list[str]:
-    found = [check for check in check_tasks(config, model_path) if check.state != "ok"]
-    return [f"{check.name}: {check.seen}" for check in found]
-
-
 def _directory_warnings(config: RLConfig, command: Sequence[str]) -> list[str]:
     try:
         if not beginning(config).again and not config.clean:
@@ -104,14 +72,6 @@ def _directory_warnings(config: RLConfig, command: Sequence[str]) -> list[str]:
     except BuckeyeError as error:
         return [str(error)]
     return []
-
-
-def _disk_warnings(config: RLConfig, plan: RolePlan) -> list[str]:
-    shortage = disk_shortage(config, plan.disk)
-    if shortage is not None and config.disk.check:
-        return [f"{shortage}\nA start would be refused; to start all the same: --disk.check false"]
-    warning = shortage or disk_warning(config, plan.disk)
-    return [warning] if warning is not None else []
 
 
 _FOR_CHILDREN = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}

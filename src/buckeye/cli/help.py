@@ -27,9 +27,7 @@ GROUPS = {
         "Environments": {
             "env": "write, check, build, push, install them",
             "gateway": "serve MCP environments on one address",
-            "play": "play a task yourself, or watch chance or a model",
             "eval": "try any model on an environment",
-            "evals": "the same as eval @ FILE, token by token",
         },
         "Models": {
             "model": "make a small one",
@@ -47,6 +45,7 @@ GROUPS = {
         "Write": {
             "new": "a new environment that works, to change",
             "check": "what can be gamed in it, and what leaks",
+            "play": "play a task yourself, or watch chance or a model",
             "report": "what training changed, task by task",
         },
         "As an image": {

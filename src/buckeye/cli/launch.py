@@ -1,5 +1,4 @@
-"""`rl`, `trainer`, `orchestrator`, `inference`, `sft`, `evals`: commands whose flags are their
-configuration."""
+"""`rl`, `trainer`, `orchestrator`, `inference`, `sft`: commands whose flags are their configuration."""
 
 from __future__ import annotations
 
@@ -23,10 +22,8 @@ if TYPE_CHECKING:
     from buckeye.config.rl import RLConfig
     from buckeye.config.sft import SFTConfig
     from buckeye.config.shared import BaseConfig
-    from buckeye.sizing.check import Check
 
     T = TypeVar("T", bound=BaseConfig)
-    Start = Callable[[RLConfig, list[str]], int]
 
 
 def rl() -> None:
@@ -55,11 +52,6 @@ def sft() -> None:
     _carry_out(_sft)
 
 
-def evals() -> None:
-    """Evaluate a model on environments."""
-    _carry_out(_evals)
-
-
 def _carry_out(program: Callable[[list[str]], int | None]) -> None:
     """Run a program on the words that it was started with."""
 
@@ -81,24 +73,18 @@ COMMANDS: dict[str, Callable[[], None]] = {
     "orchestrator": orchestrator,
     "inference": inference,
     "sft": sft,
-    "evals": evals,
 }
 
 RUN_COMMANDS = (
     "list",
     "status",
-    "watch",
     "logs",
     "events",
     "rollouts",
-    "curve",
     "compare",
     "diagnose",
     "report",
-    "export-rollouts",
     "replay",
-    "bundle",
-    "bisect",
     "stop",
     "scale",
     "attach",
@@ -117,8 +103,6 @@ _ON_CONFIGURATIONS = {
     "tune": "buckeye_audit.tuning.command:run_tune",
 }
 """`rl COMMAND` with the words of a configuration, and what carries it out."""
-
-_BESIDE = "buckeye_ui.command:start_watched"
 
 
 def _rl(argv: list[str]) -> int:
@@ -150,11 +134,10 @@ def _rl(argv: list[str]) -> int:
     from buckeye.cli.rl_flags import read_words
 
     words = read_words(argv)
-    start = ask(_BESIDE, "--watch")() if words.flags.watch else _start_run
     if words.is_of_parts:
         run_of_parts = ask("buckeye_mcp.recipe.command:run_of_parts", "a run from its parts")
         _tune_libraries("rl")
-        return int(run_of_parts(words, start))
+        return int(run_of_parts(words, _start_run))
     settings = words.plain_settings()
     config = _load(RLConfig, settings, "rl")
     if words.flags.remote:
@@ -168,17 +151,17 @@ def _rl(argv: list[str]) -> int:
             show=lambda: show_remote(file, config, flags, resume=resume),
             start=lambda: start_remote(file, flags, resume=resume),
         )
-    return _carry_out_run(config, settings, start)
+    return _carry_out_run(config, settings)
 
 
-def _carry_out_run(config: RLConfig, settings: list[str], start: Start | None = None) -> int:
+def _carry_out_run(config: RLConfig, settings: list[str]) -> int:
     """Start a run from here, or show it. `settings` are the words that it was loaded from."""
     from buckeye.cli.dry_run import carry_out
 
     program = [Path(sys.argv[0]).name] if sys.argv[0].endswith("rl") else ["buckeye", "rl"]
     command = [*program, *settings]
     return carry_out(
-        config, show=lambda: _show_run(config, command), start=lambda: (start or _start_run)(config, command)
+        config, show=lambda: _show_run(config, command), start=lambda: _start_run(config, command)
     )
 
 
@@ -202,20 +185,16 @@ def _start_run(config: RLConfig, command: list[str]) -> int:
 def _tell_before_start(config: RLConfig) -> None:
     """Warn of what the quick checks have found. Raises UsageError for what the run would not survive; the
     memory plan is an estimate and only warns."""
-    from buckeye.sizing.doctor import before_start
+    from buckeye.sizing.doctor import Examination, examine
     from buckeye.sizing.fitting import MEMORY
 
-    checks = before_start(config)
+    checks = examine(Examination(config=config), "start")
     broken = [check for check in checks if check.state == "failed" and check.name != MEMORY]
     if broken:
-        raise UsageError("\n".join(map(_line, broken)))
+        raise UsageError("\n".join(check.line for check in broken))
     for check in checks:
         if check.state in ("warning", "failed"):
-            print(f"warning: {_line(check)}", file=sys.stderr)
-
-
-def _line(check: Check) -> str:
-    return f"{check.name}: {check.seen}{f' -> {check.do}' if check.do else ''}"
+            print(f"warning: {check.line}", file=sys.stderr)
 
 
 def _trainer(argv: list[str]) -> int:
@@ -299,13 +278,6 @@ def _refuse_misfit(config: SFTConfig) -> None:
     step = config.ckpt.resume_step if config.ckpt is not None else None
     if step is not None:
         refuse_misfit(config, resolve_checkpoint(config.output_dir / "checkpoints", step), section="")
-
-
-def _evals(argv: list[str]) -> int:
-    from buckeye.config.environments import EvalsConfig
-
-    config = _load(EvalsConfig, argv, "evals")
-    return int(ask("buckeye_audit.evals:run_evals", "`evals`")(config))
 
 
 def _load(model: type[T], argv: list[str], program: str) -> T:

@@ -12,8 +12,6 @@ from buckeye.cli.removed import removed_command_error
 
 def main() -> None:
     """Entry point of `buckeye` and of `python -m buckeye`."""
-    if sys.argv[1:2] == ["eval"] and "@" in sys.argv:
-        sys.argv[1] = "evals"  # what is evaluated stands in a file
     if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
         name = sys.argv.pop(1)
         COMMANDS[name]()

@@ -8,14 +8,22 @@ from buckeye.errors import UsageError
 
 REMOVED_COMMANDS = {
     "rl export": "examples/kubernetes/job.yaml` or `examples/skypilot/task.yaml",
+    "play": "buckeye env play",
+    "evals": "buckeye eval ENV --model MODEL",
+    "rl bisect": "buckeye rl replay RUN --all",
+    "rl bundle": "buckeye rl replay RUN --step N",
+    "rl export-rollouts": "buckeye rl rollouts RUN --export jsonl",
+    "rl curve": "buckeye ui RUN",
+    "rl watch": "buckeye rl status RUN --watch",
+    "env report": "buckeye rl report RUN",
 }
 """The words of a removed command after `buckeye`, and the command that replaces it."""
 
 
 def removed_command_error(argv: Sequence[str]) -> UsageError | None:
-    """Return the error for a removed command. None: `argv` (without `buckeye`) starts with another one."""
+    """Return the error for a removed command, or None if `argv` (without `buckeye`) starts with another."""
     for length in (2, 1):
         command = " ".join(argv[:length])
         if len(argv) >= length and command in REMOVED_COMMANDS:
-            return UsageError(f"`buckeye {command}` was removed. Use `{REMOVED_COMMANDS[command]}`.")
+            return UsageError(f"buckeye {command} was removed. Use `{REMOVED_COMMANDS[command]}`")
     return None

@@ -20,7 +20,7 @@ from buckeye.config.structure import fields_of, resolve
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError, UsageError
 
-_WITH_FILES = {"dry_run", "provider", "watch", "yes"}
+_WITH_FILES = {"dry_run", "provider", "yes"}
 _RESUME = "--resume"
 _ELSEWHERE = {"host", "region", "max_price", "max_hours", "keep", "disk_gb", "identity_file"}
 _REMOTE = {"gpus"} | _ELSEWHERE
@@ -80,8 +80,6 @@ class TrainFlags(BaseConfig):
     """Print no plan."""
     as_json: bool = False
     """Print the plan as one JSON object."""
-    watch: bool = False
-    """Watch it here, as `rl watch` does."""
 
     @property
     def remote(self) -> bool:
@@ -104,7 +102,7 @@ class Words:
     @property
     def is_of_parts(self) -> bool:
         """Whether the run is to be made of its parts."""
-        given = self.flags.model_fields_set - {"dry_run", "watch"}
+        given = self.flags.model_fields_set - {"dry_run"}
         whole = all(any(word.startswith(name) for word in self.settings) for name in _WHOLE)
         return not self.has_files and (bool(given) or not whole)
 
@@ -157,8 +155,6 @@ class Words:
 
     def _check_place(self) -> None:
         """Raises UsageError for what can be said of a rented machine, or of this one, only."""
-        if self.flags.watch and self.flags.remote:
-            raise UsageError("--watch is for a run on this machine. Watch this one with `buckeye rl watch`")
         given = sorted(self.flags.model_fields_set & _RENTED)
         if given and self.flags.provider == "ssh":
             raise UsageError(

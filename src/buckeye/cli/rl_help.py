@@ -42,7 +42,7 @@ _GROUPS = {
         "disk_gb",
         "keep",
     ),
-    "How": ("yes", "trust", "dry_run", "as_json", "quiet", "watch"),
+    "How": ("yes", "trust", "dry_run", "as_json", "quiet"),
 }
 _ANOTHER_LAUNCHER = {"--launcher NAME": "slurm or ray, with @ FILE.toml."}
 _SETTING_VALUES = {
@@ -68,11 +68,11 @@ _OFTEN = {
 _COMMANDS = {
     "init, doctor, tune, schema": "Set up; would it work; at which rate.",
     "list, status, logs, events": "See runs.",
-    "rollouts, curve, watch": "What one played; its reward; as it goes on.",
-    "diagnose, compare, replay, bisect": "Why none is learnt; which is better; again.",
+    "rollouts": "What one played.",
+    "diagnose, compare, replay": "Why none is learnt; which is better; again.",
     "attach, scale, stop, resume": "Steer one; go on with it.",
     "fork, clean, pods": "A checkpoint; free disk; machines.",
-    "report, bundle, export-rollouts": "One, a step, what was played: as a file.",
+    "report": "One as a file.",
 }
 
 

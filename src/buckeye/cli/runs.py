@@ -43,20 +43,13 @@ runs_app = Commands(
 )
 
 for _words in (
-    *(
-        "rl rollouts",
-        "rl curve",
-        "rl compare",
-        "rl diagnose",
-        "rl report",
-        "rl replay",
-        "rl bundle",
-        "rl bisect",
-    ),
-    "rl export-rollouts",
+    "rl rollouts",
+    "rl compare",
+    "rl diagnose",
+    "rl replay",
 ):
     runs_app.offer(_words, "buckeye_audit.run_commands")
-runs_app.offer("rl watch", "buckeye_ui.commands")
+runs_app.offer("rl report", "buckeye_ui.commands")
 
 _FOLLOW_SECONDS = 0.3
 _STEERING = "buckeye_machines.steer"
@@ -92,10 +85,8 @@ def list_runs(as_json: _Json = False) -> None:
 def status(
     run: _Run = None,
     as_json: _Json = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it again and again until the run ends.")
-    ] = False,
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until the run ends.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between refreshes.")] = 2.0,
 ) -> None:
     """State, progress, who waits for whom, disk and checkpoints of a run."""
     directory = find_run(run)

@@ -10,10 +10,6 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from buckeye.config.rewards import Share
 from buckeye.config.shared import (
     BaseConfig,
-    ClientConfig,
-    EvalSamplingConfig,
-    LogConfig,
-    PolicyModelConfig,
     conflict,
 )
 
@@ -155,42 +151,3 @@ class EnvPauseConfig(BaseConfig):
     """The longest pause."""
     give_up_seconds: PositiveFloat = 3600.0
     """The run ends if all environments have failed for so long."""
-
-
-# Settings of an evaluation.
-
-
-class MeasuredEnvConfig(EnvConfig):
-    """An environment to measure a model on."""
-
-    split: str | None = None
-    """Which of its tasks; None is eval, or train where it has no eval tasks."""
-    num_examples: AllOrCount = -1
-    """How many of them; -1 is all."""
-    rollouts_per_example: PositiveInt = 1
-    """How many rollouts of each."""
-
-
-class EvalsConfig(BaseConfig):
-    """Measures a model on environments."""
-
-    env: Annotated[list[MeasuredEnvConfig], Field(min_length=1)] = [MeasuredEnvConfig()]
-    """The environments."""
-    model: PolicyModelConfig = PolicyModelConfig()
-    """The model."""
-    client: ClientConfig | None = None
-    """A server that serves it; None starts one."""
-    sampling: EvalSamplingConfig = EvalSamplingConfig()
-    """How it samples."""
-    seq_len: PositiveInt = 2048
-    """Longest rollout in tokens, prompt included."""
-    max_concurrent: PositiveInt | None = None
-    """Most rollouts at a time; None is no limit."""
-    rollout_timeout: PositiveFloat = 600.0
-    """Seconds that a rollout may take."""
-    seed: int = 0
-    """Seed of the sampling."""
-    log: LogConfig = LogConfig()
-    """What is logged."""
-    output_dir: Path = Path("outputs")
-    """Where `evals/` is written."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from buckeye.config.environments import EvalsConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.problems import Level, Problem
@@ -129,7 +128,7 @@ _ORCHESTRATOR = (
         ("eval.sampling.min_p", (None, 0.0), _NO_SAMPLER),
         ("eval.sampling.reasoning_effort", (None,), _NO_SAMPLER),
         ("eval.sampling.seed", (None,), "the orchestrator's `seed` fixes evaluations too; set that."),
-        ("eval.save.disk", (None,), "during training only the figures are kept; use `evals`."),
+        ("eval.save.disk", (None,), "during training only the figures are kept; use `buckeye eval`."),
         ("eval.save.hf", (None,), "evaluations are not uploaded in this version."),
         ("eval.save.env_hub", _EMPTY, "evaluations are not uploaded in this version."),
         ("ckpt.buffer_path", (None,), "the buffer is part of the checkpoint; use ckpt.resume_step."),
@@ -171,18 +170,6 @@ _EMBEDDED_ENGINE = (
     ),
 )
 
-_EVALS = (
-    *_OWN_MODELS,
-    *_refused(
-        ("client.headers", _EMPTY, "further headers are not sent in this version; leave it out."),
-        ("client.server_type", ("vllm",), 'token ids are needed; only "vllm" gives them.'),
-        ("sampling.repetition_penalty", (None, 1.0), _NO_SAMPLER),
-        ("sampling.min_p", (None, 0.0), _NO_SAMPLER),
-        ("sampling.reasoning_effort", (None,), _NO_SAMPLER),
-        ("sampling.seed", (None,), "set `seed`."),
-    ),
-)
-
 _PARTS: dict[KeyPath, type[BaseConfig]] = {
     ("trainer",): TrainerConfig,
     ("orchestrator",): OrchestratorConfig,
@@ -194,7 +181,6 @@ RULES: dict[type[BaseConfig], tuple[Rule, ...]] = {
     SFTConfig: _TRAINER,
     OrchestratorConfig: _ORCHESTRATOR,
     InferenceConfig: _INFERENCE,
-    EvalsConfig: _EVALS,
 }
 
 

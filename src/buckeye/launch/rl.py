@@ -16,7 +16,7 @@ from buckeye.base.distribution import absent, ask, ask_if_there
 from buckeye.base.process import INTERRUPTED, StopFlag, forbid_looking
 from buckeye.base.storage import step_directories
 from buckeye.config.rl import RLConfig
-from buckeye.errors import RunError
+from buckeye.errors import RunError, UsageError
 from buckeye.launch.attempts import Launch
 from buckeye.launch.gateways import forget_other_keys, played_environments, run_hosts
 from buckeye.launch.hosts import Nodes, other_nodes, site_of, sites_of
@@ -113,7 +113,9 @@ def _run_planned(
         others=sites_of(nodes),
         address=nodes.address,
     )
-    disk_warning = check_disk(config, plan.disk)
+    disk = check_disk(config, plan.disk)
+    if disk.state == "failed":
+        raise UsageError(f"{disk.seen}\n{disk.do}")
     ports.take(plan.fixed_ports, patience=_PORT_SECONDS)
     aside = None
     if not begin.again and config.clean:
@@ -125,8 +127,8 @@ def _run_planned(
     (output_dir / REMOTE_FILE).unlink(missing_ok=True)  # where it was before
     prune_logs(output_dir, config.disk.keep_logs)
     setup_logging(config.log.level, LAUNCHER, run_log(output_dir) if config.log.file else None)
-    if disk_warning is not None:
-        log.warning("%s", disk_warning)
+    if disk.state == "warning":
+        log.warning("%s", disk.seen)
     if begin.again:
         _tell_beginning(begin, config, before)
     if aside is not None:

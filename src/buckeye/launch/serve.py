@@ -1,4 +1,4 @@
-"""An inference server of one's own for the length of a block: for `chat` and `evals`."""
+"""An inference server of one's own for the length of a block: for `chat` and `eval`."""
 
 from __future__ import annotations
 

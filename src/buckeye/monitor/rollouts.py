@@ -17,22 +17,13 @@ ROLLOUTS_FOLDER = "rollouts"
 _FILE = re.compile(r"^step_(\d+)(?:\.dropped)?\.jsonl$")
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """How a conversation came about: of each turn with how many of its messages it was asked, and which of
-    the training samples has the reply; and the tools that were offered in all of them."""
-
-    turns: list[tuple[int, int]]
-    tools: list[dict[str, Any]] = []
-
-
 class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
     """A line of such a file. `group` counts the tasks that were played, and `number` the rollouts of this
     one; `dropped` is why the group was not trained on, None where it was. `text` is what the policy saw and
-    wrote, a text for each training sample, and `messages` the conversation after the last reply;
-    `asked` is None where that has not all that the turns were asked with. `advantages` are what each turn was
-    trained with, None for a rollout that was not trained on. Sampling was ended early
-    for one that is `cut`; one that is `retried` failed, and was played again: the next line. It took
-    `seconds`, and `ended` at a time in seconds since the epoch."""
+    wrote, a text for each training sample, and `messages` the conversation after the last reply.
+    `advantages` are what each turn was trained with, None for a rollout that was not trained on. Sampling was
+    ended early for one that is `cut`; one that is `retried` failed, and was played again: the next line. It
+    took `seconds`, and `ended` at a time in seconds since the epoch."""
 
     group: int
     task_id: str
@@ -62,7 +53,6 @@ class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
     oldest_version: int | None = None
     text: list[str] = []
     messages: list[dict[str, Any]] = []
-    asked: Asked | None = None
 
 
 def rollouts_file(step: int, *, dropped: bool = False) -> str:

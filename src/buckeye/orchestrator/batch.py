@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from buckeye.base.disk import write_when_room_async
@@ -173,7 +172,6 @@ async def write_rollouts(
                 "shaping": dict(rollout.shaping),
                 "turn_rewards": list(rollout.outcome.turn_rewards or []),
                 "advantages": by_turn,
-                "asked": rollout.asked and msgspec.structs.asdict(rollout.asked),
                 "cut": rollout.cut,
                 "retried": retried,
                 "seconds": round(rollout.seconds, 3),

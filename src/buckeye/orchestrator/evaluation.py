@@ -1,6 +1,6 @@
 """Evaluation: the tasks of a split are played with one fixed policy, and what came of them is put together.
 
-All evaluate here: a run while it trains, `evals`, `buckeye eval`, and the checks that play a model.
+All evaluate here: a run while it trains, `buckeye eval`, and the checks that play a model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from buckeye.base.disk import write_when_room_async
 from buckeye.base.storage import utf8, write_file
-from buckeye.config.environments import EvalEnvConfig, MeasuredEnvConfig
+from buckeye.config.environments import EvalEnvConfig
 from buckeye.envs.base import GroupEnvironment, Task
 from buckeye.inference.client import SamplingParams
 from buckeye.monitor.intervals import cluster_of, mean_passed, mean_reward
@@ -242,7 +242,7 @@ log = logging.getLogger(__name__)
 
 
 async def evaluate_all(
-    environments: Sequence[tuple[EvalEnvConfig | MeasuredEnvConfig, NamedEnvironment]],
+    environments: Sequence[tuple[EvalEnvConfig, NamedEnvironment]],
     player: TaskPlayer,
     *,
     num_examples: int = -1,

@@ -24,7 +24,6 @@ from buckeye.envs.outcomes import checked, errored, raised
 from buckeye.errors import InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams, SilentError
 from buckeye.inference.render import ChatRenderer
-from buckeye.monitor.rollouts import Asked
 from buckeye.orchestrator.advantages import OwnFunctionError, RewardShaping
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
 from buckeye.orchestrator.environments import NamedEnvironment
@@ -111,8 +110,6 @@ class PlayingPolicy(Policy, Protocol):
 
     @property
     def temperature(self) -> float: ...
-    @property
-    def asked(self) -> Asked | None: ...
     @property
     def segments(self) -> Sequence[Segment]: ...
     @property
@@ -242,7 +239,6 @@ class TaskPlayer:
             temperature=policy.temperature,
             replies=tuple(policy.replies),
             messages=tuple(policy.messages),
-            asked=policy.asked,
             prompt_tokens=policy.prompt_tokens,
             reply_tokens=policy.completion_tokens,
             cut=policy.was_cut,

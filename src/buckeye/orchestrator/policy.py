@@ -18,7 +18,6 @@ from buckeye.inference.client import Generation, SamplingParams
 from buckeye.inference.engine.text import GrowingText
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.renderer import NO_OPENING, Opening, call_opening
-from buckeye.monitor.rollouts import Asked
 from buckeye.orchestrator.training_samples import Prompt, Samples, Segment
 
 
@@ -97,11 +96,6 @@ class RecordingPolicy:
     def segments(self) -> list[Segment]:
         """The training samples, in the order in which they were begun."""
         return self._samples.segments
-
-    @property
-    def asked(self) -> Asked | None:
-        """How `messages` came about, if they tell it."""
-        return self._samples.asked(self.messages)
 
     @property
     def extended(self) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 
 from buckeye.envs.base import Message, Outcome, Task
 from buckeye.inference.client import Session
-from buckeye.monitor.rollouts import Asked
 from buckeye.orchestrator.advantages import Scored
 from buckeye.orchestrator.training_samples import Segment
 
@@ -21,10 +20,9 @@ class Rollout:
     `extended` continued the tokens before them and `branched` began a new segment. `sampling_seconds` of the
     `seconds` it waited for sampled tokens; it `ended` then on the event loop's clock. `shaping` is what each
     cause adds to the reward before training on it. Its tokens were sampled with `temperature`; `replies` are
-    what they say, turn by turn, and `messages` the conversation after the last of these, `asked` how that
-    came about. `prompt_tokens` and `reply_tokens` are summed over the turns, as the policy counts them. It
-    was `cut` if its sampling was ended early, so that it could still be used. `retried` are the attempts
-    before it, which failed."""
+    what they say, turn by turn, and `messages` the conversation after the last of these. `prompt_tokens` and
+    `reply_tokens` are summed over the turns, as the policy counts them. It was `cut` if its sampling was
+    ended early, so that it could still be used. `retried` are the attempts before it, which failed."""
 
     env_name: str
     task: Task
@@ -41,7 +39,6 @@ class Rollout:
     temperature: float = 1.0
     replies: tuple[str, ...] = ()
     messages: tuple[Message, ...] = ()
-    asked: Asked | None = None
     prompt_tokens: int = 0
     reply_tokens: int = 0
     cut: bool = False

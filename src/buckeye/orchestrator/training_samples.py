@@ -15,7 +15,6 @@ from buckeye.envs.base import Message, Tool
 from buckeye.errors import UsageError
 from buckeye.inference.client import Generation
 from buckeye.inference.render import ChatRenderer, Conversation
-from buckeye.monitor.rollouts import Asked
 
 
 @dataclass(slots=True)
@@ -102,7 +101,6 @@ class Samples:
     def __init__(self, renderer: ChatRenderer) -> None:
         self._renderer = renderer
         self._turns: list[_Turn] = []
-        self._begun_for_it = False
         self.segments: list[Segment] = []
         self.extended = 0
         """Turns that continue the segment before them."""
@@ -145,19 +143,6 @@ class Samples:
         turn = max(known, key=lambda turn: (turn.end, turn.is_last), default=None)
         return Prompt(ids=list(ids), thread=None if turn is None else _thread_of(turn))
 
-    def asked(self, messages: Sequence[Message]) -> Asked | None:
-        """How these messages came about; None where a turn was asked with others or begun for the model, or
-        where turns were offered other tools."""
-        if self._begun_for_it or not self._turns:
-            return None
-        tools, segments = self._turns[0].tools, [id(segment) for segment in self.segments]
-        for turn in self._turns:
-            asked = turn.messages
-            if asked is None or list(asked) != list(messages[: len(asked)]) or turn.tools != tools:
-                return None
-        turns = [(len(turn.messages or ()), segments.index(id(turn.thread.segment))) for turn in self._turns]
-        return Asked(turns, [dict(tool) for tool in tools])
-
     @contextlib.contextmanager
     def open(self, prompt: Prompt) -> Iterator[None]:
         """While the reply to `prompt` is sampled: calls that go on at the same place begin segments."""
@@ -181,7 +166,6 @@ class Samples:
             self.segments.append(thread.segment)
         else:
             self.extended += 1
-        self._begun_for_it = self._begun_for_it or bool(opening)
         start = len(prompt.ids)
         thread.segment.add_context([*prompt.ids, *opening][len(thread.segment.token_ids) :])
         thread.segment.add_sampled(generation, turn)

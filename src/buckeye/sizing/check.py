@@ -19,6 +19,11 @@ class Check:
     do: str = ""
     lines: tuple[str, ...] = ()
 
+    @property
+    def line(self) -> str:
+        """What was seen, and what to do, as one line."""
+        return f"{self.name}: {self.seen}{f' -> {self.do}' if self.do else ''}"
+
 
 def ok(name: str, seen: str, lines: Sequence[str] = ()) -> Check:
     """Nothing is wrong."""

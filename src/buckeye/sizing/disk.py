@@ -20,9 +20,10 @@ from buckeye.base.disk import (
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import DiskConfig, RLConfig
 from buckeye.config.trainer import LoRAConfig, MuonConfig, OptimizerConfig, SGDConfig
-from buckeye.errors import UsageError
 from buckeye.inference.engine.architecture import tensor_shapes
+from buckeye.sizing.check import Check, failed, ok, skipped, warning
 
+DISK = "disk"
 _STEPS_WITHOUT_END = 1000  # what a run without max_steps is estimated for
 _BYTES_PER_ROLLOUT = 400  # measured on rollouts/*.jsonl: what is around the text
 _BYTES_PER_ROLLOUT_TOKEN = 12  # and the text, as JSON: of samples, and again of messages
@@ -124,12 +125,20 @@ def disk_warning(config: RLConfig, estimate: DiskEstimate) -> str | None:
     return _shortage(config, estimate, estimate.needs, "may need")
 
 
-def check_disk(config: RLConfig, estimate: DiskEstimate) -> str | None:
-    """Raise UsageError if the run cannot fit, unless `disk.check` is off; else a warning if it might not."""
+def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
+    """Compare what the run will leave with what is free. Only what it surely takes is a failure; with
+    `disk.check` off it is a warning."""
+    lines = disk_table(config, estimate).splitlines()
+    if estimate.total is None:
+        return skipped(DISK, "how much the run needs is not known before the model is here")
     shortage = disk_shortage(config, estimate)
     if shortage is not None and config.disk.check:
-        raise UsageError(f"{shortage}\nTo start all the same: --disk.check false")
-    return shortage or disk_warning(config, estimate)
+        return failed(DISK, shortage, "To start all the same: --disk.check false", lines)
+    short = shortage or disk_warning(config, estimate)
+    if short is not None:
+        return warning(DISK, short, "lower what the table names, or choose another --output-dir", lines)
+    needed, free = human_bytes(estimate.total), human_bytes(free_bytes(config.output_dir))
+    return ok(DISK, f"needs up to {needed}, {free} free", lines)
 
 
 def disk_environment(config: DiskConfig) -> dict[str, str]:

@@ -11,9 +11,10 @@ from buckeye.config.settings import flag_of
 from buckeye.config.shared import BaseConfig
 from buckeye.config.trainer import ActivationCheckpointConfig, AdamW8bitConfig, LoRAConfig
 from buckeye.sizing.check import Check, failed, ok, warning
-from buckeye.sizing.devices import Gpu
-from buckeye.sizing.memory import MAIN, Hardware, ProcessMemory, plan_memory
+from buckeye.sizing.devices import Gpu, main_memory
+from buckeye.sizing.memory import MAIN, Hardware, ProcessMemory, plan_memory, processor_has_bfloat16
 from buckeye.sizing.model import ModelShape
+from buckeye.sizing.software import takes_vllm
 
 MEMORY = "memory"
 _WORTH = 0.03  # a change that frees less of what a place needs is not proposed
@@ -28,6 +29,17 @@ class Remedy:
 
     flags: str
     config: RLConfig
+
+
+def hardware_of(config: RLConfig, present: Sequence[Gpu]) -> Hardware:
+    """Return what a run of this configuration computes with on this machine."""
+    on_gpu = config.trainer.model.device != "cpu" and bool(present)
+    return Hardware(
+        memory=main_memory(),
+        gpus=tuple(present) if on_gpu else (),
+        fast_bfloat16=processor_has_bfloat16(),
+        vllm=takes_vllm(config, on_gpu=on_gpu),
+    )
 
 
 def check_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Check:

@@ -1,21 +1,28 @@
-"""The surroundings of a run: its directory and file system, ports, shared memory, open files, the clock."""
+"""The surroundings of a run: its directory and file system, servers, ports, keys, shared memory, open files,
+the clock."""
 
 from __future__ import annotations
 
+import os
 import resource
 import tempfile
+import time
 from pathlib import Path
 
 import httpx
 import psutil  # type: ignore[import-untyped]
 
+import buckeye
 from buckeye.base.disk import free_bytes, human_bytes, total_bytes
+from buckeye.base.keys import key
 from buckeye.config.rl import RLConfig
-from buckeye.errors import BuckeyeError
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.monitor.tracker import check_trackers
 from buckeye.sizing.check import Check, failed, ok, skipped, warning
+from buckeye.sizing.ports import is_free
 from buckeye.transport.checkpoint import open_store
 
-OPEN_FILES, SERVERS = "open files", "inference servers"
+OPEN_FILES, SERVERS, PORTS = "open files", "inference servers", "ports"
 STORE = "checkpoint store"
 _SERVER_SECONDS = 5.0
 _FEW_FILES = 4096
@@ -121,6 +128,54 @@ def file_system(path: Path) -> tuple[str, str]:
     ]
     mount, kind = max(mounts, key=lambda found: len(found[0]), default=("/", "unknown"))
     return kind, mount
+
+
+def check_ports(config: RLConfig) -> Check:
+    """Check that the ports that the configuration names are free; others are picked when the run starts."""
+    inference = config.inference
+    if inference is None or "port" not in inference.server.model_fields_set:
+        return ok(PORTS, "free ones are picked when the run starts")
+    replicas = len(config.inference_gpu_ids) // inference.parallel.tp
+    ports = [inference.server.port + i for i in range(replicas)]
+    taken = [port for port in ports if not is_free(port)]
+    if taken:
+        return failed(
+            PORTS,
+            f"in use by another process: {', '.join(map(str, taken))}",
+            "choose another --inference.server.port, or leave it out: free ones are found",
+        )
+    return ok(PORTS, f"{', '.join(map(str, ports))} free")
+
+
+def check_clock(output_dir: Path | None) -> Check:
+    """Check that the clock is not behind the files that were written with it."""
+    name, now = "clock", time.time()
+    newest = Path(buckeye.__file__).stat().st_mtime
+    if output_dir is not None and output_dir.is_dir():
+        newest = max([newest, *(entry.stat().st_mtime for entry in os.scandir(output_dir))])
+    shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
+    if newest > now + 60:
+        behind = (newest - now) / 60
+        return warning(
+            name,
+            f"{shown}, which is {behind:.0f} minutes before the time of files that are there",
+            "set it: times in logs and certificates depend on it",
+        )
+    return ok(name, shown)
+
+
+def check_keys(config: RLConfig) -> Check:
+    """Check that the trackers of the run have their keys."""
+    settings = config.trainer.wandb
+    try:
+        check_trackers(config.trackers(settings))
+    except UsageError as error:
+        return failed("keys", str(error), "")
+    there = ["HF_TOKEN"] if key("HF_TOKEN") else []
+    used = (
+        "Weights & Biases can be reached with a key or offline" if settings is not None else "none is needed"
+    )
+    return ok("keys", f"{used}{'; HF_TOKEN is set' if there else ''}")
 
 
 def check_shared_memory(*, needed: bool, path: Path = _SHM) -> Check:

@@ -109,15 +109,6 @@ name = "model"
 [data]
 path = "chats.jsonl"
 """
-EVALS = b"""seq_len = 128
-[model]
-name = "model"
-[sampling]
-temperature = 0.5
-[[env]]
-id = "harleycooper/dakota1890"
-split = "test"
-"""
 FLAGS = b"""--trainer
 @
 train.toml
@@ -708,10 +699,8 @@ def _of_run(name, kind, load):
 
 def _evaluations(folder):
     from buckeye.transport.checkpoint import read_scores
-    from buckeye_audit.report.evaluations import evaluations_of_run
 
-    read_scores(folder / "run")
-    return [(one.label, one.tasks) for one in evaluations_of_run(folder / "run", "words")]
+    return read_scores(folder / "run")
 
 
 def _remote_place(folder):
@@ -1027,7 +1016,6 @@ LOADERS: dict[str, Loader] = {
     "orchestrator.toml": _toml(f"{CONFIG}orchestrator:OrchestratorConfig", ORCHESTRATOR),
     "inference.toml": _toml(f"{CONFIG}inference:InferenceConfig", INFERENCE),
     "sft.toml": _toml(f"{CONFIG}sft:SFTConfig", SFT),
-    "evals.toml": _toml(f"{CONFIG}environments:EvalsConfig", EVALS),
     "flags": Loader(
         files={"flags": FLAGS, "train.toml": TRAINER, "orch.toml": ORCHESTRATOR},
         spoilt="flags",

@@ -4,6 +4,5 @@ from buckeye_audit.checks.command import env_check
 from buckeye_audit.demo.command import demo
 from buckeye_audit.evaluation.command import evaluate
 from buckeye_audit.playing.command import play
-from buckeye_audit.report.command import env_report
 
-COMMANDS = {"demo": demo, "env check": env_check, "env report": env_report, "eval": evaluate, "play": play}
+COMMANDS = {"demo": demo, "env check": env_check, "env play": play, "eval": evaluate}

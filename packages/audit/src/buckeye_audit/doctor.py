@@ -13,7 +13,8 @@ from buckeye.cli.terminal import status_line
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.sizing.check import Check
-from buckeye_audit.preflight import examine
+from buckeye.sizing.doctor import CHECKS, Examination, examine
+from buckeye_audit import doctor_checks
 
 HELP = """\
 usage: rl doctor [CONFIG ...] [--sample N] [--json]
@@ -40,8 +41,9 @@ def run_doctor(words: Sequence[str], load: Callable[[list[str]], RLConfig]) -> i
         raise UsageError("`rl doctor` starts no run, but plays what it examines: leave --dry-run out")
     if sample and config is None:
         raise UsageError("`rl doctor --sample` plays with the model of a configuration; give one, as to `rl`")
-    with status_line("looking") as progress:
-        checks = examine(config, sample=sample, progress=progress)
+    with status_line("examining the machine") as progress:
+        examination = Examination(config=config, sample=sample, progress=progress)
+        checks = examine(examination, "doctor", [*CHECKS, *doctor_checks.CHECKS])
     if as_json:
         print(json.dumps([asdict(check) for check in checks], ensure_ascii=False))
     else:

@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from buckeye import runs
 from buckeye.base.columns import aligned
 from buckeye.base.json_lines import printable
 from buckeye.errors import BuckeyeError, UsageError
@@ -26,6 +27,7 @@ from buckeye.monitor.rollouts import (
     whole_rollout,
 )
 from buckeye.run_files.known_runs import find_run
+from buckeye_audit.exchange.export import Format, export_rollouts, unreadable_in
 
 _SHOWN = 20
 _LONGEST_TEXT = 6000
@@ -41,6 +43,7 @@ class RolloutFilter:
     which no errored rollout meets."""
 
     group: int | None = None
+    number: int | None = None
     task: str | None = None
     env: str | None = None
     stop: str | None = None
@@ -58,6 +61,7 @@ class RolloutFilter:
         return all(
             (
                 self.group in (None, rollout.group),
+                self.number in (None, rollout.number),
                 self.env in (None, rollout.env),
                 self.stop in (None, rollout.stop_reason),
                 self.task is None or self.task.casefold() in rollout.task_id.casefold(),
@@ -99,17 +103,23 @@ def rollouts(
         typer.Option("--limit", "-n", min=0, help=f"Lines; 0 for all. Default {_SHOWN}, of JSON all."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="With --rollout: leave no text out.")] = False,
+    export: Annotated[
+        Format | None,
+        typer.Option("--export", help="Write it for other tools; without --step all, and evaluations too."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Of --export: new; default exports/rollouts-FORMAT.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """See what was played: the groups of a step, the rollouts of a group, one rollout with its text, reward
-    and components. Exit code 1 if nothing is found."""
+    and components; or write them as files. Exit code 1 if nothing is found."""
     if rollout is not None and group is None:
         raise UsageError("--rollout counts within a group; name that with --group")
     directory = find_run(run)
-    number = _chosen_step(directory, step)
-    played, unreadable = read_rollouts(directory, number)
     wanted = RolloutFilter(
         group=group,
+        number=rollout,
         task=task,
         env=env,
         stop=stop,
@@ -120,7 +130,12 @@ def rollouts(
         truncated=truncated,
         dropped=dropped,
     )
-    found = [one for one in played if wanted.accepts(one) and rollout in (None, one.number)]
+    if export is not None:
+        _export(directory, export, out, wanted, step)
+        return
+    number = _chosen_step(directory, step)
+    played, unreadable = read_rollouts(directory, number)
+    found = list(filter(wanted.accepts, played))
     if as_json:
         shown = found[: limit or None]
         values = {"run": str(directory), "step": number, "played": len(played), "found": len(found)}
@@ -132,6 +147,14 @@ def rollouts(
         typer.echo(f"warning: {unreadable} lines of step {number} are no rollouts and are left out", err=True)
     if not found:
         raise typer.Exit(1)
+
+
+def _export(run: Path, kind: Format, out: Path | None, wanted: RolloutFilter, step: int | None) -> None:
+    opened, directory = runs.open(run), out or run / "exports" / f"rollouts-{kind}"
+    written = export_rollouts(opened, kind, directory, step=step, accepts=wanted.accepts)
+    print(f"{directory}: {written} rollouts")
+    for problem in unreadable_in(opened):
+        typer.echo(f"warning: left out: {problem}", err=True)
 
 
 def _chosen_step(run: Path, step: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Faults planted in the code that bisects a run, each from some step on, and code that is unchanged."""
+"""Faults planted in the code that replays a run, each from some step on, and code that is unchanged."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from tests.command import run_here
 from buckeye.base.storage import write_file
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
-from buckeye.inference.render.template import ChatTemplate
-from buckeye.orchestrator import batch
 from buckeye.trainer import batch_loss, learner
 from buckeye.trainer.losses import policy_gradient
 from buckeye.trainer.model.policy import Policy
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from buckeye.trainer.optim.optimizer import NamedOptimizer
 from buckeye.trainer.rl import RLTrainer
-from buckeye_audit.replay.samples import BatchAgain
+from buckeye_audit.replay import step as replayed
 
 STEPS = 20
 TOOLS = '''
@@ -96,23 +94,6 @@ class Fault:
         return mock.patch.object(self.owner, self.name, changed)
 
 
-def turned(made, *given):
-    return [[[-a for a in turns] for turns in group] for group in made(*given)]
-
-
-def normalised(made, groups, settings):
-    return made(groups, settings.model_copy(update={"std_norm": "local"}))
-
-
-def shifted(made, rollout, *given):
-    segments = [replace(s, loss_mask=[*s.loss_mask[1:], False]) for s in rollout.segments]
-    return made(replace(rollout, segments=tuple(segments)), *given)
-
-
-def other_template(made, *given, **named):
-    return made(*given, **named).replace("user", "human")
-
-
 def coarse(made, *given):
     logprobs, entropies = made(*given)
     return logprobs.bfloat16().float(), entropies
@@ -151,10 +132,6 @@ def of_groups(**changed):
 
 
 FAULTS = {
-    "sign of the advantage": Fault("advantages", 7, batch, "batch_advantages", turned),
-    "advantages normalised": Fault("advantages", 16, batch, "batch_advantages", normalised),
-    "mask shifted by one": Fault("tokens", 3, batch, "_samples", shifted),
-    "another chat template": Fault("tokens", 11, ChatTemplate, "text", other_template),
     "coarse log-softmax": Fault("log-probs", 4, Policy, "token_logprobs", coarse),
     "loss scaled": Fault("loss", 9, batch_loss, "total_loss", scaled_loss),
     "bounds of the ratio": Fault("loss", 6, batch_loss, "total_loss", narrow),
@@ -196,14 +173,14 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _now():
-    """The step is told before its batch is made again, which is before it is trained."""
-    compared = BatchAgain.compared
+    """Note each step before it is computed."""
+    again = replayed._again
 
-    def tell(self, step):
+    def tell(trainer, kept, step):
         Now.step = step
-        return compared(self, step)
+        return again(trainer, kept, step)
 
-    with mock.patch.object(BatchAgain, "compared", tell):
+    with mock.patch.object(replayed, "_again", tell):
         yield
     Now.step = 0
 
@@ -214,19 +191,15 @@ def test_a_planted_fault_is_named_with_its_step_and_stage(runs, name):
     fault = FAULTS[name]
     with ExitStack() as stack:
         stack.enter_context(fault.patch())
-        done = run_here("rl", "bisect", "plain", "--good", 0, "--bad", STEPS - 1, "--json", cwd=runs)
+        done = run_here("rl", "replay", "plain", "--all", "--json", cwd=runs)
     assert done.stdout, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(done.stdout)["first_difference"]
     assert (done.returncode, found["step"], found["stage"]) == (1, fault.first, fault.stage)
-    assert found["replays"] <= 3  # of four ways from a checkpoint to the next
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["plain", "tools"])
 def test_unchanged_code_repeats_twenty_steps(runs, run):
-    done = run_here("rl", "bisect", run, "--json", cwd=runs)
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["step"], found["as_recorded"]) == (0, None, [])
     done = run_here("rl", "replay", run, "--all", cwd=runs)
     assert (done.returncode, done.stdout.startswith("20 steps (0 to 19) from ")) == (0, True)
     assert done.stdout.endswith(": the same to the last bit.\n")

@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from packages.audit.tests.tuning.here import config_of
 from tests.command import run_here
 
-from buckeye.config.load import load_config
-from buckeye.config.rl import RLConfig
 from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
 from buckeye.config.trainer import LinearSchedulerConfig
-from buckeye_audit.tuning import command, forks
-from buckeye_audit.tuning.forks import Fork, Forks, Origin
-from buckeye_audit.tuning.search import approach, climb, nearest, top_of, warmup_of
-from buckeye_audit.tuning.tune import Tuned, Tuning, own_warmup
+from buckeye_audit.tuning import forks
+from buckeye_audit.tuning.forks import Fork
+from buckeye_audit.tuning.search import approach, climb, nearest
+from buckeye_audit.tuning.tune import Tuning
 
 TARGET = 0.01
 
@@ -62,22 +60,12 @@ def test_without_time_nothing_more_is_tried():
 
 
 @pytest.mark.parametrize(
-    ("changes", "steps"), [([0.01, 0.01, 0.01], 0), ([0.09, 0.01, 0.01], 3), ([9.0, 0.01], 10), ([0.1], 0)]
-)
-def test_a_first_step_that_is_three_times_as_long_takes_three_steps_of_rise(changes, steps):
-    assert warmup_of(changes) == steps  # 0.09 is 9 times 0.01: the rate must be a third
-
-
-@pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--budget", "10m"], "`rl tune` needs a configuration"),
         (["@", "run.toml", "--budget", "soon"], "'soon' is no time, such as 90s, 10m or 1h"),
-        (["@", "run.toml", "--steps", "1"], "'1' is not a number of steps from 2 on"),
-        (["@", "run.toml", "--step", "5"], "name it with --from RUN"),
-        (["@", "run.toml", "--from"], "`rl tune --from` needs a value"),
+        (["@", "run.toml", "--budget"], "`rl tune`: argument --budget: expected one argument"),
         (["@", "run.toml", "--dry-run"], "leave --dry-run, --resume and --clean out"),
-        (["@", "run.toml", "--from", "none"], "none is no directory, name or id of a known run"),
         (["@", "run.toml", "-o", "there"], "there exists already. Name a new folder: -o DIR"),
     ],
 )
@@ -90,22 +78,12 @@ def test_wrong_words(tmp_path, words, told):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml", "there"]
 
 
-def test_the_printed_command_begins_where_the_forks_have():
-    none = {"changes": {}, "forks": [], "at_start": 0.0}
-    found = Tuned(rate=1e-3, warmup=0, sure=True, file=Path("/t/tuned.toml"), **none)
-    settings = ["@", "my run.toml"]
-    assert command._to_train(found, settings, Origin()) == "buckeye rl @ 'my run.toml' @ /t/tuned.toml"
-    assert command._to_train(found, settings, Origin(run=Path("/a b"), step=4)) == (
-        "buckeye rl fork '/a b' --step 4 && buckeye rl resume '/a b-from-step-4' @ /t/tuned.toml"
-    )
-
-
 def test_forks_are_logged_nowhere_else(tmp_path, monkeypatch):
     monkeypatch.setattr(forks, "_carry_out", lambda argv, log, seconds: "not today")
     config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3)
     logged = {"wandb": WandbConfig(), "trackio": TrackioConfig(), "tensorboard": TensorboardConfig()}
     config = config.model_copy(update=logged)
-    fork = Forks(config=config, origin=Origin(), root=tmp_path).play("one", 1e-4, 3, seconds=1.0)
+    fork = forks.train_fork(config, tmp_path / "one", 1e-4, 3, seconds=1.0)
     assert fork.why == "not today"
     made = json.loads((tmp_path / "one.json").read_text())
     assert [made[name] for name in logged] == [None, None, None]
@@ -118,22 +96,6 @@ def test_below_a_rate_that_is_too_high_lower_ones_are_tried():
         lambda rate: next(value for known, value in scores.items() if known == pytest.approx(rate)), 3e-3
     )
     assert list(found) == pytest.approx([3e-3, 1e-3, 1e-3 / 3])
-
-
-@pytest.mark.parametrize(
-    ("scores", "top"),
-    [
-        ({1e-3: 0.4, 3e-3: 0.6, 9e-3: 0.4}, 3e-3),
-        ({1e-3: 0.5, 3e-3: 0.6, 9e-3: 0.2}, 3e-3 * 3 ** ((0.5 - 0.2) / (2 * (0.5 - 1.2 + 0.2)))),
-        ({1e-3: 0.3, 3e-3: 0.6, 9e-3: 0.6}, 3e-3 * 3**0.5),  # half-way between two that are the same
-        ({3e-3: 0.5, 1e-3: 0.4}, 3e-3),
-        ({9e-3: -math.inf, 3e-3: 0.5, 1e-3: 0.4}, 3e-3),
-        ({1e-3: 0.5, 3e-3: 0.5, 9e-3: 0.5}, 1e-3),
-        ({1e-3: 0.5, 3e-3: 0.6, 9e-3: 0.1}, 3e-3),  # nothing is left of what was there at the start
-    ],
-)
-def test_the_top_lies_between_the_best_and_its_neighbours(scores, top):
-    assert top_of(scores, 0.15) == pytest.approx(top)
 
 
 def fork(*steps):
@@ -157,17 +119,15 @@ def test_a_fork_that_had_lost_all_for_a_while_is_not_trusted():
 
 @pytest.mark.parametrize(
     ("budget", "ends", "steps"),
-    [(500.0, 60, 45), (500.0, 30, 30), (5000.0, None, 100), (60.0, 60, 12)],
+    [(500.0, 60, 45), (500.0, 30, 30), (5000.0, None, 100), (60.0, 60, 12), (60.0, 4, 4)],
 )
 def test_forks_are_as_long_as_there_is_time_for(tmp_path, monkeypatch, budget, ends, steps):
     monkeypatch.setattr(Tuning, "_left", lambda self: self.budget)
     config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3)
     tuning = Tuning(
         config=config.model_copy(update={"max_steps": ends}),
-        origin=Origin(),
         root=tmp_path / "tuned",
         budget=budget,
-        steps=None,
         tell=print,
     )
     still = replace(fork(0.1, 0.1, 0.1), seconds=16.0, step_seconds=2.0)
@@ -180,21 +140,7 @@ def test_a_fork_that_is_all_of_the_run_keeps_its_scheduler(tmp_path, monkeypatch
     config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3, steps=40)
     falling = config.trainer.model_copy(update={"scheduler": LinearSchedulerConfig(decay=10)})
     config = config.model_copy(update={"trainer": falling})
-    Forks(config=config, origin=Origin(), root=tmp_path).play("one", 1e-4, steps, seconds=1.0)
+    forks.train_fork(config, tmp_path / "one", 1e-4, steps, seconds=1.0)
     made = json.loads((tmp_path / "one.json").read_text())
     assert made["trainer"]["scheduler"]["type"] == scheduler
     assert made["trainer"]["max_steps"] == steps
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([], 0),
-        (["--trainer.scheduler.type", "linear"], 0),
-        (["--trainer.scheduler.type", "linear", "--trainer.scheduler.warmup", "10"], 0),  # written out
-        (["--trainer.scheduler.type", "linear", "--trainer.scheduler.warmup", "25"], 25),
-        (["--trainer.scheduler.type", "cosine", "--trainer.scheduler.warmup", "0"], 0),
-    ],
-)
-def test_a_warm_up_is_somebodys_choice_where_it_was_set(words, expected):
-    assert own_warmup(load_config(RLConfig, words, environ={})) == expected

@@ -1,10 +1,10 @@
 """`rl tune` on small tasks: real forks, from learning rates that are far too high and far too low."""
 
-import hashlib
 import json
 import socket
 import statistics
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +18,6 @@ from buckeye.config.rl import RLConfig
 from buckeye.run_files.record import RunRecord, write_record
 from buckeye_audit.diagnosis.diagnose import diagnose
 from buckeye_audit.tuning import forks
-from buckeye_audit.tuning.forks import Forks, Origin, origin_of
 from buckeye_audit.tuning.tune import Tuning
 
 pytestmark = pytest.mark.slow
@@ -48,21 +47,19 @@ def test_from_thirty_times_too_high_or_too_low_it_reaches_the_target(tmp_path, w
     env, told = environment(tmp_path, LETTERS), []
     tuning = Tuning(
         config=config_of(tmp_path / "run", warm, env, lr=start),
-        origin=Origin(),
         root=tmp_path / "tuned",
         budget=3600.0,
-        steps=None,
         tell=told.append,
     )
     found = tuning.run()
-    assert found.sure
-    written = tomllib.loads(found.file.read_text())
-    assert written["trainer"]["optim"]["lr"] == pytest.approx(found.rate, rel=1e-3)
+    assert found.by_training
+    written = tomllib.loads(Path(found.file).read_text())
+    assert written["trainer"]["optim"]["lr"] == pytest.approx(found.lr, rel=1e-3)
     events = [json.loads(line)["what"] for line in (tmp_path / "tuned" / "events.jsonl").open()]
     assert events[:2] == ["begin", "still"]
     assert events[-1] == "chosen"
-    made = Forks(config=config_of(tmp_path / "run", warm, env, lr=start), origin=Origin(), root=tmp_path)
-    done = made.play("again", found.rate, 20, seconds=3600.0)
+    config = config_of(tmp_path / "run", warm, env, lr=start)
+    done = forks.train_fork(config, tmp_path / "again", found.lr, 20, seconds=3600.0)
     rewards = [step.reward for step in runs.open(done.directory).steps if step.reward is not None]
     assert statistics.fmean(rewards[-3:]) > 0.95
 
@@ -93,42 +90,19 @@ def collapsed(folder, model, env):
     return config
 
 
-def hashes(folder):
-    return {
-        path.relative_to(folder): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def test_the_alarm_of_a_collapse_names_a_fork_and_tuning_begins_there(tmp_path, warm, monkeypatch):
-    monkeypatch.setattr(forks, "_carry_out", play)
+def test_the_alarm_of_a_collapse_names_a_fork(tmp_path, warm):
     run = collapsed(tmp_path, warm, environment(tmp_path, DIFFERENT)).output_dir
     (alarm,) = [one for one in diagnose(run).findings if "rl fork" in one.advice]
     assert f"`buckeye rl fork {run} --step 4`" in alarm.advice
-    before = hashes(run)
-    found = Tuning(
-        config=load_config(RLConfig, ["@", str(tmp_path / "run.toml")], environ={}),
-        origin=origin_of(run, "4"),
-        root=tmp_path / "tuned",
-        budget=3600.0,
-        steps=4,
-        tell=lambda line: None,
-    ).run()
-    assert hashes(run) == before
-    (begun,) = [step.reward for step in runs.open(run).steps if step.number == 4]
-    for fork in [tmp_path / "tuned" / "still", *(one.directory for one in found.forks)]:
-        played = [step for step in runs.open(fork).steps if step.reward is not None]
-        assert [step.number for step in played][:3] == [4, 5, 6]
-        assert played[0].reward == begun
-    assert found.rate < 0.1
 
 
 def test_the_command(tmp_path, warm):
     """From the words to the file, with forks that are processes."""
     values = {"folder": tmp_path, "model": warm, "env": environment(tmp_path, LETTERS), "lr": 5e-3}
     (tmp_path / "run.toml").write_text(RUN.format(**values, steps=40, batch=16, seed=0))
-    done = run_here("rl", "tune", "@", "run.toml", "--steps", "4", "--budget", "20m", "--json", cwd=tmp_path)
+    done = run_here(
+        "rl", "tune", "@", "run.toml", "--max-steps", "4", "--budget", "20m", "--json", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["file"] == str(tmp_path / "out-tune" / "tuned.toml")

@@ -1,1 +1,6 @@
-"""Runs in a browser. It only reads them; tags and notes are in a file of their own."""
+"""Runs in a browser. It only reads them."""
+
+from pathlib import Path
+
+STATIC = Path(__file__).parent / "static"
+"""The files of the page."""

@@ -7,54 +7,66 @@ import hashlib
 import re
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from buckeye.base.storage import write_file
-from buckeye.errors import BuckeyeError, UsageError
+from buckeye.base.storage import step_directories, write_file
+from buckeye.errors import BuckeyeError
 from buckeye.monitor.redact import redacted
+from buckeye_ui import STATIC
 from buckeye_ui.answers import answer, summary
-from buckeye_ui.server import STATIC
-from buckeye_ui.sources import OpenRun, Sources
+from buckeye_ui.sources import OpenRun
 
 _MOST_TEXT = 8_000_000  # bytes of JSON for groups, rollouts and tokens
-_WHOLE = (
-    *("status", "findings", "overview", "intervals", "forecast", "groups", "logs", "events", "settings"),
-    "timeline",
-)
+_WHOLE = ("status", "findings", "overview", "intervals", "groups", "logs", "events", "settings", "timeline")
 _SCRIPT = re.compile(r'<script src="([^"]+)" defer></script>\n')
 _STYLE = re.compile(r'<link rel="stylesheet" href="([^"]+)">')
 
 
-def export(sources: Sources, path: Path) -> dict[str, Any]:
-    """Write the only run there is into a file; returns how many of its groups have their texts in it. Raises
-    UsageError for several runs or a file that exists."""
-    runs = sources.all()
-    if len(runs) != 1:
-        raise UsageError(f"--export takes one run, and there are {len(runs)}. Name one.")
-    if path.exists():
-        raise UsageError(f"{path} exists already; choose another file.")
-    answers, told = _answers(sources.find(runs[0].name))
-    write_file(path, page(_without_secrets(answers)))
-    return told
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """How many of a run's groups have their texts in the file."""
+
+    groups: int
+    of: int
 
 
-def _without_secrets(value: Any) -> Any:
-    """The same without keys in its texts. Names of columns, as `tokens`, are no names of secrets."""
+def export(run: OpenRun, path: Path) -> Exported:
+    """Write a run into one file. Raises BuckeyeError for a run of which nothing is recorded."""
+    if not run.steps and not step_directories(run.path / "evals"):
+        raise BuckeyeError(f"{run.path}: no step is recorded yet")
+    answers, exported = _answers(run)
+    write_file(path, page(_public(answers, run.path)))
+    return exported
+
+
+def _public(value: Any, run: Path) -> Any:
+    """Return the value without keys and without folders of this machine in its texts: a report is sent. Names
+    of columns, such as `tokens`, are not names of secrets."""
     if isinstance(value, Mapping):
-        return {name: _without_secrets(item) for name, item in value.items()}
+        return {name: _public(item, run) for name, item in value.items()}
     if isinstance(value, list | tuple) and not all(isinstance(item, str) for item in value):
-        return [_without_secrets(item) for item in value]
-    return redacted(value)
+        return [_public(item, run) for item in value]
+    if isinstance(value, list | tuple):
+        return [_without_folders(item, run) for item in redacted(value)]
+    return _without_folders(redacted(value), run) if isinstance(value, str) else redacted(value)
 
 
-def _answers(run: OpenRun) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Every answer by its address, as the page asks for it."""
+def _without_folders(text: str, run: Path) -> str:
+    for path, name in ((run.absolute(), run.absolute().name), (Path.home(), "~")):
+        if len(path.parts) > 1:
+            text = text.replace(str(path), name)
+    return text
+
+
+def _answers(run: OpenRun) -> tuple[dict[str, Any], Exported]:
+    """Collect every answer by its address, as the page asks for it."""
     answers: dict[str, Any] = {"runs": {"runs": [summary(run)]}}
-    for name in (*_WHOLE, "notes"):
+    for name in _WHOLE:
         answers[address(run, name)] = answer(run, name, {})
     answers[address(run, "metrics")] = answer(run, "metrics", {"pattern": "", "most": "1000000"})
     groups, room, held = answers[address(run, "groups")], _MOST_TEXT, 0
@@ -69,9 +81,9 @@ def _answers(run: OpenRun) -> tuple[dict[str, Any], dict[str, Any]]:
                 break
             answers |= found
             room, held = room - size, held + 1
-    told = {"exported": time.time(), "groups": held, "of": len(groups["step"])}
-    answers["export"] = told
-    return answers, told
+    exported = Exported(groups=held, of=len(groups["step"]))
+    answers["export"] = {"exported": time.time(), "groups": exported.groups, "of": exported.of}
+    return answers, exported
 
 
 def _texts(run: OpenRun, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.distribution import ask_if_there
 from buckeye.base.storage import read_json, step_directories
 from buckeye.errors import UsageError
 from buckeye.monitor.intervals import mean_over_tasks
@@ -195,7 +194,6 @@ def _time(step: Step) -> float | None:
 
 def _evaluations(run: Path) -> Iterator[dict[str, Any]]:
     """Every evaluation: its step, environment, mean reward, and the share that passed with its interval."""
-    baseline = _content_free(run)
     for step, folder in sorted(step_directories(run / "evals").items()):
         for path in sorted(folder.glob("*.json")):
             try:
@@ -204,26 +202,15 @@ def _evaluations(run: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(found, dict):
                 kept = {name: found.get(name) for name in ("mean_reward", "exact", "ci95", "n", "errored")}
-                yield {"step": step, "env": path.stem, **kept, "content_free": baseline}
-
-
-def _content_free(run: Path) -> float | None:
-    """What the best policy without content passes, where `env report` has measured it."""
-    try:
-        found = read_json(run / "report" / "report.json")["rows"][0]["content_free"]["exact"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-    return float(found) if isinstance(found, int | float) else None
+                yield {"step": step, "env": path.stem, **kept}
 
 
 def reward_intervals(run: OpenRun) -> dict[str, Any]:
-    """Of each batch the mean over its groups with the 95 % interval; groups are what was drawn. In `recipe`
-    the band of the known recipe that the run is of, or None."""
+    """The 95 % interval of each batch's mean reward over its groups; groups are what was drawn."""
     means: dict[int, list[float]] = defaultdict(list)
     with run.read() as opened:
         for step, mean in opened.query(_MEANS):
             means[step].append(mean)
-        band = None if _filtered(run.steps) else ask_if_there(_BAND_OF, lambda run: None)(opened)
     steps, low, high = [], [], []
     known: dict[int, tuple[float, float, float]] = run.kept.setdefault("intervals", {})
     for step, values in sorted(means.items()):
@@ -236,23 +223,7 @@ def reward_intervals(run: OpenRun) -> dict[str, Any]:
         steps.append(step)
         low.append(known[step][1])
         high.append(known[step][2])
-    return {"steps": steps, "low": low, "high": high, "recipe": None if band is None else _recipe(band)}
-
-
-def _filtered(steps: Sequence[Step]) -> bool:
-    """Whether not all that was played is trained on: the chart is of the latter, a band of the former."""
-    pairs = ((step.reward, step.played_reward) for step in steps)
-    return any(
-        batch is not None and played is not None and abs(batch - played) > 1e-6 for batch, played in pairs
-    )
-
-
-_BAND_OF = "buckeye_audit.bands.band:band_of"
-
-
-def _recipe(band: Any) -> dict[str, Any]:
-    found = {name: getattr(band, name) for name in ("steps", "low", "mid", "high")}
-    return {"label": band.label, **{name: list(values) for name, values in found.items()}}
+    return {"steps": steps, "low": low, "high": high}
 
 
 _MEANS = (

@@ -24,8 +24,7 @@ _running: list[ChildProcess] = []
 
 def findings_of(run: OpenRun) -> dict[str, Any]:
     """`findings` with evidence and commands, the surest first, `not_looked_at`, and the `step` they are of;
-    or in `missing` why there are none. Of a run that has gone on a little they may be those of before.
-    `commands` is false where these cannot be typed: they know the runs of Buckeye alone."""
+    or in `missing` why there are none. Of a run that has gone on a little they may be those of before."""
     if not is_there(_DIAGNOSIS):
         return {"findings": [], "missing": str(absent(_DIAGNOSIS, "What is wrong with a run"))}
     with run.diagnosing:
@@ -36,11 +35,7 @@ def findings_of(run: OpenRun) -> dict[str, Any]:
         steps = run.steps
         with _few:
             diagnosed = _diagnose(run)
-        found = {
-            **diagnosed,
-            "step": steps[-1].number if steps else None,
-            "commands": run.foreign is None,
-        }
+        found = {**diagnosed, "step": steps[-1].number if steps else None}
         run.kept["findings"] = (stamp, time.monotonic(), found)
         return found
 

@@ -33,8 +33,7 @@ def logs(run: OpenRun, asked: Logs) -> dict[str, Any]:
     try:
         attempts = sorted(attempt_starts(run.path))
     except BuckeyeError as error:
-        missing = str(error) if run.foreign is None else f"Results of {run.foreign.kind} have no logs."
-        return {"attempts": [], "processes": [], "found": 0, "lines": [], "missing": missing}
+        return {"attempts": [], "processes": [], "found": 0, "lines": [], "missing": str(error)}
     size = sum(path.stat().st_size for path in (run.path / LOG_FOLDER).rglob("*") if path.is_file())
     if size > _MOST_BYTES:
         raise UsageError(

@@ -9,8 +9,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -25,12 +24,9 @@ from buckeye.base.http_server import http_server, listen
 from buckeye.base.keys import made_key
 from buckeye.base.request_gate import Denied, Gate, Rules, is_loopback
 from buckeye.errors import BuckeyeError, PortTakenError, UsageError
-from buckeye_ui import findings
-from buckeye_ui.answers import ANSWERS, answer, summary
-from buckeye_ui.notes import Note, write_note
+from buckeye_ui import STATIC, findings
+from buckeye_ui.answers import answer, summary
 from buckeye_ui.sources import OpenRun, Sources
-
-STATIC = Path(__file__).parent / "static"
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -45,11 +41,9 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _KEY = "BUCKEYE_UI_KEY"
-_LARGEST_BODY = 64_000
 _LOOK_SECONDS = 1.0
 _SILENCE_SECONDS = 15.0
 _MOST_LISTENERS = 64
-_LONGEST_QUEUE = 16
 _SLOW = ("findings",)  # have threads of their own, so that no other question waits for them
 
 
@@ -95,17 +89,14 @@ def create_app(sources: Sources, *, host: str = "127.0.0.1", key: str | None = N
     api = Starlette(
         routes=[
             Route("/runs", served.runs),
-            Route("/runs/{run}/notes", served.note, methods=["PUT"]),
             Route("/runs/{run}/{question}", served.question),
             Route("/live", served.live),
-            Route("/view", served.view, methods=["POST"]),
         ],
         exception_handlers=_ON_ERROR,
     )
     return Starlette(
         routes=[
             Route("/", _page),
-            Route("/llms.txt", _for_agents),
             Mount("/api", Gate(api, rules, _refusal)),
             Route("/static/{path:path}", _static),
         ],
@@ -161,23 +152,6 @@ async def _static(request: Request) -> Response:
     return FileResponse(path)
 
 
-async def _for_agents(request: Request) -> Response:
-    """What a program, or a model, can ask here."""
-    asked = "\n".join(
-        f"- GET /api/runs/RUN/{name}{_shown(one.parameters)}: {one.what}" for name, one in ANSWERS.items()
-    )
-    text = (STATIC / "llms.txt").read_text(encoding="utf-8").replace("{questions}", asked)
-    return Response(text, media_type="text/plain; charset=utf-8")
-
-
-def _shown(parameters: type[msgspec.Struct]) -> str:
-    names = [
-        name if field.required else f"[{name}]"
-        for name, field in zip(parameters.__struct_fields__, msgspec.structs.fields(parameters), strict=True)
-    ]
-    return f"?{'&'.join(names)}" if names else ""
-
-
 def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
@@ -187,7 +161,7 @@ class _Served:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._listeners: set[asyncio.Queue[bytes]] = set()
+        self._listeners = 0
         self._slow = ThreadPoolExecutor(_MOST_LISTENERS)
 
     async def runs(self, request: Request) -> Response:
@@ -210,32 +184,17 @@ class _Served:
             return _json(await run_in_threadpool(answered))
         return _json(await asyncio.get_running_loop().run_in_executor(self._slow, answered))
 
-    async def note(self, request: Request) -> Response:
-        """PUT /runs/RUN/notes: note something of a run or a rollout; see `Note`."""
-        note = await _body(request, Note)
-        run = await run_in_threadpool(self._sources.find, request.path_params["run"])
-        return _json(await run_in_threadpool(write_note, run, note))
-
-    async def view(self, request: Request) -> Response:
-        """POST /view {"open": "#/..."}: the pages that are open go there."""
-        wanted = await _body(request, _View)
-        for queue in self._listeners:
-            if not queue.full():
-                queue.put_nowait(_event("view", {"open": wanted.open}))
-        return _json({"pages": len(self._listeners)})
-
     async def live(self, request: Request) -> Response:
         """GET /live[?run=RUN]: server-sent events. `changed` with the stamp of the run whenever something was
-        added to it, `view` when the page is to go elsewhere."""
+        added to it."""
         name = request.query_params.get("run")
         run = None if name is None else await run_in_threadpool(self._sources.find, name)
-        if len(self._listeners) >= _MOST_LISTENERS:
+        if self._listeners >= _MOST_LISTENERS:
             raise HTTPException(503, f"{_MOST_LISTENERS} pages are open already.")
         return StreamingResponse(self._events(run), media_type="text/event-stream")
 
     async def _events(self, run: OpenRun | None) -> AsyncIterator[bytes]:
-        queue: asyncio.Queue[bytes] = asyncio.Queue(_LONGEST_QUEUE)
-        self._listeners.add(queue)
+        self._listeners += 1
         loop, seen = asyncio.get_running_loop(), None
         said = loop.time()
         try:
@@ -245,34 +204,12 @@ class _Served:
                 if stamp != seen:
                     seen, said = stamp, loop.time()
                     yield _event("changed", stamp)
-                with contextlib.suppress(TimeoutError):
-                    yield await asyncio.wait_for(queue.get(), _LOOK_SECONDS)
-                    said = loop.time()
+                await asyncio.sleep(_LOOK_SECONDS)
                 if loop.time() - said > _SILENCE_SECONDS:
                     said = loop.time()
                     yield b": still here\n\n"
         finally:
-            self._listeners.discard(queue)
-
-
-class _View(msgspec.Struct, forbid_unknown_fields=True):
-    open: str
-
-
-_T = TypeVar("_T")
-
-
-async def _body(request: Request, kind: type[_T]) -> _T:
-    """What was sent; only so much of it is read."""
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _LARGEST_BODY:
-            raise HTTPException(413, f"The body may have {_LARGEST_BODY} bytes.")
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
-        raise HTTPException(422, f"This is not what can be sent here: {error}") from None
+            self._listeners -= 1
 
 
 def _event(name: str, value: Any) -> bytes:

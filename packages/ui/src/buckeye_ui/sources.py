@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import zlib
 from collections.abc import Iterator, Mapping
@@ -12,15 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.distribution import ask_if_there
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import MetricsTail, RunMetrics, Step
-from buckeye.run_files.directory import RUN_FILE
 from buckeye.run_files.known_runs import find_run, known_runs
 from buckeye.runs import Run
 
-_OF_A_RUN = frozenset({"run.json", "status.json", "metrics.jsonl", "rollouts", "results.jsonl"})
-_FOREIGN = "buckeye_audit.exchange.foreign:foreign_folder"
+_OF_A_RUN = frozenset({"run.json", "status.json", "metrics.jsonl", "rollouts"})
 _DEEPEST = 3
 _MOST_FOLDERS = 5_000  # that are looked into; whoever points at a home directory waits no minute
 
@@ -28,12 +24,10 @@ _MOST_FOLDERS = 5_000  # that are looked into; whoever points at a home director
 @dataclass
 class OpenRun:
     """A run that is shown under `name`. Its numbers are kept and brought up to date; all else is read when it
-    is asked for. It may be asked by several threads. What is read in `path` is of the directory `place`: the
-    same, or that of another trainer's results, `foreign`."""
+    is asked for. It may be asked by several threads."""
 
     name: str
     path: Path
-    foreign: Any = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _reading: Run | None = None
     _tail: MetricsTail | None = None
@@ -41,16 +35,6 @@ class OpenRun:
     diagnosing: threading.Lock = field(default_factory=threading.Lock)
     kept: dict[str, Any] = field(default_factory=dict)
     """What was computed of it before, by the module that did."""
-
-    @property
-    def place(self) -> Path:
-        return self.path if self.foreign is None else Path(self.foreign.path)
-
-    def update(self) -> None:
-        """Read what is new of another trainer's results."""
-        if self.foreign is not None:
-            with self._lock:
-                self.foreign.put(self.path)
 
     @property
     def steps(self) -> list[Step]:
@@ -81,9 +65,8 @@ class OpenRun:
                     run.index.close()
 
     def stamp(self) -> Mapping[str, int]:
-        """What changes when something is added: to its numbers, events, state, rollouts, evaluations,
-        notes."""
-        names = ("metrics.jsonl", "events.jsonl", "status.json", "rollouts", "evals", "notes.json")
+        """What changes when something is added: to its numbers, events, state, rollouts, evaluations."""
+        names = ("metrics.jsonl", "events.jsonl", "status.json", "rollouts", "evals")
         return {name.partition(".")[0]: _changed(self.path / name) for name in names}
 
 
@@ -106,7 +89,6 @@ class Sources:
         if word is not None and not Path(word).is_dir():
             self.place = find_run(word)
         self._open: dict[str, OpenRun] = {}
-        self._made = tempfile.TemporaryDirectory(prefix="buckeye-ui-")  # of other trainers' results
         if self.place is not None and not self.all():
             raise UsageError(
                 f"{word} is a directory without a run. `buckeye rl list` shows those that are known."
@@ -115,24 +97,18 @@ class Sources:
     def all(self) -> list[OpenRun]:
         """The runs there are now, each by a name of its own, which stays."""
         for path in self._paths():
-            if all(path != known.place for known in self._open.values()):
+            if all(path != known.path for known in self._open.values()):
                 name = path.name
                 if name in self._open:
                     name = f"{name}-{zlib.crc32(os.fsencode(path)):08x}"
-                self._open[name] = self._opened(name, path)
-        return [run for run in self._open.values() if run.place.is_dir()]
-
-    def _opened(self, name: str, path: Path) -> OpenRun:
-        own = (path / RUN_FILE).is_file()
-        foreign = None if own else ask_if_there(_FOREIGN, lambda path: None)(path)
-        return OpenRun(name, path if foreign is None else Path(self._made.name) / name, foreign)
+                self._open[name] = OpenRun(name, path)
+        return [run for run in self._open.values() if run.path.is_dir()]
 
     def find(self, name: str) -> OpenRun:
         """One of them, as it is now. Raises UsageError for a name that none has."""
         found = self._open.get(name) or next((run for run in self.all() if run.name == name), None)
         if found is None:
             raise UsageError(f"No run is called {name!r} here.")
-        found.update()
         return found
 
     def _paths(self) -> Iterator[Path]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,21 +13,12 @@ from buckeye.cli.env_args import Variables, variable_names
 from buckeye.cli.terminal import status_line
 from buckeye_audit.environment_args import Arg, Args, environment_args
 
-if TYPE_CHECKING:
-    from buckeye.config.environments import EnvConfig
-    from buckeye_audit.check import CheckOptions, Report
-
 
 def env_check(
     env_id: Annotated[str, typer.Argument(metavar="ID", help="NAME, OWNER/NAME[@VERSION], or a path.")],
     arg: Arg = None,
     args: Args = None,
     variables: Variables = None,
-    model: Annotated[
-        str | None, typer.Option(help="Also play groups with this model: a directory or a hub name.")
-    ] = None,
-    groups: Annotated[int, typer.Option(min=1, help="Groups of 8 rollouts that the model plays.")] = 16,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply of the model.")] = 512,
     budget: Annotated[
         float, typer.Option(min=1.0, help="Seconds for playing; what they were too few for is said.")
     ] = 60.0,
@@ -48,7 +38,7 @@ def env_check(
     from buckeye.base.keys import check_variables
     from buckeye.config.environments import EnvConfig
     from buckeye.launch.gateways import DEFAULT_ROLLOUTS, hosts_here
-    from buckeye_audit.check import CheckOptions
+    from buckeye_audit.check import CheckOptions, check_environment
     from buckeye_audit.checks.result import count_of
 
     played = EnvConfig(id=env_id, args=environment_args(arg, args), variables=variable_names(variables))
@@ -66,7 +56,7 @@ def env_check(
             variables=tuple(played.variables),
             progress=progress,
         )
-        report = asyncio.run(_check(played, options, model, groups, max_tokens))
+        report = asyncio.run(check_environment(played.id, played.args, options))
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
     else:
@@ -75,24 +65,3 @@ def env_check(
         print_report(report)
     if not report.passed or (strict and count_of(report.checks, "warning")):
         raise typer.Exit(1)
-
-
-async def _check(
-    played: EnvConfig,
-    options: CheckOptions,
-    model: str | None,
-    groups: int,
-    max_tokens: int,
-) -> Report:
-    from buckeye_audit.check import check_environment
-    from buckeye_audit.group_spread import check_spread, play_groups, spread_not_run
-
-    report = await check_environment(played.id, played.args, options)
-    spread = spread_not_run()
-    if model is not None:
-        options.progress(f"playing {groups} groups with {model}")
-        spread = check_spread(
-            await play_groups(played, model=model, groups=groups, max_tokens=max_tokens, seed=options.seed),
-            model,
-        )
-    return replace(report, checks=[*report.checks, spread])

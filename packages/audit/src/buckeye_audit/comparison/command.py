@@ -45,7 +45,6 @@ def _text(found: Comparison) -> Iterator[str]:
     yield from _tasks(found)
     yield from _evaluations(found)
     yield from _parts(found)
-    yield from _plot(found)
     yield from (f"not looked at: {what}" for what in found.unreadable)
 
 
@@ -92,23 +91,6 @@ def _parts(found: Comparison) -> Iterator[str]:
                 for part in parts
             ]
             yield "\n" + aligned([(f"reward by {axis}", "A", "B", "B - A"), *rows])
-
-
-def _plot(found: Comparison) -> Iterator[str]:
-    from buckeye_audit.curve import MARKS, Curve, text_plot
-
-    curves = [
-        Curve(name, {point.step: _reward(point) for point in points})
-        for name, points in (("A", found.points_a), ("B", found.points_b))
-        if points
-    ]
-    if curves:
-        yield ""
-        yield from text_plot(curves)
-        yield (
-            "  ".join(f"{mark} {one.name}" for mark, one in zip(MARKS, curves, strict=False))
-            + "  reward by step"
-        )
 
 
 def _reward(point: Point) -> float:

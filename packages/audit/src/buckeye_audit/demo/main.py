@@ -2,57 +2,55 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from buckeye import __version__
-from buckeye.base.distribution import absent, install_command, is_there, need
+from buckeye.base.distribution import absent, is_there, need
 from buckeye.base.storage import read_json, write_directory, write_file
+from buckeye.envs.registry import load_environment
 from buckeye.errors import UsageError
 from buckeye.monitor.intervals import Estimate
+from buckeye_audit.demo.baseline import baselines
+from buckeye_audit.demo.held_out import Row, exact_table, make_rows, read_tasks
 from buckeye_audit.demo.stages import ENVIRONMENT, DemoPaths, run_stages, weights
-from buckeye_audit.report.files import write_report
-from buckeye_audit.report.gather import Report, ReportRequest, make_report
-from buckeye_audit.report.rows import Side
-from buckeye_audit.report.text import exact_table, overview
 
-# What the demonstration shows at its end: table, report, model card, summary.
+# What the demonstration shows at its end: table, model card, summary.
 
 
-def report(paths: DemoPaths, *, seconds: float) -> str:
-    """Write summary.json, report/ and model/, and return the table to print."""
-    request = ReportRequest(
-        env_id=ENVIRONMENT, run=paths.rl, before=paths.evals("before"), after=paths.evals("after")
-    )
-    measured = make_report(request)
-    write_report(measured, paths.report)
-    summary = {**_summary(measured), "seconds": round(seconds, 1)}
-    write_file(paths.root / "summary.json", json.dumps(summary, indent=1))
-    table = exact_table(overview(measured))
+def results(paths: DemoPaths, *, seconds: float) -> str:
+    """Write summary.json and model/, and return the table to print."""
+    before, after = read_tasks(paths.rollouts("before")), read_tasks(paths.rollouts("after"))
+    measured = read_json(paths.settings("after"))
+    environment = load_environment(ENVIRONMENT, **measured["args"])
+    rows = make_rows(before, after, asyncio.run(baselines(environment, measured["split"], after)))
+    write_file(paths.root / "summary.json", json.dumps(_summary(rows, seconds), indent=1))
+    table = exact_table(rows)
     _export_model(paths, table)
     return table
 
 
-def _summary(measured: Report) -> dict[str, Any]:
-    (everything,) = measured.part(families=False, splits=False)
-    assert everything.content_free is not None
+def _summary(rows: Sequence[Row], seconds: float) -> dict[str, Any]:
+    everything = rows[-1]
     return {
         "before": _score(everything.before),
         "after": _score(everything.after),
-        "content_free": {"exact": everything.content_free.exact},
+        "content_free": {"exact": everything.baseline},
         "families": {
             row.label: {"before": _score(row.before), "after": _score(row.after)}
-            for row in measured.part(families=True, splits=False)
+            for row in rows
+            if row.part[0] is not None
         },
+        "seconds": round(seconds, 1),
     }
 
 
-def _score(side: Side | None) -> dict[str, Any] | None:
-    exact: Estimate | None = side.exact if side is not None else None
+def _score(exact: Estimate | None) -> dict[str, Any] | None:
     return None if exact is None else {"exact": exact.value, "ci95": (exact.low, exact.high), "n": exact.n}
 
 
@@ -111,7 +109,7 @@ def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> Non
         )
     paths = DemoPaths(root=output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
-    done = paths.rollouts("after").exists()
+    done = paths.figures("after").exists()
     write_file(record_file, json.dumps(record))
     try:
         run_stages(paths, seed=seed)
@@ -119,11 +117,9 @@ def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> Non
         if not done:  # looking at a finished demonstration again takes no time of its own
             record["seconds"] += time.monotonic() - started
             write_file(record_file, json.dumps(record))
-    table = report(paths, seconds=record["seconds"])
+    table = results(paths, seconds=record["seconds"])
     show(f"\n{table}\n")
-    show(f"report:        {paths.report / 'report.md'}")
-    curve = paths.report / "training.png"
-    show(f"reward curve:  {curve if curve.exists() else 'not drawn: ' + install_command('docs')}")
+    show(f"report:        buckeye rl report {paths.rl}, which writes one file to send")
     show(f"figures:       {output_dir / 'summary.json'}")
     show(f"model:         {paths.model}")
     show(f"talk to it:    buckeye chat {paths.model}")

@@ -51,12 +51,16 @@ class DemoPaths:
         return self.root / f"evals-{name}"
 
     def rollouts(self, name: str) -> Path:
-        """Written last by `evals`: there when the evaluation is complete."""
-        return self.evals(name) / "evals" / "dakota1890.jsonl"
+        """The rollouts of an evaluation."""
+        return self.evals(name) / "rollouts.jsonl"
 
-    @property
-    def report(self) -> Path:
-        return self.root / "report"
+    def settings(self, name: str) -> Path:
+        """What was evaluated, and how."""
+        return self.evals(name) / "settings.json"
+
+    def figures(self, name: str) -> Path:
+        """Written last: there when the evaluation is complete."""
+        return self.evals(name) / "figures.json"
 
     @property
     def model(self) -> Path:
@@ -154,13 +158,17 @@ def rl_words(paths: DemoPaths, *, seed: int) -> list[str]:
 
 
 def _evaluate(paths: DemoPaths, name: str, model: Path, seed: int) -> None:
-    if paths.rollouts(name).exists():
+    """Greedy answers to every held-out task of the families that are trained. The dictionary family is left
+    out: a word that a model has never seen cannot be recalled, only guessed."""
+    if paths.figures(name).exists():
         return
+    arguments = config_file("evaluation.json").read_text(encoding="utf-8").strip()
+    resume = ["--resume"] if paths.settings(name).exists() else []
     _command(
-        "evals",
-        "@",
-        str(config_file("evals.toml")),
-        *("--model.name", str(model), "--output-dir", str(paths.evals(name)), "--seed", str(seed)),
+        *("buckeye", "eval", ENVIRONMENT, "--args", arguments),
+        *("--model", str(model), "--temperature", "0", "--max-tokens", "64", "--max-concurrent", "128"),
+        *("--output-dir", str(paths.evals(name)), "--seed", str(seed)),
+        *resume,
     )
 
 

@@ -32,7 +32,8 @@ from buckeye_audit.diagnosis.teaching import (
     teach,
 )
 from buckeye_audit.diagnosis.templates import decoded, tokenizer_of
-from buckeye_audit.tuning.changes import masked_logprobs, policy_changes
+from buckeye_audit.replay.retrain import masked_logprobs
+from buckeye_audit.tuning.changes import policy_changes
 
 _SAMPLES = 16
 _ENOUGH = 40

@@ -11,12 +11,11 @@ from typing import Annotated
 
 import typer
 
+from buckeye import runs
 from buckeye.base.columns import aligned
 from buckeye.base.json_lines import printable
-from buckeye.errors import UsageError
 from buckeye.run_files.known_runs import find_run
 from buckeye_audit.diagnosis.finding import Finding
-from buckeye_audit.replay.bundle import opened
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +26,7 @@ _NOTHING_LEFT = "Nothing is wrong with it, as far as the rules tell that did not
 def diagnose_run(
     run: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUN", help="A directory, name or id, or a bundle. Default: ./outputs, or the newest run."
-        ),
+        typer.Argument(metavar="RUN", help="A directory, name or id. Default: ./outputs, or the newest run."),
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="As it was after this step.")] = None,
     tests: Annotated[
@@ -41,10 +38,8 @@ def diagnose_run(
     anything is."""
     from buckeye_audit.diagnosis.diagnose import diagnose
 
-    with opened(str(find_run(None)) if run is None else run) as (directory, bundled):
-        if bundled is not None and tests:
-            raise UsageError("--try plays the environment, which a bundle does not bring: leave it out.")
-        done = diagnose(directory, step=step, tests=tests)
+    directory = runs.open(find_run(None) if run is None else run).path
+    done = diagnose(directory, step=step, tests=tests)
     if as_json:
         findings = [dataclasses.asdict(one) for one in done.findings]
         print(json.dumps({**done._asdict(), "findings": findings}))

@@ -25,7 +25,6 @@ from buckeye_audit.diagnosis.rollout_rules import (
     truncated_replies,
 )
 from buckeye_audit.diagnosis.setup_rules import (
-    below_band,
     bounds_too_narrow,
     kl_of_the_wrong_sign,
     learning_rate_too_high,
@@ -99,7 +98,6 @@ RULES: tuple[Rule, ...] = (
     _figures,
     learning_rate_too_low,
     training_without_transfer,
-    below_band,
 )
 
 EXPLAINS = {

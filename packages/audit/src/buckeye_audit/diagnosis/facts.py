@@ -109,9 +109,9 @@ class Facts:
         """The command that shows what was played in a step."""
         return self.command("rollouts", "--step", step, *words)
 
-    def curve(self, *metrics: str) -> str:
-        """The command that plots numbers."""
-        return self.command("curve", *(word for metric in metrics for word in ("-m", metric)))
+    def metrics(self, *names: str) -> str:
+        """Return the command that prints the records with these metrics, which are regular expressions."""
+        return shlex.join(["grep", "-E", f'"({"|".join(names)})"', str(self.run.path / "metrics.jsonl")])
 
     def finding(
         self,

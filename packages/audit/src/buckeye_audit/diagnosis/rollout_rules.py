@@ -127,7 +127,7 @@ def grader_never_pays(facts: Facts) -> Finding | None:
         "grader_never_pays",
         f"{name} has paid nothing for all {count} rollouts of the last {steps} steps",
         "the task itself is never done, so only the rest of the reward is learnt (its form, say)",
-        "fine-tune first on games that earn it (`buckeye play --save FILE --min-reward X`, `sft`), take "
+        "fine-tune first on games that earn it (`buckeye env play --save FILE --min-reward X`, `sft`), take "
         "easier tasks, or mend the grader, if what it says is wrong",
         evidence=[(f"what {name} says", facts.rollouts(facts.last))],
         confidence="likely",
@@ -290,7 +290,10 @@ def slow_environment(facts: Facts) -> Finding | None:
         "make it faster, or give it workers of its own (isolation, workers) and more rollouts at once "
         "(orchestrator.max_concurrent)",
         evidence=[
-            ("the times by step", facts.curve("time/rollout/environment/mean", "time/rollout/sampling/mean"))
+            (
+                "the times by step",
+                facts.metrics("time/rollout/environment/mean", "time/rollout/sampling/mean"),
+            )
         ],
         confidence="likely",
         share=share,

@@ -11,7 +11,6 @@ from safetensors import SafetensorError, safe_open
 
 from buckeye.base.storage import read_json
 from buckeye.transport.checkpoint import list_checkpoints, trainer_state
-from buckeye_audit.bands.band import SMOOTHED, band_of
 from buckeye_audit.diagnosis.facts import Facts
 from buckeye_audit.diagnosis.finding import Finding
 from buckeye_audit.diagnosis.statistics import is_below, mean_interval, rms, share_interval, slope_interval
@@ -84,7 +83,7 @@ def optimizer_state_lost(facts: Facts) -> Finding | None:
             "resume from a checkpoint with its optimizer's state, and see what loads it",
             evidence=[
                 ("where the run was resumed", facts.command("events")),
-                ("gradient and reward around that step", facts.curve("grad_norm", "reward/mean")),
+                ("gradient and reward around that step", facts.metrics("grad_norm", "reward/mean")),
             ],
             confidence="sure",
             since=since,
@@ -126,7 +125,7 @@ def kl_of_the_wrong_sign(facts: Facts) -> Finding | None:
         "the penalty for leaving the reference model has the wrong sign, so the policy is driven away "
         "from it",
         "see how the loss adds the KL term (trainer/losses), and the sign of trainer.loss.kl_coef",
-        evidence=[("the divergence by step", facts.curve("reference_kl"))],
+        evidence=[("the divergence by step", facts.metrics("reference_kl"))],
         confidence="sure" if high < -0.7 and low > -1.3 else "likely",
         slope=(low + high) / 2,
     )
@@ -168,8 +167,8 @@ def bounds_too_narrow(facts: Facts) -> Finding | None:
         "take the defaults of trainer.loss for its bounds (mask_ratio_low, mask_ratio_high, clip_low, "
         "clip_high)",
         evidence=[
-            ("what is left out", facts.curve("masked_low", "masked_high")),
-            ("the mismatch", facts.curve("mismatch_kl")),
+            ("what is left out", facts.metrics("masked_low", "masked_high")),
+            ("the mismatch", facts.metrics("mismatch_kl")),
         ],
         confidence="sure",
         share=float(np.median(shares)),
@@ -220,7 +219,7 @@ def learning_rate_too_low(facts: Facts) -> Finding | None:
         evidence=[
             (
                 f"{len(moved)} tokens after the same text, at most {high:.2g} nats",
-                facts.curve("reward/mean", "entropy"),
+                facts.metrics("reward/mean", "entropy"),
             ),
         ],
         confidence="likely",
@@ -268,8 +267,8 @@ def learning_rate_too_high(facts: Facts) -> Finding | None:
         f"the updates are too large (trainer.optim.lr = {rate}), so the policy is thrown about and collapses",
         way_back(facts.run.path, since),
         evidence=[
-            ("entropy and reward", facts.curve("entropy", "reward/mean")),
-            ("the size of gradients", facts.curve("grad_norm")),
+            ("entropy and reward", facts.metrics("entropy", "reward/mean")),
+            ("the size of gradients", facts.metrics("grad_norm")),
         ],
         confidence="likely",
         since=since,
@@ -340,7 +339,7 @@ def training_without_transfer(facts: Facts) -> Finding | None:
         "or too few "
         "tasks",
         "read what earns most; `buckeye env check` looks for leaks and policies without content",
-        evidence=[("training and evaluation by step", facts.command("curve"))],
+        evidence=[("training and evaluation by step", facts.metrics("reward/mean", 'eval/[^"]*'))],
         confidence="likely",
         gained=gained,
     )
@@ -351,41 +350,3 @@ def _evaluated(facts: Facts, step: int) -> Sequence[float]:
         "SELECT reward FROM rollouts WHERE split = 'eval' AND reward IS NOT NULL AND step = ?", step
     )
     return [row[0] for row in rows]
-
-
-_FAR = 2.0  # times as far below the middle of a band as its lower end, which is some six standard deviations
-_LITTLE = 0.1  # of what runs of the recipe gain
-
-
-def below_band(facts: Facts) -> Finding | None:
-    """The run is of a known recipe, and earns less than runs of it do with any seed."""
-    band = band_of(facts.run, facts.until)
-    if band is None or len(band.played) < 2 * SMOOTHED or band.inside:
-        return None
-    places = band.played[-SMOOTHED:]
-    earned, low, mid, high = band.means(places)
-    if mid - earned < _LITTLE * (max(band.mid) - min(band.mid)):
-        return None
-    first, least, *_ = band.means(band.played[:1])
-    far = mid - earned > _FAR * (mid - low)
-    if band.differs:
-        cause = f"settings that decide the curve are not the recipe's: {', '.join(band.differs)}"
-    elif first < least:
-        cause = "it began lower, so with another start model, or graded otherwise"
-    else:
-        cause = "settings, tasks and the start are the recipe's, so the code or the machine is not"
-    since, until = (band.steps[places[at]] for at in (0, -1))
-    return facts.finding(
-        "below_band",
-        band.told,
-        cause,
-        "set what differs back, or see what changed since the recipe's runs were played",
-        evidence=[(f"the reward; the recipe's is {mid:.2f} at step {until}", facts.curve("reward/mean"))],
-        confidence="likely" if far and not band.differs and first >= least else "possible",
-        since=since,
-        until=until,
-        earned=earned,
-        low=low,
-        mid=mid,
-        high=high,
-    )

@@ -22,7 +22,7 @@ from buckeye.trainer.model.policy import Policy
 from buckeye.transport.batches import Batch
 from buckeye.transport.checkpoint import list_checkpoints
 from buckeye_audit.diagnosis.facts import Facts
-from buckeye_audit.tuning.changes import masked_logprobs, trainer_from
+from buckeye_audit.replay.retrain import masked_logprobs, trainer_from
 
 Values = npt.NDArray[np.float64]
 

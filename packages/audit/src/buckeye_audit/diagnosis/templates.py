@@ -12,34 +12,25 @@ import numpy.typing as npt
 
 from buckeye.base.storage import read_json
 
-_MOST_CHARACTERS = 200_000
-
 
 @lru_cache(maxsize=4)
 def generation_header(model: Path) -> str | None:
-    """What the chat template adds for the reply to come; None where it cannot be rendered."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    """Return what the chat template adds for the reply to come; None where it cannot be rendered."""
+    from buckeye.inference.render.template_sandbox import Template
 
     source, names = _template(model)
     if source is None:
         return None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: "2026-01-01"}
     chat = [{"role": "user", "content": "question"}]
     try:
-        template = environment.from_string(source)
+        template = Template(source)
         without, with_it = (
-            template.render(messages=chat, tools=None, add_generation_prompt=asked, **names)
-            for asked in (False, True)
+            template.render(chat, tools=None, add_generation_prompt=prompt, **names)
+            for prompt in (False, True)
         )
-    except (TemplateError, TypeError, ValueError, RecursionError, ArithmeticError, LookupError):
+    except Exception:  # whatever a template raises
         return None
     return with_it[len(without) :] if with_it.startswith(without) else None
-
-
-def _refuse(message: str) -> None:
-    raise ValueError(message)
 
 
 def _template(model: Path) -> tuple[str | None, dict[str, Any]]:
@@ -56,7 +47,7 @@ def _template(model: Path) -> tuple[str | None, dict[str, Any]]:
         source = (model / "chat_template.jinja").read_text(encoding="utf-8")
     except (OSError, ValueError, AttributeError):
         pass
-    return (source if isinstance(source, str) and len(source) <= _MOST_CHARACTERS else None), names
+    return (source if isinstance(source, str) else None), names
 
 
 @lru_cache(maxsize=4)

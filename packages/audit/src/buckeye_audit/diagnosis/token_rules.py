@@ -92,7 +92,7 @@ def rounded_logprobs(facts: Facts) -> Finding | None:
                     (
                         f"sampler and trainer are {apart:.2g} nats apart (root mean square) on the same "
                         "weights",
-                        facts.curve("mismatch_kl_fresh"),
+                        facts.metrics("mismatch_kl_fresh"),
                     )
                 ],
                 confidence="sure",
@@ -119,7 +119,7 @@ def mismatch_from_the_start(facts: Facts) -> Finding | None:
             f"{int(first.sum())} tokens of the first weights: {apart:.3f} nats apart (root mean square), "
             "where "
             f"rounding makes {facts.rounding:g}",
-            facts.curve("mismatch_kl_fresh"),
+            facts.metrics("mismatch_kl_fresh"),
         ),
         (
             "what the sampler's log-probs of tokens after the same text differ by is "
@@ -180,7 +180,7 @@ def weights_do_not_arrive(facts: Facts) -> Finding | None:
         f"by {rms(trainer):.3f} nats, the sampler's by {rms(sampler):.3f}; {stale.mean():.0%} did not "
         "move at all"
     )
-    evidence = [(fact, facts.curve("mismatch_kl_fresh", "weights/served_kl"))]
+    evidence = [(fact, facts.metrics("mismatch_kl_fresh", "weights/served_kl"))]
     figures: dict[str, Any] = {
         "slope": (low + high) / 2,
         "unmoved": float(stale.mean()),
@@ -192,7 +192,7 @@ def weights_do_not_arrive(facts: Facts) -> Finding | None:
             "The weights that are trained moved, and the sampler's log-probs of the same tokens did not",
             "new weights do not reach the engines, which go on with old ones",
             "see `rl events` for the updates of weights, and what /update_weights of the engine does",
-            evidence=[*evidence, ("versions as the engines tell them", facts.curve("policy_version"))],
+            evidence=[*evidence, ("versions as the engines tell them", facts.metrics("policy_version"))],
             confidence="sure",
             **figures,
         )
@@ -204,7 +204,7 @@ def weights_do_not_arrive(facts: Facts) -> Finding | None:
             "others not",
             "some engines do not get new weights" + (f" (about one of {count} does)" if count > 1 else ""),
             "compare inference/<i>/weight_version of the engines, and restart the one that stays behind",
-            evidence=[*evidence, ("the versions by engine", facts.curve("inference/0/weight_version"))],
+            evidence=[*evidence, ("the versions by engine", facts.metrics("inference/0/weight_version"))],
             confidence="likely",
             **figures,
         )
@@ -250,7 +250,7 @@ def mismatch_grows(facts: Facts) -> Finding | None:
         f"({rms(later):.2g})",
         "the engines do not have the weights that are trained",
         "see `rl events` for the updates of weights; restart the engines",
-        evidence=[("mismatch by step", facts.curve("mismatch_kl_fresh"))],
+        evidence=[("mismatch by step", facts.metrics("mismatch_kl_fresh"))],
         difference=rms(later),
     )
 

@@ -116,7 +116,6 @@ class ChatPolicy:
     completion_tokens: int = 0
     segments: tuple[Segment, ...] = ()
     """None: tokens are not recorded."""
-    asked: None = None
     extended: int = 0
     branched: int = 0
 

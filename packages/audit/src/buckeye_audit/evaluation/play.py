@@ -15,6 +15,7 @@ import httpx
 from buckeye.base.keys import key_for
 from buckeye.base.storage import read_json, write_file
 from buckeye.config.environments import EnvConfig
+from buckeye.config.inference import InferenceConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.gateways import hosts_here
 from buckeye.launch.serve import served_model
@@ -30,7 +31,7 @@ from buckeye.orchestrator.rollout import Rollout
 from buckeye.sizing.model import fetch_served
 from buckeye_audit.evaluation.chat_policy import ChatPlayer, ChatSampling, ChatServer
 from buckeye_audit.evaluation.figures import Figures, figures_of
-from buckeye_audit.evaluation.rows import ROLLOUTS, Row, RowFile, read_rows, row_of
+from buckeye_audit.evaluation.rows import ROLLOUTS, Row, open_rows, read_rows, row_of
 
 SETTINGS, FIGURES, GATEWAY_LOG = "settings.json", "figures.json", "gateway.log"
 
@@ -194,7 +195,7 @@ async def _play_all(
     total: int,
 ) -> dict[tuple[str, int], Row]:
     rows: dict[tuple[str, int], Row] = {}
-    file = RowFile(request.output_dir / ROLLOUTS)
+    file = open_rows(request.output_dir / ROLLOUTS)
     request.progress(len(known), total)
     try:
         async with model_server(
@@ -210,7 +211,7 @@ async def _play_all(
                 if rollout.reward is None and server.refusal is not None:
                     raise UsageError(server.refusal)
                 row = row_of(rollout, number)
-                file.add(row)
+                file.append(row.to_line())
                 rows[row.task_id, number] = row
                 request.progress(len(known | rows.keys()), total)
 
@@ -245,9 +246,10 @@ async def model_server(
     timeout: float,
     max_concurrent: int,
     tell: Callable[[str], None] = lambda text: None,
+    engine: InferenceConfig | None = None,
 ) -> AsyncIterator[ChatServer]:
-    """A model behind `base_url`, or served here for as long as the block lasts. A reply may take `timeout`
-    seconds."""
+    """A model behind `base_url`, or served here by an `engine` for as long as the block lasts. A reply may
+    take `timeout` seconds."""
     waits = httpx.Timeout(30.0, read=timeout)
     limits = httpx.Limits(max_connections=max_concurrent)
     if base_url is not None:
@@ -256,7 +258,7 @@ async def model_server(
         async with httpx.AsyncClient(timeout=waits, limits=limits, headers=headers) as client:
             yield ChatServer(base_url=base_url.rstrip("/"), model=model, client=client, tell=tell)
         return
-    async with served_model(fetch_served(model)) as served:
+    async with served_model(fetch_served(model), config=engine) as served:
         headers = {"Authorization": f"Bearer {served.api_key}"}
         async with httpx.AsyncClient(
             timeout=waits, limits=limits, headers=headers, trust_env=False

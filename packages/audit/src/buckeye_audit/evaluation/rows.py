@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from buckeye.base.json_lines import LineFile, read_json_lines
 from buckeye.base.storage import utf8
 from buckeye.errors import UsageError
 from buckeye.orchestrator.rollout import Rollout
@@ -37,10 +38,10 @@ class Row:
     data: Mapping[str, Any] = field(default_factory=dict)
     messages: list[Mapping[str, Any]] = field(default_factory=list)
 
-    def to_json(self) -> str:
-        """One line, without its end; what JSON cannot hold is written as text."""
+    def to_line(self) -> bytes:
+        """A line of JSON; what JSON cannot hold is written as text."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps(values, ensure_ascii=False, default=str)
+        return utf8(json.dumps(values, ensure_ascii=False, default=str) + "\n")
 
 
 def row_of(rollout: Rollout, number: int) -> Row:
@@ -63,54 +64,22 @@ def row_of(rollout: Rollout, number: int) -> Row:
     )
 
 
-class RowFile:
-    """Appends rows. Every row is on the disk when `add` returns, so an interruption costs only what is being
-    played."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _end_last_line(path)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-    def add(self, row: Row) -> None:
-        """Write one row."""
-        data = utf8(f"{row.to_json()}\n")
-        while data:
-            data = data[os.write(self._descriptor, data) :]
-        os.fsync(self._descriptor)
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
-
-
 def read_rows(path: Path) -> dict[tuple[str, int], Row]:
-    """The newest row of every rollout of a file, by task and number; none if there is no file.
+    """Read the newest row of every rollout of a file, by task and number; none if there is no file.
 
-    A last line without its end was being written when the evaluation was killed: it is left out. Raises
-    UsageError for another line that is no row.
+    Half a line, of an evaluation that was killed, is left out. Raises UsageError for another object that is
+    no row.
     """
-    rows: dict[tuple[str, int], Row] = {}
-    if not path.exists():
-        return rows
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], 1):
-        if not line.strip():
-            continue
-        try:
-            row = msgspec.convert(json.loads(line), Row)
-        except (ValueError, TypeError, RecursionError):
-            if number == len(lines) - 1:
-                continue
-            raise UsageError(f"{path}:{number}: this line is no rollout of an evaluation") from None
-        rows[row.task_id, row.rollout] = row
-    return rows
+    try:
+        rows = [msgspec.convert(record, Row) for record in read_json_lines(path)]
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path} has a line that is no rollout of an evaluation: {error}") from None
+    return {(row.task_id, row.rollout): row for row in rows}
 
 
-def _end_last_line(path: Path) -> None:
-    """Cut off what was being written when the writer was killed."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)
+def open_rows(path: Path) -> LineFile:
+    """Open the file for appending, without the half line that a killed evaluation has left at its end."""
+    file = LineFile(path)
+    content = path.read_bytes()
+    os.truncate(path, content.rfind(b"\n") + 1)
+    return file

@@ -1,1 +1,1 @@
-"""Rollouts in the formats of other tools: what Buckeye gives away, and what it reads of others."""
+"""Rollouts of a run as files for other tools."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -38,7 +39,9 @@ from inspect_ai.scorer import Score
 from inspect_ai.tool import ToolCall
 
 from buckeye.monitor.conversation import Call, Message, conversation
-from buckeye_audit.exchange.played import Played, file_name
+from buckeye_audit.exchange.played import Played
+
+_UNSAFE = re.compile(r"[^\w.\-]+")
 
 
 def write_logs(played: Iterable[Played], directory: Path, model: str) -> int:
@@ -48,7 +51,7 @@ def write_logs(played: Iterable[Played], directory: Path, model: str) -> int:
     for (split, step, env), of_it in groupby(played, key=lambda one: one.place):
         epochs: Counter[str] = Counter()
         samples = [_sample(one, epochs, model) for one in of_it]
-        name = file_name(f"{split}-{env}-step-{step}", taken)
+        name = _file_name(f"{split}-{env}-step-{step}", taken)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         log = EvalLog(
             status="success",
@@ -71,7 +74,6 @@ def write_logs(played: Iterable[Played], directory: Path, model: str) -> int:
 
 def _sample(one: Played, epochs: Counter[str], model: str) -> EvalSample:
     row, rollout = one.row, one.rollout
-    assert rollout is not None
     epochs[rollout.task_id] += 1
     said = conversation(rollout)
     first = next((i for i, message in enumerate(said) if message.role == "assistant"), len(said))
@@ -94,6 +96,17 @@ def _sample(one: Played, epochs: Counter[str], model: str) -> EvalSample:
         error=EvalError(message=failed, traceback="", traceback_ansi="") if failed else None,
         total_time=rollout.seconds,
     )
+
+
+def _file_name(name: str, taken: set[str]) -> str:
+    """A name like `name` that a file may have, and that is not `taken`, to which it is added."""
+    safe, number = _UNSAFE.sub("_", name), 1
+    found = safe
+    while found.casefold() in taken:
+        number += 1
+        found = f"{safe}~{number}"
+    taken.add(found.casefold())
+    return found
 
 
 def _message(said: Message) -> ChatMessage:

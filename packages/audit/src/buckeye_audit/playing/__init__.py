@@ -1,1 +1,1 @@
-"""`buckeye play`: one rollout at a time, played by a person, by chance, or by a model, and shown."""
+"""`buckeye env play`: one rollout at a time, played by a person, by chance, or by a model, and shown."""

@@ -1,4 +1,4 @@
-"""`buckeye play`: a person, chance or a model plays a task, and all of it is shown."""
+"""`buckeye env play`: a person, chance or a model plays a task, and all of it is shown."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -30,10 +30,9 @@ from buckeye.transport.batches import Batch, TrainedBatch, read_trained
 from buckeye.transport.checkpoint import CheckpointInfo, list_checkpoints, verify_checkpoint
 from buckeye.transport.weights import read_weights_manifest
 
-T = TypeVar("T", bound=RLTrainer)
-Stage = Literal["tokens", "rewards", "advantages", "log-probs", "loss", "gradient", "weights"]
+Stage = Literal["log-probs", "loss", "gradient", "weights"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""Of a step, in the order in which they are computed; the first three by the orchestrator."""
+"""The stages of a step, in the order in which they are computed."""
 
 _MACHINE = ("torch", "device", "threads", "ranks")
 _CIRCUMSTANCES = ("buckeye", *_MACHINE)
@@ -126,11 +125,6 @@ def replay_all(
         start = start_of(run, config, max(kept), until="weights")
     if start.checkpoint is not None:
         verify_checkpoint(start.checkpoint)
-
-    def before(step: int) -> Sequence[Comparison]:
-        tell(step)
-        return ()
-
     return chain(
         run,
         config,
@@ -139,7 +133,7 @@ def replay_all(
         until="weights",
         device=device,
         scratch=scratch,
-        before=before,
+        tell=tell,
         to_the_end=False,
     )
 
@@ -153,16 +147,17 @@ def chain(
     until: Stage,
     device: str | None,
     scratch: Path,
-    before: Callable[[int], Sequence[Comparison]] = lambda step: (),
+    tell: Callable[[int], None] = lambda step: None,
     to_the_end: bool = True,
 ) -> Replay:
-    """These steps, at least one, one after the other from the start on, each with what `before` it is to be
-    compared; or none after the first that differs. The replay is of the last one that was computed."""
+    """Compute these steps, at least one, from the start on, and `tell` each before it. Without `to_the_end`
+    stop after the first that differs. The replay is of the last step that was computed."""
     kept, comparisons = run / "trained", list[Comparison]()
-    with trainer_from(RLTrainer, run, config, start, device=device, scratch=scratch) as trainer:
+    with trainer_in(scratch, config, start, device=device) as trainer:
         tolerance = _TOLERANCES[str(trainer.learner.policy.compute_dtype).removeprefix("torch.")]
         for step in steps:
-            made = [*before(step), *_again(trainer, kept, step)]
+            tell(step)
+            made = _again(trainer, kept, step)
             comparisons += [one for one in made if STAGES.index(one.stage) <= STAGES.index(until)]
             changed = _changed(kept, scratch / "trained", step)
             found = Replay(
@@ -180,21 +175,15 @@ def _changed(then: Path, now: Path, step: int) -> dict[str, tuple[Any, Any]]:
 
 
 @contextmanager
-def trainer_from(
-    kind: type[T],
-    run: Path,
-    config: TrainerConfig,
-    start: Start,
-    *,
-    device: str | None,
-    scratch: Path,
-) -> Iterator[T]:
+def trainer_in(
+    scratch: Path, config: TrainerConfig, start: Start, *, device: str | None = None
+) -> Iterator[RLTrainer]:
     """The run's trainer as it was at the start, which writes into the empty folder `scratch` alone."""
     config = _in_scratch(config, scratch, device=device, model=None if start.checkpoint else start.path)
     with trainer_process(config, "replay") as ranks:
         learner = build_learner(config, ranks, start.checkpoint, max_steps=config.max_steps)
         learner.progress = replace(learner.progress, step=start.step)
-        trainer = kind(config, learner, StopFlag(), RunIdentity(run_id="replay", attempt=1))
+        trainer = RLTrainer(config, learner, StopFlag(), RunIdentity(run_id="replay", attempt=1))
         with trainer.output:
             yield trainer
 

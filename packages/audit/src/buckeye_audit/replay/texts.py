@@ -1,4 +1,4 @@
-"""What `rl replay` and `rl bisect` print."""
+"""What `rl replay` prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from buckeye.base.columns import aligned
 
 if TYPE_CHECKING:
-    from buckeye_audit.replay.bisect import Search
     from buckeye_audit.replay.step import Comparison, Replay
 
 
@@ -60,49 +59,6 @@ def all_text(replay: Replay, kept: Sequence[int]) -> str:
             f"Batch {replay.step + 1} was not kept, so later steps, up to {kept[-1]}, are not computed."
         )
     return "\n".join(lines)
-
-
-def search_text(search: Search, good: int, bad: int) -> str:
-    """What a search has found, and what it has not looked at."""
-    made = f"{search.replays} replay{'s' if search.replays > 1 else ''}"
-    lines = _stages(search.found) if search.found is not None else []
-    first = search.found.first_unexplained if search.found is not None else None
-    if search.found is None or first is None:
-        which = f"Steps {good + 1} to {bad}" if search.found is None else f"Step {search.found.step}"
-        lines.append(f"{which}: nothing differs from what was recorded ({made}).")
-    else:
-        lines.append(
-            f"The first difference is in step {first.step}: {first.stage}, {_difference(first)} ({made})."
-        )
-        if first.step <= good:
-            lines.append(f"So steps up to {good} are not all right, as --good says.")
-        lines += _changes(search.found)
-    if search.not_looked_at:
-        steps = _steps(search.not_looked_at)
-        lines.append(f"Not looked at, because no batch, or nothing to begin from, was kept: {steps}.")
-    if search.as_recorded:
-        steps = _steps(search.as_recorded)
-        lines.append(f"Batches taken as recorded, because what was played was not kept: {steps}.")
-    return "\n".join(lines)
-
-
-def _steps(steps: Sequence[int]) -> str:
-    shown = ", ".join(map(str, sorted(set(steps))[:8]))
-    return f"steps {shown}{' and more' if len(set(steps)) > 8 else ''}"
-
-
-def search_object(search: Search) -> dict[str, Any]:
-    """The same for programs."""
-    found = search.found
-    first = found and found.first_unexplained
-    return {
-        "step": first and first.step,
-        "stage": first and first.stage,
-        "replays": search.replays,
-        "not_looked_at": search.not_looked_at,
-        "as_recorded": sorted(set(search.as_recorded)),
-        "replay": found and replay_object(found),
-    }
 
 
 def replay_object(replay: Replay) -> dict[str, Any]:

@@ -18,10 +18,7 @@ from buckeye.base.process import ChildProcess
 from buckeye.base.storage import remove_directory, step_directories, write_file
 from buckeye.config.load import to_json
 from buckeye.config.rl import RLConfig
-from buckeye.errors import RunError
 from buckeye.monitor.tracker import TRACKER_FOLDERS
-from buckeye.runs.fork import fork_run
-from buckeye.runs.status import find_checkpoint
 from buckeye_audit.comparison.curves import points_of
 from buckeye_audit.diagnosis.statistics import is_below
 
@@ -34,17 +31,9 @@ _PARTS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """Where forks begin: at the configuration's own start, or at a checkpoint of the run in `run`."""
-
-    run: Path | None = None
-    step: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Fork:
-    """A short run that has ended: what its groups earned, step by step, and how long it took in all and for
-    a step. `why` is the reason why it failed."""
+    """A short run that has ended: the rewards of its groups by step, and its seconds in all and for a step.
+    `why` is the reason why it failed."""
 
     rate: float
     directory: Path
@@ -63,104 +52,90 @@ class Fork:
 
     @property
     def last(self) -> Sequence[float]:
-        """What was earned in the last quarter, at least in a step."""
+        """The rewards of the last quarter, at least of a step."""
         return self._quarters()[-1]
 
     @property
     def fell(self) -> bool:
-        """Whether the last quarter earned less than the best one, beyond chance, or a few steps in a row less
-        than the first one: then it had lost all that it began with, though it may have recovered."""
+        """Return True if the last quarter earned less than the best one, beyond chance, or a few steps in a
+        row less than the first one: then the fork had lost all, though it may have recovered."""
         if self.why:
             return False
         ends = range(_IN_A_ROW + 1, len(self.rewards) + 1)
-        parts = ([one for step in self.rewards[end - _IN_A_ROW : end] for one in step] for end in ends)
-        lost = any(is_below(part, self.rewards[0]) for part in parts)
+        lost = any(is_below(self._pooled(end - _IN_A_ROW, end), self.rewards[0]) for end in ends)
         return lost or is_below(self.last, max(self._quarters(), key=statistics.fmean))
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """Its score, whether it fell, its seconds, and why it failed."""
+        seconds = round(self.seconds, 1)
+        return {"score": self.score, "fell": self.fell, "seconds": seconds, "why": self.why}
 
     def _quarters(self) -> Sequence[Sequence[float]]:
         size = max(1, len(self.rewards) // _PARTS)
-        ends = range(len(self.rewards), size - 1, -size)
-        return [[one for step in self.rewards[end - size : end] for one in step] for end in ends][::-1]
+        return [self._pooled(end - size, end) for end in range(len(self.rewards), size - 1, -size)][::-1]
+
+    def _pooled(self, start: int, end: int) -> list[float]:
+        return [reward for step in self.rewards[start:end] for reward in step]
 
 
-def origin_of(run: Path | None, step: str) -> Origin:
-    """The checkpoint that forks go on from. Raises CheckpointError if there is none."""
-    return Origin() if run is None else Origin(run=run, step=find_checkpoint(run, step).step)
+def train_fork(config: RLConfig, directory: Path, rate: float, steps: int, *, seconds: float) -> Fork:
+    """Train `steps` steps in the new `directory`, for at most `seconds`: with the run's scheduler where that
+    is all of the run, else with a constant learning rate."""
+    file = directory.with_name(f"{directory.name}.json")
+    settings = _settings(config, directory, rate, steps)
+    write_file(file, json.dumps(settings, indent=1) + "\n", mode=0o600)
+    begun = time.monotonic()
+    argv = [sys.executable, "-m", "buckeye", "rl", "@", str(file)]
+    why = _carry_out(argv, file.with_suffix(".log"), seconds)
+    points = [] if why else points_of(runs.open(directory))
+    if not why and len(points) < steps:
+        why = f"it played {len(points)} of {steps} steps"
+    took = points[-1].seconds - points[0].seconds if points else math.nan
+    return Fork(
+        rate=rate,
+        directory=directory,
+        seconds=time.monotonic() - begun,
+        step_seconds=took / max(1, len(points) - 1),
+        rewards=[[reward for group in point.rewards.values() for reward in group] for point in points],
+        why=why,
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forks:
-    """Makes forks of `config` in `root`."""
+def drop_weights(fork: Fork) -> None:
+    """Delete the weights and checkpoints of a fork, and keep its records."""
+    for name in ("weights", "checkpoints"):
+        for path in step_directories(fork.directory / name).values():
+            remove_directory(path)
 
-    config: RLConfig
-    origin: Origin
-    root: Path
 
-    def play(self, name: str, rate: float, steps: int, *, seconds: float) -> Fork:
-        """Train so many steps, for at most so many seconds: with the run's scheduler where that is all of the
-        run, else with a constant learning rate."""
-        directory, file = self.root / name, self.root / f"{name}.json"
-        write_file(file, json.dumps(self._settings(directory, rate, steps), indent=1) + "\n", mode=0o600)
-        argv = [sys.executable, "-m", "buckeye", "rl", "@", str(file)]
-        if self.origin.run is not None:
-            fork_run(self.origin.run, step=str(self.origin.step), target=directory)
-            argv.append("--resume")
-        begun = time.monotonic()
-        why = _carry_out(argv, self.root / f"{name}.log", seconds)
-        return self._fork(directory, rate, steps, time.monotonic() - begun, why)
-
-    def _settings(self, directory: Path, rate: float, steps: int) -> dict[str, Any]:
-        """The configuration as it is, but for what makes it this fork."""
-        made: dict[str, Any] = json.loads(to_json(self.config))
-        for section in (made, made["trainer"], made["orchestrator"], made["inference"] or {}):
-            section |= {name: None for name in TRACKER_FOLDERS if name in section}
-            if isinstance(section.get("ckpt"), dict):
-                section["ckpt"] |= {"interval": _NEVER, "store": None, "resume_step": None}
-            section |= {"output_dir": str(directory)} if "output_dir" in section else {}
-            section |= {"max_steps": self.origin.step + steps} if "max_steps" in section else {}
-        made["orchestrator"] |= {"eval": None, "val": None}
-        made["trainer"]["optim"]["lr"] = rate
-        if made["max_steps"] != self.config.max_steps:  # a part of the run: where it falls is not reached
-            made["trainer"]["scheduler"] = {"type": "constant"}
-        made["trainer"]["trained"]["keep"] = None
-        return made
-
-    def drop_weights(self, fork: Fork) -> None:
-        """Delete the weights and checkpoints of a fork: its records are what it was made for."""
-        for name in ("weights", "checkpoints"):
-            for path in step_directories(fork.directory / name).values():
-                remove_directory(path)
-
-    def _fork(self, directory: Path, rate: float, steps: int, seconds: float, why: str) -> Fork:
-        points = [] if why else [p for p in points_of(runs.open(directory)) if p.step >= self.origin.step]
-        if not why and len(points) < steps:
-            why = f"it played {len(points)} of {steps} steps"
-        took = points[-1].seconds - points[0].seconds if points else math.nan
-        return Fork(
-            rate=rate,
-            directory=directory,
-            seconds=seconds,
-            step_seconds=took / max(1, len(points) - 1),
-            rewards=[[one for rewards in point.rewards.values() for one in rewards] for point in points],
-            why=why,
-        )
+def _settings(config: RLConfig, directory: Path, rate: float, steps: int) -> dict[str, Any]:
+    """The configuration with all that makes it this fork."""
+    made: dict[str, Any] = json.loads(to_json(config))
+    for section in (made, made["trainer"], made["orchestrator"], made["inference"] or {}):
+        section |= {name: None for name in TRACKER_FOLDERS if name in section}
+        if isinstance(section.get("ckpt"), dict):
+            section["ckpt"] |= {"interval": _NEVER, "store": None, "resume_step": None}
+        section |= {"output_dir": str(directory)} if "output_dir" in section else {}
+        section |= {"max_steps": steps} if "max_steps" in section else {}
+    made["orchestrator"] |= {"eval": None, "val": None}
+    made["trainer"]["optim"]["lr"] = rate
+    if steps != config.max_steps:  # a part of the run: where it falls is not reached
+        made["trainer"]["scheduler"] = {"type": "constant"}
+    made["trainer"]["trained"]["keep"] = None
+    return made
 
 
 def _carry_out(argv: list[str], log: Path, seconds: float) -> str:
-    """Run a command to its end; what went wrong, "" for nothing."""
+    """Run a command to its end. Return the reason why it failed, or an empty text."""
     with log.open("wb") as out:
-        try:
-            child = ChildProcess(argv, stdout=out, stderr=out, guarded=True)
-        except OSError as error:
-            raise RunError(f"A fork cannot be started: {error}") from None
+        child = ChildProcess(argv, stdout=out, stderr=out, guarded=True)
         try:
             code = child.wait(seconds)
         except subprocess.TimeoutExpired:
-            child.end(_END_SECONDS, session=False)
             return "the time was up"
-        except BaseException:
+        finally:
             child.end(_END_SECONDS, session=False)
-            raise
     if code == 0:
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

@@ -26,8 +26,7 @@ from buckeye.run_files.directory import RUN_FILE, files_of_a_run, is_in_use, is_
 from buckeye.sizing.devices import gpus as present_gpus
 from buckeye.sizing.devices import parse_gpus
 from buckeye.sizing.disk import estimate_disk
-from buckeye.sizing.doctor import hardware_of
-from buckeye.sizing.fitting import longest_that_fits
+from buckeye.sizing.fitting import hardware_of, longest_that_fits
 from buckeye.sizing.model import read_shape
 from buckeye_mcp.config import GymConfig, load_gym_config
 from buckeye_mcp.environment import McpEnvironment

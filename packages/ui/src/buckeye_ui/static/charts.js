@@ -7,7 +7,7 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-// `given`: title, unit, steps, series [{label, values, dashed, band: [low, high]}]. `place.set(given)` changes it.
+// `given`: title, unit, steps, series [{label, values, band: [low, high]}]. `place.set(given)` changes it.
 function chart(given, choose) {
   const legend = h("div", { className: "legend" });
   const plotted = h("div", { className: "plot", role: "img" });
@@ -31,12 +31,12 @@ function chart(given, choose) {
     values = [];
     const series = [{}], bands = [];
     shown.series.forEach((one, at) => {
-      const stroke = colour(one.colour || `series${(at % 8) + 1}`);
+      const stroke = colour(`series${(at % 8) + 1}`);
       const value = h("span", { className: "value" });
       values.push({ place: value, column: series.length });
-      legend.append(h("span", { className: "key" }, h("i", { className: `swatch ${one.colour || `s${(at % 8) + 1}`}${one.dashed ? " dashed" : ""}` }), one.label, " ", value));
+      legend.append(h("span", { className: "key" }, h("i", { className: `swatch s${(at % 8) + 1}` }), one.label, " ", value));
       const few = one.values.filter((v) => v !== null).length < 40;
-      series.push({ stroke, width: 1.5, dash: one.dashed ? [4, 4] : undefined, spanGaps: true, points: { show: few && !one.dashed, size: 4, fill: stroke } });
+      series.push({ stroke, width: 1.5, spanGaps: true, points: { show: few, size: 4, fill: stroke } });
       if (one.band) {
         bands.push({ series: [series.length + 1, series.length], fill: `${stroke}22` });
         const edge = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };

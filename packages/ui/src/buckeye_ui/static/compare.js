@@ -1,5 +1,5 @@
 "use strict";
-// Runs side by side, two answers to the same task word by word, and what people note.
+// Runs side by side, and two answers to the same task word by word.
 
 async function comparePage(main) {
   const names = (route.query.runs || "").split(",").filter(Boolean);
@@ -52,26 +52,4 @@ function differences(first, second) {
     if (i < a.length && j < b.length && a[i] === b[j]) { put("both", a[i]); i += 1; j += 1; } else if (j >= b.length || (i < a.length && same[(i + 1) * wide + j] >= same[i * wide + j + 1])) { put("first", a[i]); i += 1; } else { put("second", b[j]); j += 1; }
   }
   return found;
-}
-
-// Tags and a note of a run, or of a rollout.
-async function noteBlock(run, of) {
-  const told = await about(run, "notes").catch((error) => ({ notes: [], error: error.message }));
-  const mine = told.notes.find((one) => one.of === of) || { text: "", tags: [] };
-  const shown = h("div", { className: "noted" });
-  function show_(one) {
-    shown.replaceChildren(...one.tags.map((tag) => h("span", { className: "badge tag" }, ...visible(tag))), one.text ? h("p", {}, ...visible(one.text)) : "", told.error ? h("p", { className: "note bad" }, ...visible(told.error)) : "",
-      EMBEDDED ? "" : h("button", { className: "quiet", onclick: edit }, one.text || one.tags.length ? "edit note" : "+ tag or note"));
-  }
-  function edit() {
-    const text = h("textarea", { value: mine.text, rows: 3, "aria-label": "Note", maxLength: 20000 }), tags = h("input", { value: mine.tags.join(", "), placeholder: "tags, with commas", "aria-label": "Tags" });
-    shown.replaceChildren(h("form", { onsubmit: async (event) => {
-      event.preventDefault();
-      Object.assign(mine, { text: text.value, tags: tags.value.split(",").map((one) => one.trim()).filter(Boolean) });
-      try { await ask(`runs/${encodeURIComponent(run)}/notes`, {}, { method: "PUT", body: JSON.stringify({ of, text: mine.text, tags: mine.tags }) }); show_(mine); } catch (error) { toast(error.message); }
-    } }, tags, text, h("button", {}, "Keep"), h("button", { type: "button", className: "quiet", onclick: () => show_(mine) }, "cancel")));
-    tags.focus();
-  }
-  show_(mine);
-  return shown;
 }

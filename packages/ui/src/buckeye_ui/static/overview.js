@@ -9,22 +9,22 @@ function findingsBlock(run, told) {
     h("dl", {},
       h("dt", {}, "because"), h("dd", {}, ...visible(one.cause)),
       h("dt", {}, "do"), h("dd", {}, ...visible(one.advice)),
-      one.evidence.length ? [h("dt", {}, "seen"), h("dd", {}, one.evidence.map((seen) => evidence(run, seen.fact, seen.command, told.commands)))]
-        : [h("dt", {}, "see"), h("dd", {}, evidence(run, "", one.command, told.commands))]),
+      one.evidence.length ? [h("dt", {}, "seen"), h("dd", {}, one.evidence.map((seen) => evidence(run, seen.fact, seen.command)))]
+        : [h("dt", {}, "see"), h("dd", {}, evidence(run, "", one.command))]),
     h("p", { className: "muted small" }, `${one.name} · ${one.since === one.until ? `step ${one.since}` : `steps ${one.since} to ${one.until}`}`)));
 }
 
 // A fact with the place where the page shows it, if there is one, else the command.
-function evidence(run, fact, command, typed) {
-  const step = /--step (\d+)/.exec(command), group = /--group (\d+)/.exec(command), log = / logs /.test(`${command} `), happened = / events /.test(`${command} `), curves = [...command.matchAll(/ -m (\S+)/g)].map(([, name]) => name);
+function evidence(run, fact, command) {
+  const step = /--step (\d+)/.exec(command), group = /--group (\d+)/.exec(command), log = / logs /.test(`${command} `), happened = / events /.test(`${command} `), metrics = /^grep -E '"(\(.+\))"' /.exec(command);
   let href = null;
   if (/ rollouts /.test(command) && step) href = link(run, "rollouts", { step: step[1], group: group && group[1] });
   else if (log || happened) href = link(run, "logs", { show: happened ? "events" : null });
-  else if (curves.length) href = link(run, "overview", { find: `(${curves.join("|")})$` });
+  else if (metrics) href = link(run, "overview", { find: `${metrics[1]}$` });
   const place = log ? "its logs" : happened ? "its events" : step ? `the rollouts of step ${step[1]}${group ? `, group ${group[1]}` : ""}` : "";
   const shown = fact || place;
   return h("div", { className: "evidence" }, href ? h("a", { href }, ...visible(shown)) : fact ? h("span", {}, ...visible(fact)) : null,
-    typed ? [" ", h("code", {}, ...visible(command)), copyButton(command)] : null);
+    " ", h("code", {}, ...visible(command)), copyButton(command));
 }
 
 function tiles(status, overview) {
@@ -46,18 +46,13 @@ function waitsBlock(status) {
   return lines.length ? h("ul", { className: "waits" }, lines) : null;
 }
 
-function recipeSeries(recipe, steps) {
-  const of = (name) => steps.map((step) => { const at = recipe.steps.indexOf(step); return at < 0 ? null : recipe[name][at]; });
-  return { label: recipe.label, values: of("mid"), band: [of("low"), of("high")], dashed: true, colour: "muted" };
-}
-
 function rewardCharts(run, overview, intervals, choose) {
   const at = new Map((intervals ? intervals.steps : []).map((step, i) => [step, i]));
   const edge = (name) => overview.steps.map((step) => (at.has(step) ? intervals[name][at.get(step)] : null));
-  const found = [], recipe = intervals && intervals.recipe;
+  const found = [];
   if (overview.reward.some((v) => v !== null)) {
     found.push({ title: "Reward of the batch", unit: "mean over groups, 95 % interval", steps: overview.steps, height: 200,
-      series: [{ label: "reward", values: overview.reward, band: intervals ? [edge("low"), edge("high")] : null }, ...(recipe ? [recipeSeries(recipe, overview.steps)] : [])] });
+      series: [{ label: "reward", values: overview.reward, band: intervals ? [edge("low"), edge("high")] : null }] });
   }
   const evals = overview.evaluations, steps = [...new Set(evals.map((one) => one.step))].sort((a, b) => a - b);
   if (steps.length) {
@@ -71,25 +66,9 @@ function rewardCharts(run, overview, intervals, choose) {
       series.push({ label: `${more}mean reward`, values: of(env, (e) => e.mean_reward) });
       series.push({ label: `${more}passed`, values: of(env, (e) => e.exact), band: [of(env, (e) => (e.ci95 ? e.ci95[0] : null)), of(env, (e) => (e.ci95 ? e.ci95[1] : null))] });
     }
-    const base = evals.find((e) => e.content_free !== null);
-    if (base) series.push({ label: "without content", values: steps.map(() => base.content_free), dashed: true, colour: "muted" });
     found.push({ title: "Evaluation", unit: "95 % interval of what passed", steps, height: 200, series });
   }
   return found;
-}
-
-function size(bytes) {
-  if (!bytes) return "0";
-  const unit = bytes >= 1e9 ? ["GB", 1e9] : bytes >= 1e6 ? ["MB", 1e6] : ["kB", 1e3];
-  return `${(bytes / unit[1]).toFixed(1)} ${unit[0]}`;
-}
-
-function forecastBlock(told) {
-  const line = (one) => h("tr", {}, h("td", {}, one.what), h("td", {}, `${one.at_most ? "up to " : ""}${size(one.planned)}`), h("td", {}, size(one.measured)));
-  const head = h("h2", {}, "Forecast and measured");
-  if (told.missing) return h("section", {}, head, h("p", { className: "note" }, ...visible(told.missing)));
-  return h("section", {}, head, h("div", { className: "scroll" }, h("table", {},
-    h("thead", {}, h("tr", {}, ["what", "planned for the whole run", "taken so far"].map((word) => h("th", { scope: "col" }, word)))), h("tbody", {}, told.rows.map(line)))));
 }
 
 async function overviewPage(main, run) {
@@ -97,7 +76,7 @@ async function overviewPage(main, run) {
   const [status, first] = await Promise.all([currentStatus(run), about(run, "overview")]);
   let overview = first, intervals = null;
   const head = h("div"), findings = h("div", { className: "findings", role: "status" }, h("p", { className: "note" }, "Looking for what is wrong …"));
-  const charts = h("div"), planned = h("div");
+  const charts = h("div");
   const found = h("div", { className: "charts" });
   const find = h("input", { type: "search", id: "find", placeholder: "regular expression, as grad|lr", "aria-label": "Search all metrics", value: route.query.find || "",
     oninput: later(150, () => { change({ find: find.value || null }); search(); }) });
@@ -124,7 +103,7 @@ async function overviewPage(main, run) {
   }
 
   function tell(now) {
-    head.replaceChildren(tiles(now, overview), waitsBlock(now) || "", now.note ? h("p", { className: "note" }, ...visible(now.note)) : "", now.reason && now.state !== "finished" ? h("p", { className: "note bad" }, ...visible(clip(now.reason, 600))) : "");
+    head.replaceChildren(tiles(now, overview), waitsBlock(now) || "", now.reason && now.state !== "finished" ? h("p", { className: "note bad" }, ...visible(clip(now.reason, 600))) : "");
   }
 
   async function look() {
@@ -133,13 +112,6 @@ async function overviewPage(main, run) {
 
   async function measure() {
     try { intervals = await about(run, "intervals"); draw(); } catch (error) { toast(error.message); }
-  }
-
-  async function compareWithPlan() {
-    try {
-      const told = await about(run, "forecast");
-      planned.replaceChildren(forecastBlock(told));
-    } catch (error) { toast(error.message); }
   }
 
   async function search() {
@@ -154,12 +126,11 @@ async function overviewPage(main, run) {
     } catch (error) { count.textContent = error.message; }
   }
 
-  main.replaceChildren(h("section", { className: "page" }, h("h1", { className: "hidden" }, `${run}: overview`), head, await noteBlock(run, ""), findings, charts, planned,
+  main.replaceChildren(h("section", { className: "page" }, h("h1", { className: "hidden" }, `${run}: overview`), head, findings, charts,
     h("section", {}, h("div", { className: "bar" }, h("h2", {}, "All metrics"), find, count), found)));
   tell(status);
   draw();
   measure();
-  compareWithPlan();
   Promise.all([search(), look()]).then(() => route.query.find && main.isConnected && find.scrollIntoView());
   return {
     async update(changed) {

@@ -192,7 +192,7 @@ async function conversationPage(main, run) {
   const body = h("div", { className: "conversation" });
   const view = (name, word) => h("a", { href: here({ ...route.query, view: name || null, overlay: null }), "aria-current": (route.query.view || "") === name ? "true" : null }, word);
   main.replaceChildren(h("section", { className: "page" }, place(run, [one]), h("h1", { className: "hidden" }, `Rollout ${of.number} of group ${of.group}`),
-    h("div", { className: "two" }, h("aside", {}, facts(one), components(one), elsewhere(run, one, groups), await noteBlock(run, [of.split || "train", ...(of.split === "eval" ? [of.env] : []), of.step, of.group, of.number].join("/"))), h("div", {}, h("div", { className: "switch", role: "group", "aria-label": "Shown as" }, view("", "conversation"), of.split === "eval" ? null : view("tokens", "tokens")), body))));
+    h("div", { className: "two" }, h("aside", {}, facts(one), components(one), elsewhere(run, one, groups)), h("div", {}, h("div", { className: "switch", role: "group", "aria-label": "Shown as" }, view("", "conversation"), of.split === "eval" ? null : view("tokens", "tokens")), body))));
   if (asTokens) await tokensView(body, run, of);
   else body.replaceChildren(...(one.text_deleted ? [h("p", { className: "note" }, "Its text was deleted, or is too long to be read; the figures stay.")] : one.messages.map(message)),
     ...(one.messages_left_out ? [h("p", { className: "note" }, `${one.messages_left_out} more messages are left out.`)] : []), ...(one.error ? [h("p", { className: "note bad" }, ...visible(one.error))] : []), ...(one.trace.length ? [h("pre", { className: "note" }, ...visible(one.trace.join("\n")))] : []));

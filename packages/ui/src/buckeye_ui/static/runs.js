@@ -22,7 +22,7 @@ async function runsPage(main) {
     const found = runs.filter((one) => `${one.name} ${one.directory}`.toLowerCase().includes(word));
     rows.replaceChildren(...found.map((one) => h("tr", {},
       h("td", {}, h("input", { type: "checkbox", "aria-label": `Compare ${one.name}`, checked: chosen_.has(one.name), onchange: (event) => { chosen_[event.target.checked ? "add" : "delete"](one.name); side.disabled = chosen_.size < 2; } })),
-      h("td", {}, h("a", { href: `#/run/${encodeURIComponent(one.name)}/overview` }, ...visible(one.name)), h("div", { className: "muted small path" }, ...visible(one.directory)), (one.tags || []).map((tag) => h("span", { className: "badge tag" }, ...visible(tag)))),
+      h("td", {}, h("a", { href: `#/run/${encodeURIComponent(one.name)}/overview` }, ...visible(one.name)), h("div", { className: "muted small path" }, ...visible(one.directory))),
       h("td", {}, badge(one.state)),
       h("td", { className: "nowrap" }, progress(one)),
       h("td", { className: "num" }, number(one.reward)),

@@ -204,7 +204,6 @@ async function listen() {
       wait = 1000;
       for await (const [event, data] of events(answer.body)) {
         if (mine.signal.aborted) return;
-        if (event === "view" && typeof data.open === "string" && data.open.startsWith("#/")) location.hash = data.open;
         if (event !== "changed") continue;
         const changed = new Set(Object.keys(data || {}).filter((name) => seen && data[name] !== seen[name]));
         seen = data;
