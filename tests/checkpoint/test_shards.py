@@ -1,42 +1,33 @@
-"""Pieces of tensors in several files: put together, read in part, complete or not."""
+"""Shards of tensors in several files: read whole or in part, complete or not."""
 
 from __future__ import annotations
 
 import json
-import threading
+import subprocess
+import sys
 from itertools import pairwise, product
-from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file
 
 from buckeye.errors import CheckpointError
-from buckeye.transport.checkpoint.shards import (
-    Region,
-    await_parts,
-    complete_model,
-    finish_part,
-    has_shards,
-    part_path,
-    read_shards,
-)
-
-TOKEN = 7
+from buckeye.trainer.parallel.shards import load_shards
+from buckeye.transport.checkpoint import CheckpointInfo, trainer_state
+from tests.ports import free_port
 
 
-def write_shards(state: Path, parts: list[dict[str, tuple[np.ndarray, tuple[int, ...], tuple[int, ...]]]]):
-    """`parts`: for each rank name -> (piece, shape of the whole, where the piece begins)."""
-    directory = state / "shards"
-    directory.mkdir(parents=True)
-    for rank, part in enumerate(parts):
+def write_shards(directory, parts):
+    """`parts`: for each rank name -> (piece, where in the whole tensor it begins)."""
+    directory.mkdir()
+    for rank, part in enumerate(parts, start=1):
+        offsets = json.dumps({name: {"saved_offsets": offset} for name, (_, offset) in part.items()})
         save_file(
-            {name: np.ascontiguousarray(p) for name, (p, _, _) in part.items()}, part_path(directory, rank)
-        )
-        finish_part(
-            directory, rank, TOKEN, {name: (shape, offset) for name, (_, shape, offset) in part.items()}
+            {name: piece.contiguous() for name, (piece, _) in part.items()},
+            directory / f"shard-{rank:05}-model-00001-of-00001.safetensors",
+            metadata={"DCP_SHARDING_INFO": offsets},
         )
 
 
@@ -48,80 +39,94 @@ def cuts(length: int) -> st.SearchStrategy[list[int]]:
 @settings(max_examples=25)
 @given(st.data(), st.integers(1, 7), st.integers(1, 5))
 def test_any_grid_of_pieces_makes_the_tensor(tmp_path_factory, data, rows, columns):
-    whole = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
-    vector = np.arange(rows, dtype=np.float32) - 3
+    whole = torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns)
     grid = list(product(pairwise(data.draw(cuts(rows))), pairwise(data.draw(cuts(columns)))))
-    parts = [
-        {"model/w": (whole[top:bottom, left:right], whole.shape, (top, left))}
-        for (top, bottom), (left, right) in grid
-    ]
-    parts[0]["model/v"] = (vector, vector.shape, (0,))
-    parts[0]["optimizer/w/adamw.step"] = (np.float32(4).reshape(()), (), ())
-    state = tmp_path_factory.mktemp("state")
-    write_shards(state, parts)
-    (state / "model").mkdir()
-    (state / "model" / "config.json").write_text("{}")
-    directory = complete_model(state)
-    merged = {
-        name: array for path in directory.glob("*.safetensors") for name, array in load_file(path).items()
-    }
-    assert merged.keys() == {"w", "v"}
-    np.testing.assert_array_equal(merged["w"], whole)
-    np.testing.assert_array_equal(merged["v"], vector)
-    index = json.loads((directory / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == 4 * (whole.size + vector.size)
-    assert (directory / "config.json").exists()
-    before = (directory / "model.safetensors.index.json").stat().st_mtime_ns
-    assert complete_model(state) == directory  # once is enough
-    assert (directory / "model.safetensors.index.json").stat().st_mtime_ns == before
+    parts = [{"w": (whole[top:bottom, left:right], (top, left))} for (top, bottom), (left, right) in grid]
+    parts[0]["w/step"] = (torch.tensor(4.0), ())
+    parts[0]["w/code"] = (torch.arange(3, dtype=torch.uint8), (0,))
+    directory = tmp_path_factory.mktemp("state") / "optimizer"
+    write_shards(directory, parts)
+    loaded = load_shards(directory, lambda name: None)
+    assert loaded.keys() == {"w", "w/step", "w/code"}
+    assert torch.equal(loaded["w"], whole)
+    assert loaded["w/step"] == 4
+    assert loaded["w/code"].tolist() == [0, 1, 2]
 
 
-@given(st.data())
-def test_the_common_part_of_two_boxes(data):
-    def box() -> Region:
-        numbers = (
-            [data.draw(st.integers(0, 6)) for _ in range(2)],
-            [data.draw(st.integers(1, 6)) for _ in range(2)],
-        )
-        return Region(tuple(numbers[0]), tuple(numbers[1]))
-
-    def cells(region: Region) -> set[tuple[int, ...]]:
-        ranges = [range(o, o + n) for o, n in zip(region.offset, region.shape, strict=True)]
-        return set(product(*ranges))
-
-    one, other = box(), box()
-    common = one.common(other)
-    assert (cells(common) if common is not None else set()) == cells(one) & cells(other)
-    if common is not None:
-        field = np.zeros((20, 20), int)
-        field[one.within(Region((0, 0), (20, 20)))][common.within(one)] = 1
-        assert {tuple(map(int, cell)) for cell in np.argwhere(field)} == cells(common)
-
-
-def test_a_part_that_is_missing_is_noticed(tmp_path):
-    whole = np.ones((4, 2), np.float32)
-    parts = [{"model/w": (whole[:2], (4, 2), (0, 0))}, {"model/w": (whole[2:], (4, 2), (2, 0))}]
-    write_shards(tmp_path, parts)
-    assert has_shards(tmp_path)
-    assert read_shards(tmp_path)["model/w"].shape == (4, 2)
-    (tmp_path / "shards" / "rank_1.json").unlink()
-    with pytest.raises(CheckpointError, match=r"have 4 elements of model/w and not 8: a rank's file"):
-        read_shards(tmp_path)
-    (tmp_path / "shards" / "rank_0.safetensors").write_bytes(b"\0" * 20)
+def test_a_file_that_is_missing_or_damaged_is_an_error(tmp_path):
+    whole = torch.ones(4, 2)
+    directory = tmp_path / "optimizer"
+    write_shards(directory, [{"w": (whole[:2], (0, 0))}, {"w": (whole[2:], (2, 0))}])
+    assert load_shards(directory, lambda name: None)["w"].shape == (4, 2)
+    one, two = sorted(directory.iterdir())
+    content = one.read_bytes()
+    one.unlink()
+    with pytest.raises(CheckpointError, match=r"have only 4 of 8 elements of w"):
+        load_shards(directory, lambda name: None)
+    one.write_bytes(content)
+    two.write_bytes(b"\0" * 20)
     with pytest.raises(CheckpointError, match="cannot be read"):
-        read_shards(tmp_path)
+        load_shards(directory, lambda name: None)
 
 
-def test_the_parts_of_all_ranks_are_awaited(tmp_path):
-    piece = {"w": np.ones(3, np.float32)}
-    for rank, token in ((0, TOKEN), (1, TOKEN - 1)):  # the second is of another attempt
-        save_file(piece, part_path(tmp_path, rank))
-        finish_part(tmp_path, rank, token, {"w": ((6,), (3 * rank,))})
-    late = threading.Timer(0.2, finish_part, (tmp_path, 1, TOKEN, {"w": ((6,), (3,))}))
-    with pytest.raises(CheckpointError, match=r"Trainer rank 1 did not write its shards .* within 0.1 s"):
-        await_parts(tmp_path, 2, TOKEN, timeout_seconds=0.1)
-    late.start()
-    hashes = await_parts(tmp_path, 2, TOKEN, timeout_seconds=60)
-    late.join()
-    assert hashes.keys() == {"rank_0.safetensors", "rank_1.safetensors"}
-    assert all(len(digest) == 64 for digest in hashes.values())
+SAVE = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from buckeye.errors import CheckpointError
+from buckeye.trainer.parallel.shards import checkpoint_group, load_shards, save_shards, staged
+
+rank, port, directory = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=4)
+mesh = init_device_mesh("cpu", (2, 2))
+whole = torch.arange(15.0).reshape(5, 3)
+local = distribute_tensor(whole.clone(), mesh, [Replicate(), Shard(0)])
+tensors = {
+    "rows": local,
+    "both": distribute_tensor(whole.clone(), mesh, [Shard(1), Shard(0)]),
+    "short": distribute_tensor(torch.ones(1), mesh, [Replicate(), Shard(0)]),
+    "step": torch.tensor(7.0),
+}
+copies = staged(tensors)
+local.to_local().zero_()
+group = checkpoint_group(timeout_seconds=60)
+save_shards(directory, copies, group)
+dist.barrier()
+loaded = load_shards(directory, {"rows": tensors["both"], "both": None, "short": local}.get)
+assert loaded["rows"].placements == tensors["both"].placements
+assert torch.equal(loaded["rows"].full_tensor(), whole)
+assert torch.equal(loaded["both"], whole)
+assert loaded["short"].tolist() == [1.0] and loaded["step"] == 7
+dist.barrier()
+if rank == 0:
+    (directory.parent / "file").write_text("")
+dist.barrier()
+try:
+    save_shards(directory.parent / "file", copies, group)
+except CheckpointError as error:
+    assert "rank 3" in str(error), error
+else:
+    raise AssertionError("not raised")
+dist.destroy_process_group()
+"""
+
+
+def test_four_ranks_save_and_load_shards(tmp_path):
+    port = str(free_port())
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SAVE, str(rank), port, str(tmp_path / "optimizer")])
+        for rank in range(4)
+    ]
+    assert [process.wait() for process in processes] == [0] * 4
+    suffixes = [path.suffix for path in (tmp_path / "optimizer").iterdir()]
+    assert suffixes == [".safetensors"] * 4  # no pickle
+
+
+def test_the_old_format_is_one_clear_error(tmp_path):
+    path = tmp_path / "run" / "checkpoints" / "step_4"
+    (path / "trainer" / "shards").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"sharded format of an earlier version \(trainer/shards/\)"):
+        trainer_state(CheckpointInfo(step=4, attempt=1, path=path))

@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -51,7 +50,6 @@ def collector(
     **changes,
 ):
     options = {
-        "output_dir": Path("none"),
         "batch_size": groups * size,
         "group_size": size,
         "min_group_size": min(2, size),

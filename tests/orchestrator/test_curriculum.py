@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -306,7 +305,6 @@ def collector(
         retries=1,
     )
     options = CollectorSettings(
-        output_dir=Path("none"),
         batch_size=16,
         group_size=4,
         min_group_size=2,

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -154,7 +153,6 @@ def collector(
     engine, environments, clock, *, deterministic=None, level=1, batch_size=8, sizes=(4, 4), state=None
 ):
     settings = CollectorSettings(
-        output_dir=Path("none"),
         batch_size=batch_size,
         group_size=4,
         min_group_size=None,

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from buckeye.base import disk as disk_room
 from buckeye.cli.dry_run import plan_table
 from buckeye.config.environments import EvalEnvConfig
 from buckeye.config.orchestrator import EvalConfig, OrchestratorConfig, RolloutsConfig
@@ -27,14 +28,13 @@ from buckeye.sizing.ports import AnyPorts
 from tests.small_disk import fill, small_disk
 
 
-def _config(tmp_path, *, lora=None, optim=None, ckpt=None, disk=None, clean=False, **orchestrator):
+def _config(tmp_path, *, lora=None, optim=None, ckpt=None, clean=False, **orchestrator):
     model = ModelConfig(device="cpu", experimental=ExperimentalConfig(lora=lora))
     changes = {"optim": optim} if optim is not None else {}
     return RLConfig(
         trainer=TrainerConfig(model=model, ckpt=ckpt, max_async_level=1, **changes),
         orchestrator=OrchestratorConfig(max_async_level=1, **orchestrator),
         output_dir=tmp_path / "out",
-        disk=disk or DiskConfig(),
         clean=clean,
     )
 
@@ -115,7 +115,8 @@ def test_evaluations_are_counted_at_the_start_in_between_and_at_the_end(tmp_path
 
 
 @pytest.fixture
-def disk(tmp_path):
+def disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_room, "_LARGEST_RESERVE", 1000)
     with small_disk(tmp_path / "out", size=4_000_000) as path:
         yield path
 
@@ -123,7 +124,7 @@ def disk(tmp_path):
 def test_a_run_that_cannot_fit_is_refused_with_the_arithmetic(tmp_path, tiny_model, disk):
     fill(disk, leave=1_500_000)
     ckpt = TrainerCheckpointConfig(interval=1, keep=2)
-    config = _config(tmp_path, ckpt=ckpt, max_steps=20, disk=DiskConfig(reserve=1000))
+    config = _config(tmp_path, ckpt=ckpt, max_steps=20)
     estimate = estimate_disk(config, tiny_model)
     refused = check_disk(config, estimate)
     assert (refused.state, "--disk.check false" in refused.do) == ("failed", True)
@@ -136,14 +137,14 @@ def test_a_run_that_cannot_fit_is_refused_with_the_arithmetic(tmp_path, tiny_mod
     ]
     assert "2 kept, and one being written: " in parts[0]
     assert "less with ckpt.keep" in parts[0]
-    unchecked = config.model_copy(update={"disk": DiskConfig(check=False, reserve=1000)})
+    unchecked = config.model_copy(update={"disk": DiskConfig(check=False)})
     assert check_disk(unchecked, estimate).line.startswith("disk: The run needs")
 
 
 def test_what_a_resumed_run_has_already_is_not_needed_again(tmp_path, tiny_model, disk):
     ckpt = TrainerCheckpointConfig(interval=1, keep=2)
     quiet = {"batch_size": 1, "rollouts_per_example": 1, "seq_len": 1, "max_steps": 20}
-    config = _config(tmp_path, ckpt=ckpt, disk=DiskConfig(reserve=0), **quiet)
+    config = _config(tmp_path, ckpt=ckpt, **quiet)
     estimate = estimate_disk(config, tiny_model)
     assert check_disk(config, estimate).state == "ok"
     (disk / "checkpoints" / "step_1").mkdir(parents=True)
@@ -159,24 +160,24 @@ def test_what_a_resumed_run_has_already_is_not_needed_again(tmp_path, tiny_model
 
 
 def test_what_may_be_less_is_a_warning_only(tmp_path, tiny_model, disk):
-    config = _config(tmp_path, max_steps=1000, disk=DiskConfig(reserve=0))
+    config = _config(tmp_path, max_steps=1000)
     warning = check_disk(config, estimate_disk(config, tiny_model))
     assert (warning.state, warning.seen.startswith("The run may need ")) == ("warning", True)
     assert "less with orchestrator.rollouts.keep" in warning.seen
 
 
 def test_the_table_has_every_kind_and_what_is_free(tmp_path, tiny_model, disk):
-    config = _config(tmp_path, max_steps=1000, disk=DiskConfig(reserve=100_000))
+    config = _config(tmp_path, max_steps=1000)
     lines = disk_table(config, estimate_disk(config, tiny_model)).splitlines()
     kinds = [line.split()[0] for line in lines]
     assert kinds == ["disk", "checkpoints", "weights", "batches", "trained", "rollouts", "logs", "in"]
-    assert "free: 4.0 MB, of which 100.0 kB are kept in reserve" in lines[-1]
+    assert "free: 4.0 MB, of which 1.0 kB are kept in reserve" in lines[-1]
 
 
 def test_the_tables_of_a_plan_fit_a_terminal(tmp_path, tiny_model, disk, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
-    config = _config(tmp_path, max_steps=1000, disk=DiskConfig(reserve=100_000))
+    config = _config(tmp_path, max_steps=1000)
     lines = disk_table(config, estimate_disk(config, tiny_model)).splitlines()
     plan = make_plan(config, this_machine(), model_path=tiny_model, ports=AnyPorts())
     lines += plan_table(plan, tmp_path / ("long" * 20)).splitlines()

@@ -1,21 +1,15 @@
 """Which ends of an inference server are made good, and how often."""
 
 import sys
-import time
-from contextlib import suppress
 
 import pytest
 
-from buckeye.base.disk import what_is_free
-from buckeye.base.process import RunIdentity
 from buckeye.config.rl import SupervisionConfig
 from buckeye.errors import RunError
-from buckeye.launch import restarts as restarts_module
 from buckeye.launch.processes import Processes
 from buckeye.launch.restarts import Restarts
 from buckeye.sizing.plan import Role
 from buckeye.transport.inference_servers import request_restart
-from tests.small_disk import small_disk
 from tests.waiting import wait_for
 
 LIMITS = SupervisionConfig(max_restarts=3)
@@ -112,35 +106,3 @@ def tend_until_any(restarts, found):
         return found
 
     wait_for(tended)
-
-
-def test_a_server_whose_log_has_no_room_is_started_when_there_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(restarts_module, "FULL_DISK_SECONDS", 0.05)
-    with small_disk(tmp_path / "disk", size=1_000_000, files=20) as disk:
-        processes = Processes(disk, {})
-        processes.begin(RunIdentity(run_id="cafe", attempt=1))
-        child = processes.start(server("raise SystemExit(1)"))
-        child.process.wait()
-        ballast = some_files(disk)
-        assert what_is_free(disk) == "1.0 MB and room for 0 more files"
-        processes.begin(RunIdentity(run_id="cafe", attempt=2))  # so its log is a new file
-        restarts = Restarts(processes, disk, LIMITS, first_delay=0.02)
-        deadline = time.monotonic() + 1
-        while time.monotonic() < deadline:
-            restarts.tend(0)
-            assert not processes.children
-        for path in ballast:
-            path.unlink()
-        tend_until(restarts, lambda: processes.children)
-        processes.stop_all()
-
-
-def some_files(disk):
-    """As many as there is room for."""
-    made = []
-    with suppress(OSError):
-        while True:
-            path = disk / f"ballast_{len(made)}"
-            path.touch()
-            made.append(path)
-    return made

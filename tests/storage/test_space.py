@@ -1,11 +1,9 @@
-"""Writing waits for room, tells why, goes on by itself; and nothing is left of what did not fit."""
+"""A write waits for room, for a limited time; nothing is left of what did not fit."""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -15,21 +13,21 @@ import pytest
 from buckeye.base import disk as disk_room
 from buckeye.base import storage
 from buckeye.base.disk import (
-    Patience,
     disk_is_full,
     size_of,
-    waits_for_disk,
+    what_is_free,
     write_when_room,
     write_when_room_async,
 )
 from buckeye.errors import DiskFullError
-from tests.small_disk import fill
+from tests.small_disk import fill, small_disk
+from tests.waiting import HANG
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(disk_room, "_POLL_SECONDS", 0.01)
-    monkeypatch.setenv("BUCKEYE_DISK_RESERVE", "100000")
+    monkeypatch.setattr(disk_room, "reserve_bytes", lambda path: 100_000)
 
 
 def _write(path, size):
@@ -41,7 +39,7 @@ def _free_when_told(caplog, ballast):
 
     def free():
         for _ in range(1000):
-            if any("Waiting for disk space" in message for message in caplog.messages):
+            if any("Waiting for space" in message for message in caplog.messages):
                 break
             threading.Event().wait(0.01)
         ballast.unlink()
@@ -63,10 +61,9 @@ def test_a_write_waits_for_its_bytes_and_the_reserve(disk, caplog):
     _write(disk / "batches" / "large", 60_000)
     thread.join()
     assert (disk / "batches" / "large").stat().st_size == 60_000
-    told, after = caplog.messages
-    assert "the thing: it takes 60.0 kB, 100.0 kB are kept in reserve" in told
+    (told,) = caplog.messages
+    assert "the thing cannot be written. It takes 60.0 kB, 100.0 kB are kept in reserve" in told
     assert f"rollouts 20.0 kB; see what can go: rl clean {disk} --dry-run" in told
-    assert "There is disk space again" in after
 
 
 def test_a_disk_that_gets_full_in_the_middle_is_tried_again(disk, caplog):
@@ -100,7 +97,7 @@ def test_the_newest_step_says_how_much_the_next_one_takes(disk, caplog):
     target = disk / "weights" / "step_11"
     write_when_room(target, lambda: storage.write_directory(target, lambda d: None), what="version 11")
     thread.join()
-    assert "version 11: it takes 200.0 kB" in caplog.messages[0]
+    assert "version 11 cannot be written. It takes 200.0 kB" in caplog.messages[0]
 
 
 def test_of_the_first_step_nobody_says_how_much_it_takes(disk, caplog):
@@ -109,15 +106,13 @@ def test_of_the_first_step_nobody_says_how_much_it_takes(disk, caplog):
     target = disk / "weights" / "step_1"
     write_when_room(target, lambda: storage.write_directory(target, lambda d: None), what="version 1")
     thread.join()
-    assert "it takes" not in caplog.messages[0]
+    assert "It takes" not in caplog.messages[0]
 
 
 def test_a_wait_has_an_end(disk, monkeypatch):
-    monkeypatch.setenv("BUCKEYE_DISK_TIMEOUT", "0.05")
+    monkeypatch.setattr(disk_room, "WAIT_SECONDS", 0.05)
     fill(disk)
-    with pytest.raises(
-        DiskFullError, match=r"(?s)write the thing.*Nothing was freed for 0 s \(disk.timeout\)"
-    ):
+    with pytest.raises(DiskFullError, match=r"the thing cannot be written.*When there is space: rl resume"):
         _write(disk / "x", 8000)
     assert [path.name for path in disk.iterdir()] == ["ballast"]
 
@@ -130,7 +125,7 @@ def test_another_error_is_raised_at_once(tmp_path):
         write_when_room(tmp_path / "x", fails, what="it", needed=0)
 
 
-def test_other_tasks_go_on_during_a_wait_and_cancelling_ends_it(disk):
+def test_other_tasks_run_during_a_wait_and_cancelling_ends_it(disk, caplog):
     fill(disk)
 
     async def scenario():
@@ -138,12 +133,12 @@ def test_other_tasks_go_on_during_a_wait_and_cancelling_ends_it(disk):
         writing = asyncio.create_task(
             write_when_room_async(path, lambda: storage.write_file(path, b"x" * 8000), what="it", needed=8000)
         )
-        while not waits_for_disk(disk):
+        while not caplog.messages:
             await asyncio.sleep(0.01)
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await writing
-        assert not waits_for_disk(disk)
+        assert not (disk / "x").exists()
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
@@ -160,53 +155,23 @@ write_when_room(path, lambda: write_file(path, b"x" * 8000), what="the thing", n
 """
 
 
-@pytest.mark.parametrize("end", ["terminate", "kill"])
-def test_others_see_that_a_process_waits_until_it_ends(disk, end):
+def test_a_request_to_stop_ends_the_wait(disk):
     fill(disk)
-    patience = Patience(0.0, disk)
     process = subprocess.Popen([sys.executable, "-c", _WAITS, disk], stderr=subprocess.PIPE, text=True)
-    while not waits_for_disk(disk):
-        assert process.poll() is None
-    assert patience.is_over()  # it had none left
-    getattr(process, end)()
-    _, printed = process.communicate()
-    assert not waits_for_disk(disk)
-    assert ("Asked to stop while waiting for disk space: the thing was not written" in printed) == (
-        end == "terminate"
-    )
+    assert "Waiting for space" in process.stderr.readline()
+    process.terminate()
+    _, printed = process.communicate(timeout=HANG)
+    assert "DiskFullError: The disk is full: the thing cannot be written" in printed
 
 
-def test_who_looks_is_not_taken_for_one_who_waits(tmp_path, monkeypatch):
-    looks = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(looks, fcntl.LOCK_EX)
-    with monkeypatch.context() as patch:
-        patch.setattr(disk_room.time, "sleep", lambda seconds: fcntl.flock(looks, fcntl.LOCK_UN))
-        assert not waits_for_disk(tmp_path)
-    fcntl.flock(looks, fcntl.LOCK_SH)
-    assert waits_for_disk(tmp_path)
-    os.close(looks)
+def test_few_free_files_are_counted(tmp_path):
+    with small_disk(tmp_path / "few", size=1_000_000, files=20) as disk:
+        assert what_is_free(disk) == "1.0 MB and room for 19 more files"
 
 
 def test_what_cannot_be_there_takes_no_room(tmp_path):
     (tmp_path / "file").write_text("x")
     assert size_of(tmp_path / "file" / "weights") == size_of(tmp_path / "gone") == 0
-
-
-def test_patience_does_not_pass_while_someone_waits(disk, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(disk_room.time, "monotonic", lambda: now[0])
-    patience = Patience(10.0, disk)
-
-    def after(seconds):
-        now[0] += seconds
-        return patience.is_over()
-
-    assert not after(6.0)
-    held = disk_room._hold(disk)
-    assert not after(1000.0)
-    os.close(held)
-    assert not after(3.0)
-    assert after(2.0)
 
 
 def test_a_library_that_meets_a_full_disk_is_understood(disk):

@@ -22,7 +22,8 @@ from buckeye.errors import UsageError
 from buckeye.monitor.metrics import read_run
 from buckeye.sizing.model import fetch_model
 from buckeye.trainer.output.release import Passages, write_model
-from buckeye.trainer.parallel.shards import read_like
+from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY
+from buckeye.trainer.parallel.shards import load_shards
 from buckeye.trainer.rl import run_trainer
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.batches import Batch, Sample, write_batch
@@ -32,7 +33,6 @@ from buckeye.transport.checkpoint import (
     trainer_state,
     verify_checkpoint,
 )
-from buckeye.transport.checkpoint.shards import has_shards, read_shards
 from tests.ports import free_port
 from tests.trainer.trainer_config import sft_config, trainer_config
 
@@ -121,14 +121,14 @@ def weights(run: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
 def stored(run: Path, part: str, step: int = STEPS) -> dict[str, torch.Tensor]:
     """The tensors of the `model` or the `optimizer` of a checkpoint, whole."""
     state = trainer_state(resolve_checkpoint(run / "checkpoints", step))
-    if has_shards(state):
-        return {
-            name.removeprefix(f"{part}/"): read_like(tensor, name, None)
-            for name, tensor in read_shards(state).items()
-            if name.startswith(f"{part}/")
-        }
+    if part == "optimizer" and has_shards(state):
+        return load_shards(state / OPTIMIZER_DIRECTORY, lambda name: None)
     paths = {"optimizer": "optimizer.safetensors", "model": "model/model.safetensors"}
     return load_file(state / paths[part])
+
+
+def has_shards(state: Path) -> bool:
+    return (state / OPTIMIZER_DIRECTORY).is_dir()
 
 
 def optimizer(run: Path, step: int = STEPS) -> dict[str, torch.Tensor]:

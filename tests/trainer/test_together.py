@@ -1,15 +1,10 @@
-"""All ranks leave a wait for disk space together."""
+"""Rank 0 writes; all ranks go on, or meet a full disk, together."""
 
 from __future__ import annotations
 
 import threading
 
-import pytest
-
-from buckeye.base import disk
-from buckeye.base.disk import Writing
 from buckeye.errors import DiskFullError
-from buckeye.trainer.parallel import ranks as one_rank_writes
 from buckeye.trainer.parallel.ranks import write_together
 from tests.waiting import HANG
 
@@ -38,19 +33,13 @@ class _Rank:
         return largest
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(one_rank_writes, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(disk, "_TRY_AGAIN_SECONDS", 0.0)
-
-
-def _on_all(ranks, writing_of):
+def _on_all(ranks, write):
     """What each of the ranks has raised."""
     raised = [None] * ranks.count
 
     def work(number):
         try:
-            write_together(ranks.rank(number), writing_of(number))
+            write_together(ranks.rank(number), lambda: write(number))
         except DiskFullError as error:
             raised[number] = str(error)
 
@@ -62,28 +51,14 @@ def _on_all(ranks, writing_of):
     return raised
 
 
-def test_only_the_first_writes_and_all_return_when_it_is_done(tmp_path):
+def test_only_rank_0_writes():
     written = []
-
-    def writing(number):
-        def write():
-            written.append(number)
-            if len(written) < 3:
-                raise OSError(28, "No space left on device")
-
-        return Writing(tmp_path / "x", write, what="it", needed=0)
-
-    assert _on_all(Threads(3), writing) == [None] * 3
-    assert written == [0, 0, 0]
+    assert _on_all(Threads(3), written.append) == [None] * 3
+    assert written == [0]
 
 
-def test_all_are_stopped_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(one_rank_writes, "stop_requested", lambda: True)
+def test_all_ranks_raise_together():
+    def full(_):
+        raise DiskFullError("The disk is full: it")
 
-    def full():
-        raise OSError(28, "No space left on device")
-
-    def writing(_):
-        return Writing(tmp_path / "x", full, what="it", needed=0)
-
-    assert [error[:12] for error in _on_all(Threads(2), writing)] == ["Asked to sto"] * 2
+    assert _on_all(Threads(2), full) == ["The disk is full: it", "The disk of rank 0 is full; see its log."]

@@ -8,7 +8,7 @@ import pytest
 from buckeye.config.rl import ClusterConfig
 from buckeye.errors import UsageError
 from buckeye_machines.launch import check_single_node
-from buckeye_machines.project import read_project, words_for_a_pod
+from buckeye_machines.project import read_project
 from tests.run.made_runs import made_run
 
 CONFIG = """
@@ -130,13 +130,6 @@ def test_an_environment_of_the_hub_is_installed_there(project):
     (needed,) = read_project(project(env="someone/other@1.2"), resume=False).environments
     assert (needed.what, needed.wheel) == ("someone/other@1.2", None)
     assert read_project(project(), resume=False).environments == ()
-
-
-def test_a_pod_does_not_wait_a_day_for_room_on_its_disk(project):
-    path = project()
-    assert words_for_a_pod(read_project(path, resume=False).config) == ["--disk.timeout", "1800"]
-    path.write_text(path.read_text() + "[disk]\ntimeout = 7200\n")
-    assert words_for_a_pod(read_project(path, resume=False).config) == []
 
 
 def test_there_is_nothing_to_resume(project):

@@ -128,7 +128,7 @@ def test_a_disk_that_is_full_there(tmp_path, model, town, room, reason):
     laptop = Laptop(tmp_path / "laptop", model, steps=200)
     (laptop.project / "data.bin").write_bytes(bytes(1_000_000))
     with (laptop.project / "run.toml").open("a") as file:
-        file.write("[disk]\ntimeout = 15\ncheck = false\nreserve = 0\n")
+        file.write("[disk]\ncheck = false\n")
     code = laptop.run(*town.words, **town.environment)
     said = laptop.said()
     assert code == 1, said

@@ -1,11 +1,9 @@
-"""Checkpoints in S3, on a real server of it: runs that are killed and lose their directory, ranks without a
-directory in common, uploads that are cut off, and what is said when the store cannot be used."""
+"""Checkpoints in S3, on a real server of it: runs that are killed and lose their directory, uploads that are
+cut off, and what is said when the store cannot be used."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 import uuid
 
 import httpx
@@ -215,60 +213,6 @@ def test_uploads_in_parts_that_were_cut_off_are_ended_and_those_of_others_are_no
     store.tidy(3, protected=())
     left = {each["Key"] for each in call("list_multipart_uploads", Bucket=BUCKET)["Uploads"]}
     assert left == set(theirs)
-
-
-CHATS = [("one " * 8, "waŋži"), ("two " * 8, "nuŋpa"), ("three " * 6, "yamni")]
-
-
-def fine_tune(root, model, nodes, *words, faults=None):
-    """`sft` on two ranks, each on a node whose directory is one of `nodes`; their exit codes."""
-    chats = root / "chats.jsonl"
-    lines = [
-        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in CHATS
-    ]
-    chats.write_text("\n".join(map(json.dumps, lines)))
-    common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "BUCKEYE_THREADS": "1"}
-    common |= {"MASTER_PORT": str(free_port()), "HF_HUB_OFFLINE": "1"}
-    argv = [sys.executable, "-m", "buckeye", "sft", "--data.path", chats, "--model.name", model]
-    argv += ["--model.device", "cpu", "--model.sharding", "full", "--optim.lr", "0.01", "--seq-len", "128"]
-    argv += ["--batch-size", "2", "--max-steps", "6", "--ckpt.interval", "2", "--output-dir", "out", *words]
-    processes = []
-    for rank, node in enumerate(nodes):
-        node.mkdir(parents=True, exist_ok=True)
-        env = {**os.environ, **common, "RANK": str(rank), **((faults or {}).get(rank, {}))}
-        processes.append(subprocess.Popen(list(map(str, argv)), cwd=node, env=env))
-    try:
-        if faults:  # who is left would wait for the other's answer
-            (dies,) = faults
-            processes[dies].wait(timeout=HANG)
-            return [processes[dies].returncode]
-        return [process.wait(timeout=HANG) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_without_a_directory_in_common(tmp_path, tiny_model, keys, url, rank):  # noqa: F811
-    """Each uploads its own shards; one is killed in that, both directories are lost, and the last that was
-    committed gives the same model."""
-    shared, marks = tmp_path / "shared", tmp_path / "marks"
-    marks.mkdir()
-    assert fine_tune(tmp_path, tiny_model, [shared, shared]) == [0, 0]
-    straight = (shared / "out" / "weights" / "step_6" / "model.safetensors").read_bytes()
-    nodes = [tmp_path / "one", tmp_path / "two"]
-    passage = (14, 3)[rank]  # in the second checkpoint
-    faults = {rank: {FAULTS: f"store.upload=kill@{passage}", DONE: str(marks)}}
-    assert fine_tune(tmp_path, tiny_model, nodes, "--ckpt.store", url, faults=faults) == [-9]
-    assert [info.step for info in Store(url).checkpoints()] == [2]
-    for node in nodes:
-        shutil.rmtree(node)
-    words = ("--ckpt.store", url, "--ckpt.resume-step", "-1")
-    assert fine_tune(tmp_path, tiny_model, nodes, *words) == [0, 0]
-    assert (nodes[0] / "out" / "weights" / "step_6" / "model.safetensors").read_bytes() == straight
-    assert [info.step for info in Store(url).checkpoints()] == [2, 4, 6]
-    assert not (nodes[0] / "out/checkpoints/step_6/trainer/shards/rank_1.safetensors").exists()
 
 
 def test_keys_in_an_url_are_refused_and_not_repeated(tmp_path):

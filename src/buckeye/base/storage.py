@@ -115,6 +115,14 @@ def remove_directory(path: Path) -> None:
     _remove(unseen)
 
 
+def link_or_copy(source: str, target: str) -> None:
+    """Give a file that nobody writes to again a second name."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
+
+
 def sha256_file(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
@@ -158,16 +166,15 @@ def sync_tree(directory: Path) -> None:
         sync(Path(folder))
 
 
-def is_locked(path: Path, *, shared: bool = False) -> bool:
-    """Whether a process holds a file or directory under an exclusive lock (flock) now, or under a `shared`
-    one; not if it cannot be opened, or where files cannot be locked."""
-    kind = fcntl.LOCK_EX if shared else fcntl.LOCK_SH  # those who look for an exclusive one do not meet
+def is_locked(path: Path) -> bool:
+    """Whether a process holds a file or directory under an exclusive lock (flock) now; not if it cannot be
+    opened, or where files cannot be locked."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # those who look do not meet
     except BlockingIOError:
         return True
     except OSError:

@@ -89,10 +89,7 @@ def _ago(then: float, now: float) -> str:
 
 
 def _disk(run: RunStatus) -> str:
-    text = f"{human_bytes(run.disk_used)} used, {human_bytes(run.disk_free)} free"
-    if run.waits_for_disk:
-        text += f"; the run waits for more: `rl clean {run.directory} --dry-run` shows what can go"
-    return text
+    return f"{human_bytes(run.disk_used)} used, {human_bytes(run.disk_free)} free"
 
 
 def _step(run: RunStatus) -> str:

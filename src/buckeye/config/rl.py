@@ -99,15 +99,10 @@ class SupervisionConfig(BaseConfig):
 
 
 class DiskConfig(BaseConfig):
-    """How much disk must be free, and what happens when it is not."""
+    """How much disk a run may take."""
 
     check: bool = True
     """Refuse to start a run whose weights and checkpoints do not fit on the disk."""
-    reserve: NonNegativeInt | None = None
-    """Bytes that weights, checkpoints, batches and rollouts leave free, for logs and metrics; None is 1 % of
-    the file system, at most 256 MB."""
-    timeout: PositiveFloat = 86400.0
-    """Seconds that a run whose disk is full waits for space before it ends."""
     keep_logs: PositiveInt | None = None
     """Of how many earlier attempts the logs remain; None keeps all."""
 

@@ -172,8 +172,7 @@ class CheckpointConfig(BaseConfig):
     store: str | None = None
     """An object store that has them, too: s3://bucket/prefix or gs://bucket/prefix, a prefix for each run."""
     store_timeout: PositiveInt = 1800
-    """Seconds that the end of a run waits for uploads, and that trainer ranks without a shared directory wait
-    for each other's."""
+    """Seconds that the end of a run waits for uploads."""
 
     @model_validator(mode="after")
     def _has_a_place(self) -> Self:

@@ -353,8 +353,7 @@ class TrainedBatchesConfig(BaseConfig):
     max_bytes: PositiveInt = 2**29
     """How much disk they may take; the oldest go first."""
     record_order: bool = False
-    """Keep all, whole and in order, whatever max_bytes says, so that `rl replay --all` can repeat the run; a
-    full disk is waited for."""
+    """Keep all, whole and in order, whatever max_bytes says, so that `rl replay --all` can repeat the run."""
 
     @model_validator(mode="after")
     def _all_is_no_number(self) -> TrainedBatchesConfig:

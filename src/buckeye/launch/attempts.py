@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from buckeye.base.disk import disk_is_full
 from buckeye.base.process import RunIdentity
 from buckeye.config.rl import RLConfig
 from buckeye.errors import CheckpointError, RunError, UsageError
 from buckeye.launch.hosts import Nodes
 from buckeye.launch.processes import Child, Origin, Processes, write_role_configs
-from buckeye.launch.restarts import FULL_DISK_SECONDS, NODE_SECONDS, Budget, Ended, GiveUp, described
+from buckeye.launch.restarts import NODE_SECONDS, Budget, Ended, GiveUp, described
 from buckeye.launch.resume import newest_commit
 from buckeye.launch.why_it_ended import Memory, diagnosis, how_it_ended, named_cause
 from buckeye.run_files.directory import attempt_logs, begin_attempt
@@ -161,14 +160,7 @@ class Attempts:
     def _begin(self, now: float) -> None:
         if self._wait_for_nodes(now):
             return
-        try:
-            identity, step = self._written()
-        except OSError as error:
-            if not disk_is_full(error):
-                raise
-            log.warning("The disk is full: the next attempt begins when there is space (%s)", error)
-            self._until = now + FULL_DISK_SECONDS
-            return
+        identity, step = self._written()
         self._processes.begin(identity)
         self._began(identity, step)
         for kind in ("orchestrator", "trainer"):

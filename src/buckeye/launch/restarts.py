@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from buckeye.base.disk import disk_is_full
 from buckeye.config.rl import SupervisionConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.processes import Child, Processes
@@ -89,9 +88,6 @@ log = logging.getLogger(__name__)
 
 
 # Inference servers and gateways that die are started again, within limits; everything else goes on.
-
-FULL_DISK_SECONDS = 10.0
-"""Until a start is tried again for which there was no disk space."""
 
 NODE_SECONDS = 1.0
 """Until a start is tried again for which a node was not there."""
@@ -186,13 +182,7 @@ class Restarts:
         if self._processes.absent([role]):  # the run goes on without it, as long as it can
             self._due.append((now + NODE_SECONDS, role))
             return
-        try:
-            self._processes.start(role)
-        except OSError as error:  # its log is a new file if an attempt has begun meanwhile
-            if not disk_is_full(error):
-                raise
-            log.warning("The disk is full: %s is started when there is space (%s)", role.title, error)
-            self._due.append((now + FULL_DISK_SECONDS, role))
+        self._processes.start(role)
 
     def _schedule(self, child: Child, code: int, step: int) -> None:
         now = time.monotonic()

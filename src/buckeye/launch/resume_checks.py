@@ -21,7 +21,7 @@ from buckeye.run_files.record import RunRecord, read_record
 from buckeye.sizing.disk import is_one_of
 from buckeye.sizing.model import find_model
 from buckeye.transport.checkpoint import CheckpointInfo, trainer_state
-from buckeye.transport.checkpoint.shards import SHARDS_DIRECTORY, base_digest, has_shards
+from buckeye.transport.checkpoint.base_digest import base_digest
 
 # What has changed in the configuration of a run since its newest attempt was started.
 
@@ -206,13 +206,11 @@ def _optimizer_names(state: Path) -> list[str]:
     """The names of what an optimizer keeps, as `<parameter>/<type>.<name>`; none before its first step."""
     from safetensors import safe_open
 
-    if has_shards(state):
-        parts = (state / SHARDS_DIRECTORY).glob("rank_*.json")
-        return [
-            name for part in parts for name in read_json(part)["tensors"] if name.startswith("optimizer/")
-        ]
-    with safe_open(state / "optimizer.safetensors", "numpy") as file:
-        return list(file.keys())
+    names: list[str] = []
+    for path in [*(state / "optimizer").glob("*.safetensors"), *state.glob("optimizer.safetensors")]:
+        with safe_open(path, "numpy") as file:
+            names += file.keys()
+    return names
 
 
 def _differ(name: str, there: object, now: object) -> str:

@@ -50,7 +50,7 @@ from buckeye.run_files.known_runs import register
 from buckeye.run_files.logs import LAUNCHER, prune_logs
 from buckeye.run_files.record import RunRecord
 from buckeye.sizing.devices import this_machine
-from buckeye.sizing.disk import check_disk, disk_environment
+from buckeye.sizing.disk import check_disk
 from buckeye.sizing.model import fetch_model
 from buckeye.sizing.plan import RolePlan, make_plan
 from buckeye.sizing.ports import Ports, held_ports
@@ -290,7 +290,6 @@ def _run_environment(config: RLConfig) -> dict[str, str]:
     return {
         "BUCKEYE_INFERENCE_KEY": key,
         "TOKENIZERS_PARALLELISM": "false",
-        **disk_environment(config.disk),
         **(_way_to_ray(config) if config.inference is not None and config.inference.parallel.pp > 1 else {}),
     }
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
-from buckeye.base.disk import advice, waits_for_disk, what_is_free
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.attempts import Attempts, Launch
 from buckeye.launch.heartbeats import described, illness
@@ -24,50 +21,6 @@ from buckeye.sizing.plan import RolePlan, Site, scaled, this_site
 from buckeye.sizing.ports import Ports
 from buckeye.transport.checkpoint import checkpoints_by_age
 from buckeye.transport.inference_servers import write_servers
-
-# Tells the user that a run waits for disk space: its own log may be on the disk that is full.
-
-_TELL_SECONDS = 60.0
-
-
-class DiskWatch:
-    """Looks whether a process of the run in `output_dir` waits for disk space; tells its beginning, its end,
-    and once a minute what could be freed. `note` records the events of both."""
-
-    def __init__(self, output_dir: Path, *, note: Callable[..., None]) -> None:
-        self._output_dir = output_dir
-        self._note = note
-        self._since: float | None = None
-        self._told = 0.0
-
-    def look(self, now: float) -> bool:
-        """Whether one waits at `now`, in seconds on the monotonic clock."""
-        if not waits_for_disk(self._output_dir):
-            self._end(now)
-            return False
-        if self._since is None:
-            self._since = now
-            self._told = now - _TELL_SECONDS
-            self._note("disk_full")
-        if now >= self._told + _TELL_SECONDS:
-            self._told = now
-            free = what_is_free(self._output_dir)
-            log.warning(
-                "The run waits for disk space and goes on by itself when there is some: %s of the file "
-                "system of %s are free. %s",
-                free,
-                self._output_dir,
-                advice(self._output_dir),
-            )
-        return True
-
-    def _end(self, now: float) -> None:
-        if self._since is None:
-            return
-        waited, self._since = now - self._since, None
-        log.info("There is disk space again; the run has waited for %s", human_duration(waited))
-        self._note("disk_freed", seconds=round(waited))
-
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +51,6 @@ class Supervisor:
         self._ticked = self._stepped = now
         self._look_at = now
         self._told = False
-        self._disk = DiskWatch(launch.config.output_dir, note=recorder.note)
         self._doomed: dict[tuple[int, int], float] = {}
         self._leaving: list[tuple[float, Child]] = []
         self._trained = 0
@@ -138,10 +90,7 @@ class Supervisor:
         self._attempts.tend(now, step)
         self._recorder.observe(self._processes, trained=trained)
         working = self._attempts.members
-        finished = self._attempts.running and all(child.returncode == 0 for child in working)
-        if finished:
-            self._disk.look(now)  # a wait for space may have ended after the last look
-        return finished
+        return self._attempts.running and all(child.returncode == 0 for child in working)
 
     def _forgive_a_gap(self, now: float) -> None:
         """If this process was suspended, nobody has listened: all deadlines start again."""
@@ -173,8 +122,6 @@ class Supervisor:
         if newest > self._committed:
             self._committed = newest
             self._refill()
-        if self._disk.look(now):
-            self._stepped = now
         self._scale(now)
         patience = self._limits.stall_timeout / 2
         if now - self._stepped > patience and not self._told:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.disk import Writing
+from buckeye.base.disk import write_when_room, write_when_room_async
 from buckeye.base.json_lines import LineFile, parse_json_lines, read_json_lines
 from buckeye.base.process import run_identity
 
@@ -34,7 +34,7 @@ _OF_BATCHES = (*TRAINERS, "orchestrator")
 
 
 class MetricsLog:
-    """Appends lines to `metrics.jsonl`, which several processes share. Where the disk is full it waits."""
+    """Appends lines to `metrics.jsonl`, which several processes share."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,18 +43,18 @@ class MetricsLog:
     def write(self, process: str, step: int, values: Mapping[str, Any]) -> None:
         """Append `{"time": seconds since the epoch, "attempt": ..., "process": ..., "step": ..., **values}`.
         Raises DiskFullError as `write_when_room` does."""
-        self.writing(process, step, values).finish()
+        line, what = self._line(process, step, values)
+        write_when_room(self._path, lambda: self._file.append(line), what=what, needed=0)
 
     async def write_async(self, process: str, step: int, values: Mapping[str, Any]) -> None:
-        """The same; other tasks go on meanwhile."""
-        await self.writing(process, step, values).finish_async()
+        """Do as `write` does, while other tasks run."""
+        line, what = self._line(process, step, values)
+        await write_when_room_async(self._path, lambda: self._file.append(line), what=what, needed=0)
 
-    def writing(self, process: str, step: int, values: Mapping[str, Any]) -> Writing[None]:
-        """The same, to be done in a loop of one's own."""
+    def _line(self, process: str, step: int, values: Mapping[str, Any]) -> tuple[bytes, str]:
         head = {"time": round(time.time(), 3), "attempt": run_identity().attempt}
         line = json.dumps({**head, "process": process, "step": step, **values}).encode() + b"\n"
-        what = f"the metrics of {process} step {step}"
-        return Writing(self._path, lambda: self._file.append(line), what=what, needed=0)
+        return line, f"the metrics of {process} step {step}"
 
     def close(self) -> None:
         self._file.close()

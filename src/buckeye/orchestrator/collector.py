@@ -10,11 +10,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from buckeye.base import heartbeat
-from buckeye.base.disk import Patience
 from buckeye.errors import FinalRunError, RunError
 from buckeye.orchestrator.batch_account import Collected
 from buckeye.orchestrator.filters import GroupFilter, smallest_group
@@ -51,12 +49,10 @@ class CollectorSettings:
     `cut_late_groups`: do not wait for groups that the next batch would be too late for; end their sampling.
     `max_steps`: no group is started for a batch that will not be trained.
     `weights_timeout`: seconds to wait for a new policy version when nothing else is going on. They do not
-    pass while a process of the run in `output_dir` waits for disk space, or while there is a version that
-    is `measuring()`: an evaluation, for which the engines keep it.
+    pass while there is a version that is `measuring()`: an evaluation, for which the engines keep it.
     `filter_group` says why a scored group is not worth training on.
     """
 
-    output_dir: Path
     batch_size: int
     group_size: int
     min_group_size: int | None
@@ -296,10 +292,10 @@ class GroupCollector:
 
     async def _wait_for_news(self, timeout: float | None) -> None:
         """Until a group ends (each rollout has its own deadline) or the policy version changes."""
-        patience = Patience(timeout, self._settings.output_dir) if timeout is not None else None
+        deadline = time.monotonic() + timeout if timeout is not None else math.inf
         while not self._news.is_set():
             await self._news_within(min(_LOOK_SECONDS, timeout or _LOOK_SECONDS))
-            if patience is not None and not self._news.is_set() and patience.is_over():
+            if not self._news.is_set() and time.monotonic() > deadline:
                 raise RunError(
                     f"no weights newer than version {self.version} appeared within {timeout:g} s "
                     "(orchestrator.weights_timeout): is the trainer running?"

@@ -285,7 +285,7 @@ def sampling_record(params: SamplingParams, seq_len: int) -> dict[str, Any]:
 
 
 async def write_evaluation(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> None:
-    """Write both files of one environment. Where the disk is full it waits."""
+    """Write both files of one environment."""
     for path, text in (await asyncio.to_thread(_files, directory, result, measured)).items():
         write = partial(write_file, path, text)
         await write_when_room_async(path, write, what=f"the evaluation {path.name}", needed=len(text))

@@ -204,7 +204,6 @@ class Orchestrator:
     def _collector(self) -> GroupCollector:
         config = self.config
         settings = CollectorSettings(
-            output_dir=config.output_dir,
             batch_size=config.batch_size,
             group_size=config.rollouts_per_example,
             min_group_size=config.min_group_size,

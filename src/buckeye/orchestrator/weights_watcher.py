@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from buckeye.base import heartbeat
-from buckeye.base.disk import Patience
 from buckeye.base.process import RunIdentity
 from buckeye.base.storage import step_directory
 from buckeye.errors import FinalRunError, RunError
@@ -125,15 +124,15 @@ class WeightsWatcher:
 
     async def reach(self, version: int, timeout: float) -> None:
         """Until the engines have `version` or a newer one. Raises RunError after `timeout` seconds, in which
-        nobody waited for disk space, and nothing was to be measured with the version before."""
+        nothing was to be measured with the version before."""
         if self.version >= version:
             return
-        patience = Patience(timeout, self._root.parent)
+        deadline = time.monotonic() + timeout
         heartbeat.report(f"weights {version}", on="trainer")
         while self.version < version:
             if self.version == self._due():
-                patience = Patience(timeout, self._root.parent)
-            elif patience.is_over():
+                deadline = time.monotonic() + timeout
+            elif time.monotonic() > deadline:
                 raise RunError(
                     f"weights of version {version} did not appear in {self._root} within {timeout:g} s "
                     "(orchestrator.weights_timeout): is the trainer running?"

@@ -35,8 +35,6 @@ EventKind = Literal[
     "stall",
     "checkpoint",
     "weights",
-    "disk_full",
-    "disk_freed",
     "scale",
     "scale_refused",
     "stopping",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from buckeye.base.storage import read_json, step_directory, write_directory, write_file
+from buckeye.base.storage import link_or_copy, read_json, step_directory, write_directory, write_file
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.run_files.directory import RUN_FILE
 from buckeye.run_files.known_runs import register
@@ -18,7 +18,6 @@ from buckeye.run_files.record import RunRecord, read_record, write_event, write_
 from buckeye.runs.status import find_checkpoint
 from buckeye.runs.stop import with_output_dir
 from buckeye.transport.checkpoint import CheckpointInfo, verify_checkpoint
-from buckeye.transport.checkpoint.shards import link_or_copy
 
 
 def fork_run(output_dir: Path, *, step: str, target: Path | None) -> Path:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.disk import free_bytes, size_of, waits_for_disk
+from buckeye.base.disk import free_bytes, size_of
 from buckeye.base.distribution import ask_if_there
 from buckeye.base.storage import read_json
 from buckeye.launch.processes import last_lines
@@ -84,7 +84,6 @@ class RunStatus:
     findings: list[Any]
     disk_used: int | None
     disk_free: int
-    waits_for_disk: bool
 
 
 def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
@@ -125,7 +124,6 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
         findings=ask_if_there(_FINDINGS, lambda steps, run: [])(trained, output_dir),
         disk_used=size_of(output_dir) if measure_disk else None,
         disk_free=free_bytes(output_dir),
-        waits_for_disk=waits_for_disk(output_dir),
     )
 
 

@@ -9,16 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buckeye.base.columns import aligned
-from buckeye.base.disk import (
-    RESERVE_VARIABLE,
-    TIMEOUT_VARIABLE,
-    free_bytes,
-    human_bytes,
-    reserve_bytes,
-    size_of,
-)
+from buckeye.base.disk import free_bytes, human_bytes, reserve_bytes, size_of
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.config.rl import DiskConfig, RLConfig
+from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig, MuonConfig, OptimizerConfig, SGDConfig
 from buckeye.inference.engine.architecture import tensor_shapes
 from buckeye.sizing.check import Check, failed, ok, skipped, warning
@@ -106,7 +99,7 @@ def disk_table(config: RLConfig, estimate: DiskEstimate) -> str:
             continue
         size = f"{'up to ' if need.at_most else ''}{human_bytes(need.size)}"
         rows.append((f"  {need.kind}", size, need.why, need.setting))
-    free, kept = free_bytes(config.output_dir), reserve_bytes(config.output_dir, config.disk.reserve)
+    free, kept = free_bytes(config.output_dir), reserve_bytes(config.output_dir)
     there = sum(_there(config, need) for need in estimate.needs)
     note = f"free: {human_bytes(free)}, of which {human_bytes(kept)} are kept in reserve"
     if there:
@@ -141,14 +134,8 @@ def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
     return ok(DISK, f"needs up to {needed}, {free} free", lines)
 
 
-def disk_environment(config: DiskConfig) -> dict[str, str]:
-    """What the processes of a run are told about the disk."""
-    reserve = {} if config.reserve is None else {RESERVE_VARIABLE: str(config.reserve)}
-    return {TIMEOUT_VARIABLE: str(config.timeout), **reserve}
-
-
 def _shortage(config: RLConfig, estimate: DiskEstimate, counted: Sequence[DiskNeed], verb: str) -> str | None:
-    free, kept = free_bytes(config.output_dir), reserve_bytes(config.output_dir, config.disk.reserve)
+    free, kept = free_bytes(config.output_dir), reserve_bytes(config.output_dir)
     sizes = {need: need.size for need in counted if need.size}
     if config.clean:  # what is there will be deleted
         freed = sum(_there(config, need) for need in estimate.needs)
@@ -163,7 +150,7 @@ def _shortage(config: RLConfig, estimate: DiskEstimate, counted: Sequence[DiskNe
         there = _there(config, need)
         already = f", of which {human_bytes(there)} {'go' if config.clean else 'are there'}" if there else ""
         lines.append(f"  {need.kind}: {human_bytes(size)} ({need.why}){already}; less with {need.setting}")
-    lines.append(f"  in reserve: {human_bytes(kept)}; less with disk.reserve")
+    lines.append(f"  in reserve: {human_bytes(kept)}")
     lines.append(f"  free: {human_bytes(free)}")
     return "\n".join(lines)
 

@@ -263,12 +263,13 @@ def _logits(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: boo
 
 def _saved(config: TrainerConfig, shape: ModelShape, shards: int, rank: int) -> int:
     """Copies of weights and moments in main memory, from which a checkpoint is written beside the next steps:
-    of a divided model every rank has its own, else the first has all."""
+    the first rank has all, but of a divided model every rank has its own moments."""
     trained = _trained(config, shape)
-    whole = 4 * trained + _moments(config, shape, trained)
+    weights, moments = 4 * trained, _moments(config, shape, trained)
+    first = weights if rank == 0 else 0
     if shards > 1 and config.model.experimental.lora is None:
-        return whole // shards
-    return whole if rank == 0 else 0
+        return first + moments // shards
+    return weights + moments if rank == 0 else 0
 
 
 # --- inference ---

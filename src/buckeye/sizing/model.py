@@ -18,6 +18,7 @@ from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.architecture import check_sizes, read_spec
 from buckeye.sizing.check import Check, failed, ok, skipped, warning
 from buckeye.sizing.disk import count_parameters
+from buckeye.transport.checkpoint import refuse_old_shards
 
 # The sizes of a model, from its `config.json` and the headers of its files: what memory is counted from.
 
@@ -253,17 +254,15 @@ def fetch_served(name: str) -> Path:
 
 
 def fetch_model(name: str, revision: str | None = None) -> Path:
-    """The local directory of a model, downloaded from the Hugging Face hub if need be; of a checkpoint that
-    was written as shards, put together.
+    """The local directory of a model, downloaded from the Hugging Face hub if need be.
 
     Raises UsageError if it is neither here nor there, and where nothing can be done with a model.
     """
     need("torch", f"A model ({name})")
     found = find_model(name, revision)
     if found is not None:
-        from buckeye.transport.checkpoint.shards import MODEL_DIRECTORY, complete_model
-
-        return complete_model(found.parent) if found.name == MODEL_DIRECTORY else found
+        refuse_old_shards(found.parent)
+        return found
     if is_adapter(name):
         raise UsageError(
             f"model.name: {name} is an adapter and no complete model; `buckeye export RUN --merge-lora` "

@@ -9,7 +9,6 @@ from enum import IntEnum
 from pathlib import Path
 
 from buckeye.base import heartbeat
-from buckeye.base.disk import Patience
 from buckeye.base.process import RunIdentity, StopFlag
 from buckeye.errors import TransportError
 from buckeye.trainer.parallel.ranks import Ranks
@@ -45,10 +44,10 @@ class _Verdict(IntEnum):
 
 @dataclass(slots=True)
 class _Wait:
-    """For one batch: how long it may take, and when it was found damaged (monotonic clock)."""
+    """For one batch: when it is too late, and when it was found damaged (monotonic clock)."""
 
     step: int
-    patience: Patience
+    deadline: float
     damaged: list[float] = field(default_factory=list)
 
 
@@ -69,13 +68,12 @@ class BatchReceiver:
         """The batch of `step`, or None if any rank has been asked to stop, or if there is none any more:
         `ended` tells which.
 
-        Raises `TransportError` if none arrives within `timeout_seconds`, in which nobody waited for disk
-        space, or if it stays damaged.
+        Raises `TransportError` if none arrives within `timeout_seconds`, or if it stays damaged.
         """
         logger.info("Waiting for training batch to arrive")
         heartbeat.report(f"batch {step}", on="orchestrator")
         started = reported = time.monotonic()
-        wait = _Wait(step, Patience(self.timeout_seconds, self.root.parent))
+        wait = _Wait(step, started + self.timeout_seconds)
         while True:
             verdict, batch, error = self._look(wait)
             verdict = _Verdict(self.ranks.max(verdict))
@@ -127,7 +125,7 @@ class BatchReceiver:
                 return _Verdict.FAILED, None, error
             if batch is not None:
                 return _Verdict.READY, batch, None
-            if wait.patience.is_over():
+            if time.monotonic() > wait.deadline:
                 return _Verdict.FAILED, None, self._too_late(wait.step)
             if time.monotonic() >= until:
                 return _Verdict.WAIT, None, None

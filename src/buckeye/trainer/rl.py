@@ -16,7 +16,7 @@ import torch
 
 from buckeye import __version__
 from buckeye.base import heartbeat
-from buckeye.base.disk import Writing
+from buckeye.base.disk import write_when_room
 from buckeye.base.faults import fault_point
 from buckeye.base.process import RunIdentity, StopFlag, run_identity
 from buckeye.base.storage import step_directory
@@ -177,7 +177,7 @@ class RLTrainer:
         }
         left_out = len(found.left_out) if update.applied else len(batch.samples)
         logger.log(training_level(len(batch.samples), left_out=left_out), format_step(step, values))
-        write_together(self.ranks, self.metrics.writing("trainer", step, finite_only(values)))
+        write_together(self.ranks, lambda: self.metrics.write("trainer", step, finite_only(values)))
         self._let_go(batch, samples, values)
 
     def _let_go(self, batch: Batch, samples: Sequence[Sample], values: Mapping[str, float]) -> None:
@@ -187,9 +187,10 @@ class RLTrainer:
             logprobs = self.batch_loss.all_logprobs(samples)
             write = partial(self._keep, batch, samples, logprobs, values)
             if keep.record_order:
-                what = f"batch {batch.step}, which is kept"
-                writing = Writing(self._trained, write, what=what, needed=logprobs.nbytes)
-                write_together(self.ranks, writing)
+                what, needed = f"batch {batch.step}, which is kept", logprobs.nbytes
+                write_together(
+                    self.ranks, lambda: write_when_room(self._trained, write, what=what, needed=needed)
+                )
             elif self.ranks.first:
                 self._keep_some(write, batch.step)
         if self.ranks.first:

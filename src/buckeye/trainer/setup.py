@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from buckeye.base import heartbeat
-from buckeye.base.distribution import ask
 from buckeye.base.process import cpu_threads, die_with_parent
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import (
@@ -35,14 +33,14 @@ from buckeye.trainer.output.export import read_tokenizer_files
 from buckeye.trainer.output.state import load_state
 from buckeye.trainer.parallel.fsdp import offloads, shard_policy
 from buckeye.trainer.parallel.ranks import Ranks, join_ranks, local_rank
-from buckeye.trainer.parallel.shards import empty_policy, fill_policy, load_shards
+from buckeye.trainer.parallel.shards import empty_policy, fill_policy
 from buckeye.transport.checkpoint import (
+    MODEL_DIRECTORY,
     CheckpointInfo,
     trainer_state,
     usable_checkpoint,
     verify_checkpoint,
 )
-from buckeye.transport.checkpoint.shards import MODEL_DIRECTORY, has_shards
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +68,6 @@ def find_resume(config: TrainerConfig | SFTConfig, ranks: Ranks) -> CheckpointIn
     if config.ckpt is None or config.ckpt.resume_step is None:
         return None
     root, step = config.output_dir / "checkpoints", config.ckpt.resume_step
-    if config.ckpt.store is not None:
-        step = ask("buckeye_machines.checkpoint_resume:brought", "ckpt.store")(
-            config, ranks, local_rank() == 0
-        )
 
     def verify(info: CheckpointInfo) -> None:
         error: CheckpointError | None = None
@@ -150,11 +144,9 @@ def _adapt(policy: Policy, lora: LoRAConfig, base: str, resume: CheckpointInfo |
 def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> Policy:
     model, flash, sharded = config.model, config.model.attn != "sdpa", ranks.mesh is not None
     dtype = model.compute_dtype
-    shards = has_shards(Path(source).parent) and Path(source).name == MODEL_DIRECTORY
-    if sharded and (model.load_using_meta or shards):
+    resumed = source != model.name  # a checkpoint has every parameter under its own name
+    if sharded and (model.load_using_meta or resumed):
         policy = empty_policy(source, ranks.device, flash=flash, compute_dtype=dtype)
-    elif shards:
-        policy = load_shards(Path(source).parent, ranks.device, flash=flash, compute_dtype=dtype)
     else:
         adapted = model.experimental.lora is not None
         policy = load_policy(

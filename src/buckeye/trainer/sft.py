@@ -202,7 +202,7 @@ class SFTTrainer:
         }
 
     def _record(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        write_together(self.learner.ranks, self.metrics.writing(kind, step, finite_only(values)))
+        write_together(self.learner.ranks, lambda: self.metrics.write(kind, step, finite_only(values)))
 
 
 def _check_same_data(saved: Mapping[str, Any], data: ChatFile, resume: CheckpointInfo) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.inference.chat_families import FAMILIES, save_family
 
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.render.template import MARK, SWITCH, _controls, unmarked
+from buckeye.inference.render.template import MARK, SWITCH, _controls
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
 
@@ -73,7 +73,7 @@ def test_the_name_of_a_control_token_is_words(family, role):
             assert MARK not in renderer.decode(hostile.ids)
             if role in ("system", "user") or (role == "tool" and "\n" not in text):
                 assert text.strip() in renderer.decode(hostile.ids)
-            assert renderer.decode(hostile.ids) == unmarked(hostile.text)
+            assert renderer.decode(hostile.ids) == hostile.text.replace(MARK, "")
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -1,34 +1,26 @@
-"""What a run goes on from comes from its object store, to every node that lacks it."""
+"""What a run goes on from comes from its object store."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
 
 import msgspec
 
-from buckeye.base import heartbeat, storage
-from buckeye.config.sft import SFTConfig
-from buckeye.config.trainer import TrainerConfig
+from buckeye.base import storage
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.transport.checkpoint import (
     CheckpointInfo,
     checkpoints_by_age,
     is_complete,
-    list_checkpoints,
-    resolve_checkpoint,
 )
 from buckeye_machines.object_store import Store, age
 
 log = logging.getLogger(__name__)
 
 _START_SECONDS = 30.0
-_POLL_SECONDS = 0.5
 
 
 def bring(output_dir: Path, url: str, resume_step: int | None) -> None:
@@ -104,47 +96,3 @@ def _read_run(output_dir: Path) -> str | None:
         return str(storage.read_json(output_dir / "run.json")["run_id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-class Ranks(Protocol):
-    """What is asked of a trainer's ranks."""
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the first."""
-
-    def max(self, value: int) -> int:
-        """The largest of the ranks' values."""
-
-
-def brought(config: TrainerConfig | SFTConfig, ranks: Ranks, first_of_node: bool) -> int:
-    """The step to go on from, when every rank has it in its directory; where that is not the first one's, it
-    comes from the store. All ranks call it together."""
-    assert config.ckpt is not None
-    assert config.ckpt.store is not None
-    assert config.ckpt.resume_step is not None
-    root, store, patience = config.output_dir / "checkpoints", config.ckpt.store, config.ckpt.store_timeout
-    step = config.ckpt.resume_step
-
-    def here() -> bool:
-        return any(info.step == chosen and is_complete(info) for info in list_checkpoints(root))
-
-    def bring_here() -> None:
-        deadline = time.monotonic() + patience
-        while not here():  # the first rank may be about to upload it
-            bring(config.output_dir, store, chosen)
-            if not here() and time.monotonic() > deadline:
-                raise CheckpointError(f"The checkpoint of step {chosen} did not come to {store}.")
-            time.sleep(_POLL_SECONDS)
-
-    chosen = ranks.max(resolve_checkpoint(root, step).step if ranks.first else 0)
-    if not ranks.max(int(not here())):
-        return step
-    for turn in (ranks.first, not ranks.first and first_of_node):  # who shares its directory has it then
-        with ThreadPoolExecutor(1) as threads:
-            work: Future[Any] = threads.submit(bring_here if turn else int)
-            while ranks.max(int(not work.done())):  # none of them is in a collective meanwhile
-                heartbeat.report(f"the checkpoint of step {chosen}", on="store")
-                time.sleep(_POLL_SECONDS)
-            work.result()
-    return chosen

@@ -31,7 +31,7 @@ from buckeye_machines.connection import Link, check_identity
 from buckeye_machines.follow import Follower
 from buckeye_machines.offers import ask_price, disk_gb
 from buckeye_machines.pods import RentedPod, rented
-from buckeye_machines.project import Project, read_project, words_for_a_pod
+from buckeye_machines.project import Project, read_project
 from buckeye_machines.providers.choose import open_provider
 from buckeye_machines.providers.prime_account import prime_account
 from buckeye_machines.pull import Mirror
@@ -208,9 +208,8 @@ class _RemoteRun:
     def _settings(self, job: jobs.Job, software: Software) -> dict[str, Any]:
         found = {ENVIRONMENTS_VARIABLE: software.environments, PYTHON_VARIABLE: software.vllm}
         installed = {name: place for name, place in found.items() if place is not None}
-        words = [*self._project.arguments, *(words_for_a_pod(self._project.config) if self._rents else ())]
         return {
-            "argv": [job.python, "-m", "buckeye", "rl", *words],
+            "argv": [job.python, "-m", "buckeye", "rl", *self._project.arguments],
             "cwd": job.project,
             "output_dir": self._project.output_there,
             "env": {

@@ -28,7 +28,6 @@ from buckeye.base.distribution import need
 from buckeye.base.faults import fault_point
 from buckeye.errors import BuckeyeError, CheckpointError, DiskFullError, StoreError
 from buckeye.transport.checkpoint import COMMITTED, CheckpointInfo
-from buckeye.transport.checkpoint.shards import link_or_copy
 
 log = logging.getLogger(__name__)
 
@@ -139,15 +138,15 @@ class Store:
         run's directory, `kept` the steps that stay however old they are. Returns the bytes sent, and calls
         `told` with those so far.
 
-        Files that are not here must be there already. Those that are there are not sent again, since a name
-        stands for their content. Raises FileNotFoundError if the directory goes away meanwhile.
+        Those that are there are not sent again, since a name stands for their content. Raises
+        FileNotFoundError if the directory goes away meanwhile.
         """
-        here = {file: directory / file for file in commit["files"] if (directory / file).is_file()}
+        here = {file: directory / file for file in commit["files"]}
         sizes = {file: path.stat().st_size for file, path in here.items()}
         there = self._objects(name)
-        sent = self.send({f: here[f] for f in here if there.get(f) != sizes[f]}, name, told=told)
+        sent = self._send({f: here[f] for f in here if there.get(f) != sizes[f]}, name, told=told)
         there = self._objects(name)
-        wrong = [f for f in commit["files"] if f not in there or sizes.get(f, there[f]) != there[f]]
+        wrong = [f for f in commit["files"] if there.get(f) != sizes[f]]
         if wrong:
             raise StoreError(f"{self.url}/{name} lacks {wrong[0]} ({len(wrong)} files), or part of it.")
         about = {"run": storage.read_json(run / "run.json"), "kept": sorted(kept)}
@@ -158,7 +157,7 @@ class Store:
         fault_point("store.committed")
         return sent
 
-    def send(
+    def _send(
         self, files: Mapping[str, Path], name: str, *, told: Callable[[int], None] = lambda _: None
     ) -> int:
         """Write files of the checkpoint `name`, several at a time; returns their bytes."""
@@ -179,14 +178,6 @@ class Store:
 
         _at_once(put, list(files))
         return sum(path.stat().st_size for path in files.values())
-
-    def read_small(self, name: str) -> bytes | None:
-        """A small object of ours; None if it is not there."""
-        size = self._objects(name.rpartition("/")[0]).get(name.rpartition("/")[2])
-        if size is None or size > _MOST_MANIFEST:
-            return None
-        with self._telling("be read"):
-            return bytes(self._fs.cat_file(f"{self._root}/{name}"))
 
     def tidy(self, keep: int | None, *, protected: Collection[int]) -> list[int]:
         """Delete all committed checkpoints but the `keep` newest (None: all) and those of `protected` steps,
@@ -222,7 +213,7 @@ class Store:
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if file in here and not target.exists():
-                    link_or_copy(str(final / file), str(target))
+                    storage.link_or_copy(str(final / file), str(target))
                 self._get(f"{self._root}/{info.path}/{file}", target, manifest, file, progress)
             except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
                 raise CheckpointError(

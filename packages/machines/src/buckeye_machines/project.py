@@ -37,7 +37,6 @@ _STAYS = (
 )
 """What of a run is not sent when it goes on elsewhere; of its checkpoints only one is."""
 
-_DISK_SECONDS = 1800
 _MODEL_FOLDER = ".buckeye-model"
 
 
@@ -99,12 +98,6 @@ def project_of(config: RLConfig, config_path: Path, *, resume: bool, pack: bool 
         secrets=keys_of_run(config),
         environments=needed_environments(played, pack=pack),
     )
-
-
-def words_for_a_pod(config: RLConfig) -> list[str]:
-    """What `rl` is told on a machine that costs and that nobody looks at: it does not wait a day for room on
-    its disk, unless the file says so."""
-    return [] if "timeout" in config.disk.model_fields_set else ["--disk.timeout", str(_DISK_SECONDS)]
 
 
 def _add_model(manifest: Manifest, config: RLConfig, model: Path, root: Path) -> list[str]:

@@ -149,11 +149,6 @@ def _controls(token: str, template: str) -> bool:
 _ANCHOR = "\n"
 
 
-def unmarked(text: str) -> str:
-    """A text as people wrote it."""
-    return text.replace(MARK, "")
-
-
 def _pattern(names: set[str]) -> re.Pattern[str] | None:
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if names else None

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.trainer.output.export import read_tokenizer_files, save_model
-from buckeye.transport.checkpoint.shards import base_digest
+from buckeye.transport.checkpoint.base_digest import base_digest
 
 ADAPTER = "default"
 """The name that the adapter has in the model. In a file it has none."""

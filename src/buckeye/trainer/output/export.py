@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,19 +62,6 @@ def save_model(
     if tensors is None:
         tensors = gather(model.state_dict(keep_vars=True), keep=True, dtype=dtype)
     model.save_pretrained(directory, state_dict=dict(tensors), max_shard_size="5GB")
-    _state_dtype(directory / "config.json", dtype)
-    _write_files(directory, tokenizer)
-
-
-def save_model_config(
-    model: PreTrainedModel, tokenizer: Mapping[str, bytes], directory: Path, *, dtype: torch.dtype
-) -> None:
-    """Write what `save_model` does but for the weights, which are elsewhere."""
-    config = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__.removeprefix("FSDP")]  # which FSDP2 puts before it
-    config.save_pretrained(directory)
-    if model.can_generate() and model.generation_config is not None:
-        model.generation_config.save_pretrained(directory)
     _state_dtype(directory / "config.json", dtype)
     _write_files(directory, tokenizer)
 

@@ -19,7 +19,7 @@ from buckeye.trainer.data.chat_data import ChatFormat
 from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, CONFIG_FILE, check_base, merge_adapter
 from buckeye.trainer.model.policy import Policy, load_policy
 from buckeye.trainer.output.export import read_tokenizer_files, save_model
-from buckeye.transport.checkpoint.shards import complete_model
+from buckeye.transport.checkpoint import MODEL_DIRECTORY
 
 _PASSAGES = 4
 _CONTEXT = 1024
@@ -72,7 +72,7 @@ class Verified:
 def write_model(state: Path, out: Path, *, dtype: str | None, passages: Passages) -> Verified:
     """Write the model of a checkpoint's trainer part to `out`, as the type `dtype` (None: as trained), and
     verify it on `passages`. Raises `RunError` if what was written is not the same model."""
-    source = complete_model(state)
+    source = state / MODEL_DIRECTORY
     policy = load_policy(str(source), torch.device("cpu"), compute_dtype="float32")
     reference = _Reference(_of_policy(policy), source, passages, policy.model.config)
     stored = getattr(torch, dtype) if dtype is not None else torch.float32

@@ -1,8 +1,8 @@
 """All that training goes on from: copied in one moment, written later, and read by any number of ranks.
 
 The trainer's part of a checkpoint has `model/` (Hugging Face, float32) or `adapter/` (peft),
-`optimizer.safetensors`, `random.safetensors` and `progress.json`. Of a model that ranks divide, model and
-optimizer are in `shards/`, and `model/` has all but the weights.
+`optimizer.safetensors`, `random.safetensors` and `progress.json`. Of a model that ranks divide, the optimizer
+is in `optimizer/`, one file per rank.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from buckeye.base.faults import fault_point
 from buckeye.errors import CheckpointError
 from buckeye.trainer.learner import Learner, Progress
 from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, has_adapter, save_weights
-from buckeye.trainer.output.export import save_model_config
 from buckeye.trainer.parallel.fsdp import gather, shard_like
 from buckeye.trainer.parallel.ranks import Ranks
-from buckeye.trainer.parallel.shards import Piece, divides, own_pieces, read_like
-from buckeye.transport.checkpoint.shards import MODEL_DIRECTORY, MODEL_PREFIX, has_shards, read_shards
+from buckeye.trainer.parallel.shards import divides, load_shards, staged
+from buckeye.transport.checkpoint import MODEL_DIRECTORY
 
 # The generators of random numbers of this process, as tensors: torch's, numpy's and Python's.
 
@@ -75,20 +74,18 @@ def set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None
 
 # All that training goes on from: copied in one moment, written later, and read by any number of ranks.
 
-OPTIMIZER_PREFIX = "optimizer/"
+OPTIMIZER_DIRECTORY = "optimizer"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Captured:
-    """The state after a step, in main memory. `model` and `optimizer` are whole tensors by their names, on
-    the first rank; of a model that is `divided`, every rank has `pieces` of both instead, if it is the first
-    to have any. `random` is of all ranks."""
+    """The state after a step, in main memory. `model` has whole tensors by name, on rank 0; so has
+    `optimizer`, unless the model is `divided`: then every rank has its shards. `random` is of all ranks."""
 
     progress: Progress
     random: Mapping[str, Tensor]
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
-    pieces: Mapping[str, Piece]
     divided: bool
 
 
@@ -96,32 +93,24 @@ def capture_state(learner: Learner) -> Captured:
     """Copy the present state, so that training may go on. All ranks must call it."""
     random = _random_of_all(learner.ranks, learner.policy.device)
     model, optimizer = learner.stored_tensors(), learner.optimizer.state()
-    if divides(learner.ranks) and not has_adapter(learner.policy.model):
-        named = {f"{MODEL_PREFIX}{name}": tensor for name, tensor in model.items()}
-        named |= {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in optimizer.items()}
-        pieces = own_pieces(named, learner.ranks)
-        return Captured(
-            progress=learner.progress, random=random, model={}, optimizer={}, pieces=pieces, divided=True
-        )
+    divided = divides(learner.ranks) and not has_adapter(learner.policy.model)
+    first = learner.ranks.first
     return Captured(
         progress=learner.progress,
         random=random,
-        model=gather(model, keep=learner.ranks.first, dtype=torch.float32, copy=True),
-        optimizer=gather(optimizer, keep=learner.ranks.first, copy=True),
-        pieces={},
-        divided=False,
+        model=gather(model, keep=first, dtype=torch.float32, copy=True),
+        optimizer=staged(optimizer) if divided else gather(optimizer, keep=first, copy=True),
+        divided=divided,
     )
 
 
 def write_state(learner: Learner, directory: Path, captured: Captured) -> None:
-    """Write what the first rank writes of a captured state, all but the shards."""
+    """Write what rank 0 writes of a captured state: all but the optimizer's shards."""
     model, tokenizer = learner.policy.model, learner.tokenizer_files
-    if captured.divided:
-        save_model_config(model, tokenizer, directory / MODEL_DIRECTORY, dtype=torch.float32)
-    else:
-        name = ADAPTER_DIRECTORY if has_adapter(model) else MODEL_DIRECTORY
-        save_weights(model, tokenizer, directory / name, dtype=torch.float32, tensors=captured.model)
-        fault_point("checkpoint.files")
+    name = ADAPTER_DIRECTORY if has_adapter(model) else MODEL_DIRECTORY
+    save_weights(model, tokenizer, directory / name, dtype=torch.float32, tensors=captured.model)
+    fault_point("checkpoint.files")
+    if not captured.divided:
         save_file(dict(captured.optimizer), directory / "optimizer.safetensors")
     save_file(dict(captured.random), directory / "random.safetensors")
     progress = json.dumps(asdict(captured.progress))
@@ -158,14 +147,9 @@ def load_state(
 def _read_optimizer(learner: Learner, directory: Path) -> dict[str, Tensor]:
     """This rank's part of the optimizer's state, read one tensor at a time."""
     parameters = learner.policy.trainable
-    if has_shards(directory):
-        return {
-            name.removeprefix(OPTIMIZER_PREFIX): read_like(
-                stored, name, parameters.get(name.removeprefix(OPTIMIZER_PREFIX).rpartition("/")[0])
-            )
-            for name, stored in read_shards(directory).items()
-            if name.startswith(OPTIMIZER_PREFIX)
-        }
+    shards = directory / OPTIMIZER_DIRECTORY
+    if shards.is_dir():
+        return load_shards(shards, lambda name: parameters.get(name.rpartition("/")[0]))
     with safe_open(directory / "optimizer.safetensors", "pt") as file:
         tensors = ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118, it is no mapping
         return {key: shard_like(tensor, parameters.get(key.rpartition("/")[0])) for key, tensor in tensors}

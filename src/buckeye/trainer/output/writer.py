@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,56 +16,45 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
 
 from buckeye.base import heartbeat
-from buckeye.base.disk import Writing, human_bytes, size_of, write_when_room
+from buckeye.base.disk import human_bytes, size_of, wait_for_room, write_when_room
 from buckeye.base.faults import fault_point
 from buckeye.base.process import RunIdentity
-from buckeye.base.storage import write_file
+from buckeye.base.storage import link_or_copy
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import TrainerConfig
-from buckeye.errors import BuckeyeError, CheckpointError, StoreError, UsageError
+from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.model.adapter_files import has_adapter, save_weights
 from buckeye.trainer.output.served_weights import ServedWeights, greedy_canary, stored_as
-from buckeye.trainer.output.state import Captured, capture_state, write_state
-from buckeye.trainer.parallel.ranks import local_rank, ranks_apart, write_together
-from buckeye.trainer.parallel.shards import write_pieces
+from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY, Captured, capture_state, write_state
+from buckeye.trainer.parallel.ranks import check_shared_folder, write_together
+from buckeye.trainer.parallel.shards import checkpoint_group, divides, save_shards
 from buckeye.transport.checkpoint import (
     best_by_reward,
     list_checkpoints,
-    open_store,
     prune_checkpoints,
     read_scores,
     save_checkpoint,
-)
-from buckeye.transport.checkpoint.shards import (
-    SHARDS_DIRECTORY,
-    await_parts,
-    has_shards,
-    link_or_copy,
-    part_path,
 )
 from buckeye.transport.weights import prune_weights, publish_weights
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-_STORE_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPolicy:
     """`interval` is the number of steps between checkpoints (None: only when asked), `keep` how many remain
-    (None: all). `timeout_seconds` is how long ranks wait for each other's shards, `store_seconds` how long
-    for those that go to the `store`, because not all ranks have the first one's directory."""
+    (None: all). `timeout_seconds` is how long ranks wait for each other's shards."""
 
     interval: int | None
     keep: int | None
     timeout_seconds: float
-    store: str | None
-    store_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,15 +93,12 @@ class Output:
         self._stored = stored
         self._saved = learner.progress.step
         self._writing = Background()
-        ranks = learner.ranks  # what the first rank says here is the same for all
+        ranks = learner.ranks
+        self._group: ProcessGroup | None = None
+        if divides(ranks) and not has_adapter(learner.policy.model):
+            check_shared_folder(ranks, self._checkpoints)
+            self._group = checkpoint_group(timeout_seconds=policy.timeout_seconds)
         self._first_pid = ranks.max(os.getpid() if ranks.first else 0)
-        self._token = ranks.max(secrets.randbits(62) if ranks.first else 0)
-        self._attempt = ranks.max(identity.attempt if ranks.first else 0)
-        self._apart = (
-            ranks_apart(ranks, self._checkpoints, self._token) if policy.store is not None else set()
-        )
-        self._object_store = open_store(policy.store) if policy.store is not None and self._apart else None
-        self._lost: BuckeyeError | None = None  # why the newest checkpoint is not in the store
 
     @classmethod
     def of(
@@ -124,8 +109,6 @@ class Output:
             interval=config.ckpt.interval if config.ckpt is not None else None,
             keep=config.ckpt.keep if config.ckpt is not None else None,
             timeout_seconds=config.dist_timeout_seconds,
-            store=config.ckpt.store if config.ckpt is not None else None,
-            store_seconds=config.ckpt.store_timeout if config.ckpt is not None else 0.0,
         )
         return cls(config.output_dir, learner, identity, metrics, policy, _stored(config, learner))
 
@@ -167,7 +150,7 @@ class Output:
         if learner.ranks.first:
             fault_point("weights.publish")
         path, what = self._weights / f"step_{step}", f"the weights of step {step}"
-        write_together(learner.ranks, Writing(path, publish, what=what, needed=None))
+        write_together(learner.ranks, lambda: write_when_room(path, publish, what=what))
         if not learner.ranks.first:
             return
         fault_point("weights.published")
@@ -238,31 +221,17 @@ class Output:
             logger.info("Saving checkpoint at step %d", step)
             save = partial(self._save, captured, loop_state, frozenset(protected), blocked)
         elif captured.divided:
-            save = partial(self._save_part, captured)
+            save = partial(self._save_optimizer, captured)
         else:
             return
-        self._writing.start(f"the checkpoint of step {step}", partial(self._or_go_on, save, step))
+        self._writing.start(f"the checkpoint of step {step}", save)
 
     def wait(self) -> None:
         """Until everything is written."""
         self._writing.wait()
-        if self._lost is not None:
-            raise self._lost
-
-    def _or_go_on(self, save: Callable[[], None], step: int) -> None:
-        """What cannot be handed in at the store ends no training, unless it is the last."""
-        self._lost = None
-        try:
-            save()
-        except (StoreError, CheckpointError) as error:
-            if self._object_store is None:
-                raise
-            self._lost = error
-            logger.warning("There is no checkpoint of step %d; training goes on. %s", step, error)
 
     def _wait_together(self) -> None:
-        """The same on all ranks. None of them is in a collective meanwhile, where it may wait less long than
-        for disk space."""
+        """Wait on all ranks. None of them is in a collective meanwhile, which has a timeout."""
         if self._learner.ranks.count > 1:
             while self._learner.ranks.max(int(self._writing.busy)):
                 time.sleep(_POLL_SECONDS)
@@ -280,9 +249,10 @@ class Output:
             partial(self._fill, captured),
             orchestrator_state=state,
             identity=self._identity,
-            upload=self._upload,
         )
         try:
+            if captured.divided:
+                self._save_optimizer(captured)
             path = write_when_room(
                 self._checkpoints / f"step_{step}", commit, what=f"the checkpoint of step {step}"
             )
@@ -294,74 +264,25 @@ class Output:
         values = {"seconds_blocked": blocked, "seconds_written": seconds, "bytes": size}
         self._metrics.write("checkpoint", step, values)
 
-    def _fill(self, captured: Captured, directory: Path) -> Mapping[str, str]:
-        """Write the trainer's part of a checkpoint; returns the hashes of the shards."""
+    def _fill(self, captured: Captured, directory: Path) -> None:
+        """Write the trainer's part of a checkpoint."""
         write_state(self._learner, directory, captured)
-        if not captured.divided:
-            return {}
-        self._save_part(captured)
-        staging, ranks = self._staging(captured.progress.step), self._learner.ranks.count
-        hashes = await_parts(
-            staging,
-            ranks,
-            self._token,
-            timeout_seconds=self._policy.store_seconds if self._apart else self._policy.timeout_seconds,
-            look=partial(self._look, captured.progress.step),
-        )
-        shutil.copytree(staging, directory / SHARDS_DIRECTORY, copy_function=link_or_copy)
-        return {f"{SHARDS_DIRECTORY}/{name}": digest for name, digest in hashes.items()}
+        if captured.divided:
+            shards = self._staging(captured.progress.step)
+            shutil.copytree(shards, directory / OPTIMIZER_DIRECTORY, copy_function=link_or_copy)
 
-    def _save_part(self, captured: Captured) -> None:
-        """Write this rank's shards to where the first rank looks for them."""
-        rank, step = self._learner.ranks.rank, captured.progress.step
-        staging = self._staging(step)
-        write_when_room(
-            staging,
-            lambda: write_pieces(staging, rank, self._token, captured.pieces),
-            what=f"the shards of rank {rank} of step {step}",
-            needed=sum(piece.content.nbytes for piece in captured.pieces.values()),
-        )
-        if rank in self._apart:
-            self._hand_in(staging, step)
-
-    def _hand_in(self, staging: Path, step: int) -> None:
-        """Send this rank's shards to the store, what says that they are there last; keep nothing of them."""
-        assert self._object_store is not None
-        store, part = self._object_store, part_path(staging, self._learner.ranks.rank)
-        for path in (part, part.with_suffix(".json")):
-            file = {f"trainer/{SHARDS_DIRECTORY}/{path.name}": path}
-            store.patiently(partial(store.send, file, self._name(step)), seconds=self._policy.store_seconds)
-        shutil.rmtree(staging, ignore_errors=True)
-        if local_rank() == 0:
-            prune_checkpoints(self._checkpoints, 1)  # what was brought here to go on from
-
-    def _look(self, step: int) -> None:
-        """Have here what ranks elsewhere say of shards that are in the store."""
-        for rank in self._apart:
-            path = part_path(self._staging(step), rank).with_suffix(".json")
-            if self._object_store is not None and not path.exists():
-                time.sleep(_STORE_POLL_SECONDS)
-                name = f"{self._name(step)}/trainer/{SHARDS_DIRECTORY}/{path.name}"
-                with suppress(StoreError):  # there is a deadline
-                    said = self._object_store.read_small(name)
-                    if said is not None:
-                        write_file(path, said)
-
-    def _upload(self, directory: Path, commit: Mapping[str, Any]) -> None:
-        """Commit to the store, where shards of others are that are not in this directory."""
-        if self._object_store is not None and has_shards(directory / "trainer"):
-            store = self._object_store
-            send = partial(store.upload, directory, commit, self._name(commit["step"]), self._run)
-            store.patiently(send, seconds=self._policy.store_seconds)
-
-    def _name(self, step: int) -> str:
-        return f"step_{step}-attempt_{self._attempt}-{self._token:016x}"
+    def _save_optimizer(self, captured: Captured) -> None:
+        """Write the optimizer's shards of all ranks, which all call this, to where rank 0 takes them from."""
+        assert self._group is not None
+        shards = self._staging(captured.progress.step)
+        if self._learner.ranks.first:
+            needed = sum(tensor.nbytes for tensor in captured.optimizer.values())  # of all shards
+            wait_for_room(shards, what=f"the optimizer of step {captured.progress.step}", needed=needed)
+        save_shards(shards, captured.optimizer, self._group)
 
     def _staging(self, step: int) -> Path:
-        """Where all ranks put their shards: by its name a temporary file of the first rank's process; of
-        those that have another directory, of their own."""
-        pid = os.getpid() if self._learner.ranks.rank in self._apart else self._first_pid
-        return self._checkpoints / f".step_{step}.{SHARDS_DIRECTORY}.tmp-{pid}"
+        """Return a path that all ranks see; by its name, a temporary file of rank 0's process."""
+        return self._checkpoints / f".step_{step}.{OPTIMIZER_DIRECTORY}.tmp-{self._first_pid}"
 
     def _prune(self, protected: Collection[int]) -> None:
         if self._policy.keep is None:

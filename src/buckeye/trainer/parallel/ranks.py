@@ -7,24 +7,22 @@ over ranks, never averaged.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from buckeye.base.disk import Writing
-from buckeye.base.process import STORE_VARIABLE, run_identity, stop_requested
+from buckeye.base.process import STORE_VARIABLE, run_identity
 from buckeye.base.storage import private_folder
 from buckeye.config.trainer import ModelConfig
-from buckeye.errors import UsageError
+from buckeye.errors import DiskFullError, UsageError
 
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
@@ -111,20 +109,22 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def ranks_apart(ranks: Ranks, folder: Path, token: int) -> set[int]:
-    """The ranks that do not see a folder of the first one, and may have another of that name. All ranks must
-    call it, with a `token` that nobody else has."""
-    if ranks.count == 1:
-        return set()
-    seen = folder / f".ranks-{token:x}"
+def check_shared_folder(ranks: Ranks, folder: Path) -> None:
+    """Raise `UsageError` unless all ranks see `folder` of rank 0. A collective."""
+    seen = folder / f".ranks-{ranks.max(secrets.randbits(62) if ranks.first else 0):x}"
     if ranks.first:
         folder.mkdir(parents=True, exist_ok=True)
         seen.touch()
     ranks.max(0)
-    apart = ranks.gather(torch.tensor([int(not seen.exists())]))
+    missing = ranks.gather(torch.tensor([int(not seen.exists())]))
     if ranks.first:
         seen.unlink()
-    return {rank for rank, each in enumerate(apart) if int(each)}
+    listed = ", ".join(str(rank) for rank, absent in enumerate(missing) if int(absent))
+    if listed:
+        raise UsageError(
+            f"Trainer rank {listed} does not see {folder}. Ranks that divide a model write their checkpoints "
+            "to one folder: put output_dir on a file system that all nodes share."
+        )
 
 
 _QUEUED = 1024
@@ -222,28 +222,13 @@ def _make_mesh(model: ModelConfig, count: int, device: torch.device) -> DeviceMe
     return init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD, TENSOR))
 
 
-# Writing on one rank while the others wait for it, for as long as it takes.
-
-T = TypeVar("T")
-
-_POLL_SECONDS = 0.5
-_DONE, _WAIT, _STOP = range(3)
-
-
-def write_together(ranks: Ranks, writing: Writing[T]) -> None:
-    """Write on the first rank, as soon as there is room; all ranks must call it, and return together.
-
-    None of them is in a collective during a wait for disk space, which may last longer than a collective may.
-    Raises DiskFullError as `write_when_room` does.
-    """
-    with writing:
-        while (verdict := ranks.max(_attempt(writing) if ranks.first else _DONE)) == _WAIT:
-            time.sleep(_POLL_SECONDS)
-    if verdict == _STOP:
-        raise writing.stopped()
-
-
-def _attempt(writing: Writing[T]) -> int:
-    if writing.attempt():
-        return _DONE
-    return _STOP if stop_requested() else _WAIT
+def write_together(ranks: Ranks, write: Callable[[], object]) -> None:
+    """Write on rank 0 alone. A collective: all ranks return together, or raise `DiskFullError` together."""
+    error: DiskFullError | None = None
+    if ranks.first:
+        try:
+            write()
+        except DiskFullError as found:
+            error = found
+    if ranks.max(int(error is not None)):
+        raise error or DiskFullError("The disk of rank 0 is full; see its log.")

@@ -1,147 +1,119 @@
-"""This rank's part of a divided model: copied for a checkpoint, and read again, whoever wrote it."""
+"""Shards of a divided model and its optimizer: saved and loaded by `torch.distributed.checkpoint`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.initialization import no_init_weights
+from transformers import AutoModelForCausalLM
 from transformers.utils import cached_file
 
-from buckeye.errors import CheckpointError, UsageError
+from buckeye.base.disk import disk_is_full
+from buckeye.errors import CheckpointError, DiskFullError, UsageError
 from buckeye.trainer.model.attention import PACKED_ATTENTION
 from buckeye.trainer.model.policy import ComputeDtype, Policy, make_policy, read_trainable
 from buckeye.trainer.parallel.ranks import SHARD, TENSOR, Ranks
-from buckeye.transport.checkpoint.shards import (
-    MODEL_DIRECTORY,
-    MODEL_PREFIX,
-    Region,
-    StoredTensor,
-    finish_part,
-    has_shards,
-    part_path,
-    read_shards,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A rank's part of a tensor, in main memory; of which shape the whole is, and where in it this begins."""
-
-    content: Tensor
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
-
-
-def divides(ranks: Ranks) -> bool:
-    """Whether no rank has the whole model."""
-    return ranks.mesh is not None and ranks.mesh[SHARD].size() * ranks.mesh[TENSOR].size() > 1
-
-
-def own_pieces(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Piece]:
-    """Copies of what this rank writes of each tensor. Of a piece that several ranks have, it is the first
-    of them that does; a tensor under two names is written under the first. Communicates nothing."""
-    pieces: dict[str, Piece] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        if id(tensor) in seen or not _is_ours(tensor, ranks):
-            continue
-        seen.add(id(tensor))
-        region = _region(tensor)
-        if 0 not in region.shape:
-            content = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            copy = content.detach().to("cpu", copy=True).contiguous()
-            pieces[name] = Piece(copy, tuple(tensor.shape), region.offset)
-    return pieces
-
-
-def write_pieces(directory: Path, rank: int, token: int, pieces: Mapping[str, Piece]) -> None:
-    """Write this rank's part of a checkpoint."""
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file({name: piece.content for name, piece in pieces.items()}, part_path(directory, rank))
-    places: dict[str, tuple[Sequence[int], Sequence[int]]] = {
-        name: (piece.shape, piece.offset) for name, piece in pieces.items()
-    }
-    finish_part(directory, rank, token, places)
-
-
-def read_like(stored: StoredTensor, name: str, like: Tensor | None) -> Tensor:
-    """The part of a stored tensor that this rank has of `like`, divided as it is; the whole of one that is of
-    another shape, or not divided. Only that part is read."""
-    if not isinstance(like, DTensor) or tuple(like.shape) != stored.shape:
-        return read_region(stored, name, Region((0,) * len(stored.shape), stored.shape))
-    local = read_region(stored, name, _region(like)).to(like.to_local().device)
-    return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
-
-
-def read_region(stored: StoredTensor, name: str, region: Region) -> Tensor:
-    """A part of a stored tensor, put together from all pieces that have some of it."""
-    if 0 in region.shape:
-        return torch.empty(region.shape)
-    result: Tensor | None = None
-    for path, piece in stored.pieces:
-        common = piece.common(region)
-        if common is None:
-            continue
-        with safe_open(path, "pt") as file:
-            content = _cut(file, name, common.within(piece))
-        if common == region:
-            return content
-        if result is None:
-            result = torch.empty(region.shape, dtype=content.dtype)
-        result[common.within(region)] = content
-    if result is None:
-        raise CheckpointError(f"No shard has the part of {name} that begins at {region.offset}.")
-    return result
-
-
-def _cut(file: Any, name: str, slices: tuple[slice, ...]) -> Tensor:
-    if not slices:
-        return file.get_tensor(name)
-    return file.get_slice(name)[slices].contiguous()  # fused optimizers do not look at strides
-
-
-def _region(tensor: Tensor) -> Region:
-    """Which part of the whole tensor this rank has."""
-    if not isinstance(tensor, DTensor):
-        return Region((0,) * tensor.dim(), tuple(tensor.shape))
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    local = tuple(tensor.to_local().shape)
-    if shape != local:
-        raise CheckpointError(f"A shard has the shape {local} where {shape} was to be expected.")
-    return Region(tuple(map(int, offset)), shape)
-
-
-def _is_ours(tensor: Tensor, ranks: Ranks) -> bool:
-    """Whether this rank writes its piece: it does if it is the first of all that have the same one."""
-    if not isinstance(tensor, DTensor) or ranks.mesh is None:
-        return ranks.first
-    mesh = tensor.device_mesh
-    divided = {
-        name
-        for name, placement in zip(mesh.mesh_dim_names or (), tensor.placements, strict=True)
-        if not placement.is_replicate()
-    }
-    others = [name for name in ranks.mesh.mesh_dim_names or () if name not in divided]
-    return all(ranks.mesh[name].get_local_rank() == 0 for name in others)
-
-
-# Loading a sharded model without a whole copy of it in any process.
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+
+
+def divides(ranks: Ranks) -> bool:
+    """Return True if no rank has the whole model."""
+    return ranks.mesh is not None and ranks.mesh[SHARD].size() * ranks.mesh[TENSOR].size() > 1
+
+
+def checkpoint_group(*, timeout_seconds: float) -> dist.ProcessGroup:
+    """Create the process group in which a thread saves shards while the default one trains. A collective."""
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+
+
+def staged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy this rank's shards to main memory. Without communication."""
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    try:
+        copies = stager.stage(dict(tensors))
+    finally:
+        stager.close()
+    assert isinstance(copies, dict)
+    return copies
+
+
+def save_shards(directory: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
+    """Write the `staged` shards of all ranks to `directory`, one safetensors file per rank. A collective.
+
+    Raises `DiskFullError` or `CheckpointError`, on all ranks, if one of them fails.
+    """
+    writer = dcp.HuggingFaceStorageWriter(str(directory), save_distributed=True)
+    try:
+        dcp.save(dict(tensors), storage_writer=writer, process_group=group)
+    except dcp.CheckpointException as error:
+        failures = {rank: failure for rank, (failure, _) in error.failures.items()}
+        listed = "; ".join(f"rank {rank}: {failure!r}" for rank, failure in sorted(failures.items()))
+        kind = DiskFullError if any(map(disk_is_full, failures.values())) else CheckpointError
+        raise kind(f"The shards in {directory} were not written ({listed}).") from error
+    except RuntimeError as error:  # a rank is gone
+        raise CheckpointError(f"The shards in {directory} were not written ({error}).") from error
+
+
+def load_shards(directory: Path, like: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
+    """Read every tensor of a directory that `save_shards` wrote. Without communication.
+
+    Each tensor is divided as `like(name)` if that has its shape, so only this rank's shard is read; else it
+    is whole. Raises `OSError` or `CheckpointError` if a file is damaged.
+    """
+    with _reading(directory) as reader:
+        stored = _complete_tensors(reader)
+        tensors = {
+            name: _empty(tuple(meta.size), meta.properties.dtype, like(name)) for name, meta in stored.items()
+        }
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
+
+
+def _complete_tensors(reader: dcp.HuggingFaceStorageReader) -> dict[str, TensorStorageMetadata]:
+    stored = reader.read_metadata().state_dict_metadata
+    tensors = {name: meta for name, meta in stored.items() if isinstance(meta, TensorStorageMetadata)}
+    for name, meta in tensors.items():
+        found, whole = sum(chunk.sizes.numel() for chunk in meta.chunks), meta.size.numel()
+        if found != whole:
+            raise CheckpointError(
+                f"The shards in {reader.path} have only {found} of {whole} elements of {name}: a rank's file "
+                "is missing. Resume from another step."
+            )
+    return tensors
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor | None) -> Tensor:
+    if not isinstance(like, DTensor) or tuple(like.shape) != shape:
+        return torch.empty(shape, dtype=dtype)
+    return torch.empty_like(like, dtype=dtype, requires_grad=False)
+
+
+@contextmanager
+def _reading(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="torch.distributed is disabled"
+            )  # each rank reads alone
+            yield dcp.HuggingFaceStorageReader(str(directory))
+    except SafetensorError as error:
+        raise CheckpointError(f"The shards in {directory} cannot be read ({error!r}).") from error
+    except dcp.CheckpointException as error:
+        reasons = "; ".join(sorted({repr(failure) for failure, _ in error.failures.values()}))
+        raise CheckpointError(f"The shards in {directory} cannot be read ({reasons}).") from error
 
 
 def empty_policy(
@@ -164,8 +136,8 @@ def empty_policy(
 
 @torch.no_grad()
 def fill_policy(policy: Policy, name: str, *, offloaded: bool) -> None:
-    """Read this rank's shards from the model's safetensors files, one parameter at a time, to the device, or
-    to main memory if they are `offloaded` there.
+    """Read this rank's shards from the model's safetensors files, to the device, or to main memory if they
+    are `offloaded` there.
 
     Raises `UsageError` if the files do not hold every parameter.
     """
@@ -173,75 +145,23 @@ def fill_policy(policy: Policy, name: str, *, offloaded: bool) -> None:
     policy.module.to_empty(device="cpu" if offloaded else policy.device)
     rotary = type(model.base_model.rotary_emb)  # its frequencies are in no file
     model.base_model.rotary_emb = rotary(model.config).to(policy.device)
-    _fill(model, _stored(name), name)
-
-
-@torch.no_grad()
-def load_shards(
-    state: Path, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype = "auto"
-) -> Policy:
-    """The whole policy from the shards of a checkpoint's trainer part, read one parameter at a time.
-
-    Raises `CheckpointError` if they are damaged.
-    """
-    name = str(state / MODEL_DIRECTORY)
-    config = AutoConfig.from_pretrained(name)
-    with no_init_weights():
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
-        )
-    model.tie_weights()  # which was left out with the initial weights
-    _fill(model, _stored(name), name)
-    return make_policy(model.to(device), name, device, flash=flash, compute_dtype=compute_dtype)
-
-
-def _fill(model: PreTrainedModel, stored: Mapping[str, tuple[str, StoredTensor]], name: str) -> None:
     parameters = dict(model.named_parameters())
-    missing = sorted(parameters.keys() - stored.keys())
-    if missing:
-        raise UsageError(f"The model {name!r} is incomplete: {missing[:3]} ... not stored.")
     try:
-        for key, parameter in parameters.items():
-            written_as, tensor = stored[key]
-            parameter.copy_(read_like(tensor, written_as, parameter))
-    except (OSError, RuntimeError, SafetensorError) as error:
+        with _reading(_directory(name)) as reader:
+            missing = sorted(parameters.keys() - reader.read_metadata().state_dict_metadata.keys())
+            if missing:
+                raise UsageError(f"The model {name!r} is incomplete: {missing[:3]} ... not stored.")
+            dcp.load(parameters, storage_reader=reader, no_dist=True)
+    except (OSError, RuntimeError, CheckpointError) as error:
         raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
 
 
-def _stored(name: str) -> dict[str, tuple[str, StoredTensor]]:
-    """Parameter -> its name in the files, and where it is in them."""
-    state = Path(name).parent
-    if Path(name).name == MODEL_DIRECTORY and has_shards(state):
-        return {
-            key.removeprefix(MODEL_PREFIX): (key, tensor)
-            for key, tensor in read_shards(state).items()
-            if key.startswith(MODEL_PREFIX)
-        }
-    stored = {}
-    for key, path in _files(name).items():
-        with safe_open(path, "pt") as file:
-            piece = file.get_slice(key)
-        shape = tuple(piece.get_shape())
-        whole = Region((0,) * len(shape), shape)
-        stored[key] = (key, StoredTensor(shape, piece.get_dtype(), [(path, whole)]))
-    return stored
-
-
-def _files(name: str) -> dict[str, Path]:
-    """In which file each tensor of a model directory or hub name is."""
-    index = _find(name, _INDEX)
-    if index is not None:
-        content = json.loads(index.read_text(encoding="utf-8"))
-        return {tensor: index.parent / file for tensor, file in content["weight_map"].items()}
-    single = _find(name, _FILE)
-    if single is None:
-        raise UsageError(
-            f"The model {name!r} has neither {_FILE} nor {_INDEX}. Leave trainer.model.load_using_meta out."
-        )
-    with safe_open(single, "pt") as file:
-        return dict.fromkeys(file.keys(), single)
-
-
-def _find(name: str, file: str) -> Path | None:
-    path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-    return Path(path) if path else None
+def _directory(name: str) -> Path:
+    """Return the folder with the weights of a model directory or hub name."""
+    for file in (_INDEX, _FILE):
+        path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        if path:
+            return Path(path).parent
+    raise UsageError(
+        f"The model {name!r} has neither {_FILE} nor {_INDEX}. Leave trainer.model.load_using_meta out."
+    )

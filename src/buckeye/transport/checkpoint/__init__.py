@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 COMMITTED = "COMMITTED"
 
+MODEL_DIRECTORY = "model"
+"""The complete model, in the trainer's part of a checkpoint."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
@@ -132,8 +135,7 @@ def _attempt_of(path: Path) -> int | None:
 
 
 def is_complete(info: CheckpointInfo) -> bool:
-    """Whether all files of a checkpoint are there. Those of ranks with another directory may be in the object
-    store alone. One that has been deleted meanwhile is not."""
+    """Whether all files of a checkpoint are there. One that has been deleted meanwhile is not."""
     try:
         files = read_commit(info.path)["files"]
     except CheckpointError:
@@ -165,22 +167,19 @@ _ORCHESTRATOR_STATE = Path("orchestrator", "state.json")
 def save_checkpoint(
     root: Path,
     step: int,
-    fill_trainer: Callable[[Path], Mapping[str, str]],
+    fill_trainer: Callable[[Path], None],
     *,
     orchestrator_state: Mapping[str, Any],
     identity: RunIdentity,
-    upload: Callable[[Path, Mapping[str, Any]], None] = lambda *_: None,
 ) -> Path:
-    """Commit the state after `step` optimizer steps; `fill_trainer(directory)` writes the trainer's part, and
-    returns the SHA-256 of those of its files that need not be read again for it, or are not here. Before it
-    is committed `upload(directory, commit)` is called with what COMMITTED will say.
+    """Commit the state after `step` optimizer steps; `fill_trainer(directory)` writes the trainer's part.
 
     A checkpoint of the same step (of an earlier attempt) is replaced.
     """
 
     def fill(directory: Path) -> None:
         (directory / "trainer").mkdir()
-        known = {f"trainer/{name}": digest for name, digest in fill_trainer(directory / "trainer").items()}
+        fill_trainer(directory / "trainer")
         (directory / _ORCHESTRATOR_STATE).parent.mkdir()
         (directory / _ORCHESTRATOR_STATE).write_text(json.dumps(orchestrator_state), encoding="utf-8")
         commit = {
@@ -188,9 +187,8 @@ def save_checkpoint(
             "attempt": identity.attempt,
             "step": step,
             "time": time.time(),
-            "files": _hashes(directory, known),
+            "files": _hashes(directory),
         }
-        upload(directory, commit)
         fault_point("checkpoint.before_commit")
         (directory / COMMITTED).write_text(json.dumps(commit, indent=1), encoding="utf-8")
 
@@ -221,8 +219,21 @@ def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) 
 
 
 def trainer_state(info: CheckpointInfo) -> Path:
-    """The directory that `fill_trainer` had filled."""
-    return info.path / "trainer"
+    """Return the directory that `fill_trainer` filled. Raises `CheckpointError` for an old format."""
+    state = info.path / "trainer"
+    refuse_old_shards(state)
+    return state
+
+
+def refuse_old_shards(state: Path) -> None:
+    """Raise `CheckpointError` if an earlier version wrote a checkpoint's trainer part as its own shards."""
+    if (state / "shards").is_dir():
+        raise CheckpointError(
+            f"{state.parent} has the sharded format of an earlier version (trainer/shards/), which this "
+            "version does not read: shards are now in trainer/optimizer/, and trainer/model/ is a complete "
+            "model. Start a new run from the weights of that step, if they remain: "
+            f"--model.name {state.parents[2] / 'weights' / state.parent.name}"
+        )
 
 
 def read_orchestrator_state(info: CheckpointInfo) -> dict[str, Any]:
@@ -234,13 +245,10 @@ def read_orchestrator_state(info: CheckpointInfo) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read ({error}). Resume from another step.") from error
 
 
-def _hashes(directory: Path, known: Mapping[str, str]) -> dict[str, str]:
-    """Name -> SHA-256 of every file under a directory, but for those that are `known`."""
+def _hashes(directory: Path) -> dict[str, str]:
+    """Name -> SHA-256 of every file under a directory."""
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
-    unknown = [name for name in names if name not in known]
-    computed = zip(unknown, storage.sha256_files([directory / name for name in unknown]), strict=True)
-    found = {**known, **dict(computed)}
-    return dict(sorted(found.items()))
+    return dict(zip(names, storage.sha256_files([directory / name for name in names]), strict=True))
 
 
 # What evaluations say about the checkpoints of a run, and which of them is the best.
