@@ -133,12 +133,14 @@ def against_grid(folder: Path, target: float, seeds: list[int]) -> None:
 def solved_now_and_then(folder: Path) -> list[str]:
     """The questions that the model answers neither always nor never."""
     rewards(folder, "still", 0, "--trainer.optim.lr", "1e-12", steps=STILL)
-    table = runs.open(folder / "still-0").groups.select("task", "reward_mean").table()
+    groups = runs.open(folder / "still-0").query(
+        "SELECT task, avg(reward) FROM rollouts WHERE retried = 0 GROUP BY split, step, env, grp, dropped"
+    )
     asked, earned = (
         [question for question, _ in questions("capital", 512)],
         defaultdict[str, list[float]](list),
     )
-    for task, mean in zip(*table.to_pydict().values(), strict=True):
+    for task, mean in groups:
         earned[asked[int(task.rpartition("-")[2])]].append(mean)
     low, high = SOLVED
     return sorted(question for question, each in earned.items() if low <= statistics.fmean(each) <= high)

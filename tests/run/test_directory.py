@@ -202,3 +202,12 @@ def test_a_log_of_an_earlier_version_is_put_away_and_not_replaced(tmp_path):
         assert (logs / "trainer.stdout").read_text() == f"of attempt {attempt}"
     assert (logs / "attempt_1" / "trainer.stdout").read_text() == "of attempt 1"
     assert [path.name for path in earlier_logs(tmp_path)] == ["attempt_1", "attempt_2"]
+
+
+def test_clean_deletes_the_evaluations_of_a_run_and_no_others(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "evals" / "step_5").mkdir(parents=True)
+    (tmp_path / "evals" / "mine.jsonl").write_text("{}\n")
+    assert tmp_path / "evals" / "step_5" in files_of_a_run(tmp_path)
+    clean(tmp_path)
+    assert [path.name for path in (tmp_path / "evals").iterdir()] == ["mine.jsonl"]

@@ -7,7 +7,6 @@ import sqlite3
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from buckeye import runs
 from buckeye.base.process import RunIdentity
 from buckeye.errors import UsageError
-from buckeye.runs.frames import COLUMNS
 from buckeye.transport.batches import Batch, Sample, TrainedBatch, keep_trained
 
 ME = RunIdentity(run_id="read", attempt=1)
@@ -104,47 +102,37 @@ def made(tmp_path):
 
 def test_what_is_in_a_run(made):
     run = runs.open(made)
-    groups = run.groups.select("split", "step", "group", "dropped", "rollouts", "scored", "reward_mean")
-    assert [tuple(one.values()) for one in groups.table().to_pylist()] == [
-        ("train", 0, 0, None, 2, 2, 0.5),
-        ("train", 1, 1, None, 2, 2, 0.5),
-        ("train", 1, 2, "solve_all", 2, 2, 1.0),
-        ("eval", 0, 0, None, 2, 2, 0.25),
+    groups = "SELECT split, step, grp, dropped, count(*), avg(reward) FROM rollouts WHERE retried = 0 "
+    assert run.query(groups + "GROUP BY split, step, env, grp, dropped ORDER BY split DESC, step, grp") == [
+        ("train", 0, 0, None, 2, 0.5),
+        ("train", 1, 1, None, 2, 0.5),
+        ("train", 1, 2, "solve_all", 2, 1.0),
+        ("eval", 0, 0, None, 2, 0.25),
     ]
-    rollouts = run.rollouts.of_steps(1).table().to_pylist()
-    assert [(one["group"], one["number"], one["retried"], one["error"]) for one in rollouts] == [
-        *((1, 0, True, "late"), (1, 0, False, None), (1, 1, False, None)),
-        *((2, 0, False, None), (2, 1, False, None)),
+    rollouts = "SELECT grp, number, retried, error FROM rollouts WHERE split = 'train' AND step = 1 "
+    assert run.query(rollouts + "ORDER BY grp, number, at") == [
+        *((1, 0, 1, "late"), (1, 0, 0, None), (1, 1, 0, None)),
+        *((2, 0, 0, None), (2, 1, 0, None)),
     ]
-    samples = run.samples.of_steps(1).table().to_pylist()
-    assert [(one["group"], one["number"], one["segment"], one["truncated"]) for one in samples] == [
-        *((1, 0, 0, False), (1, 0, 1, False), (1, 1, 0, True)),
-    ]
-    assert [one["trained_tokens"] for one in samples] == [3, 3, 0]
-    assert run.metrics.table().to_pylist()[0] == {
-        "step": 0,
-        "process": "trainer",
-        "attempt": 1,
-        "time": 1.0,
-        "name": "loss",
-        "value": 0.25,
-    }
-    assert run.events.table().to_pylist() == [
-        {"time": 2.0, "attempt": 1, "event": "start", "details": '{"directory":"d"}'}
-    ]
+    assert run.trained(1).origins == [(1, 0, 0, False), (1, 0, 1, False), (1, 1, 0, True)]
+    assert [(step.number, step.value("trainer/loss")) for step in run.steps] == [(0, 0.25), (1, 0.25)]
     assert run.text_of(1, 1, 1).reward == 0.0
     assert run.text_of(9, 1, 1) is None
     assert run.unreadable == []
 
 
+def nulls(column):
+    values, absent = column
+    return [None if gone else value for value, gone in zip(values.tolist(), absent.tolist(), strict=True)]
+
+
 def test_tokens_have_their_turns_and_the_trainers_log_probs(made):
-    tokens = runs.open(made).tokens.of_steps(1).table().to_pylist()
-    first = tokens[:5]
-    assert [one["trainer_logprob"] for one in first] == [None, 0.0, 1.0, None, 2.0]
-    assert [one["sampler_logprob"] for one in first] == [None, -1.5, -1.5, None, -1.5]
-    assert [one["reason"] for one in first] == ["context", "", "", "context", ""]
-    assert [one["turn"] for one in tokens] == [-1, 0, 0, -1, 1, -1, 2, 2, -1, 3, -1, 0, 0, -1, 1]
-    assert [one["reason"] for one in tokens[10:]] == [
+    tokens = runs.open(made).trained(1).token_columns()
+    assert nulls(tokens["trainer_logprob"])[:5] == [None, 0.0, 1.0, None, 2.0]
+    assert nulls(tokens["sampler_logprob"])[:5] == [None, -1.5, -1.5, None, -1.5]
+    assert tokens["reason"].tolist()[:5] == ["context", "", "", "context", ""]
+    assert tokens["turn"].tolist() == [-1, 0, 0, -1, 1, -1, 2, 2, -1, 3, -1, 0, 0, -1, 1]
+    assert tokens["reason"].tolist()[10:] == [
         "context",
         *["no_advantage"] * 2,
         "context",
@@ -166,18 +154,25 @@ def test_a_reply_that_stands_in_the_prompt_is_an_echo_whatever_its_signs(tmp_pat
 def test_the_columns_are_those_of_the_page(made):
     page = DOCS.read_text()
     run = runs.open(made)
-    for name, columns in COLUMNS.items():
+
+    def documented(name):
         section = re.search(rf"^## {name}$(.*?)^## ", page, re.MULTILINE | re.DOTALL)[1]
-        assert dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE)) == columns
-        frame = getattr(run, name)
-        assert frame.schema.metadata == {b"buckeye.frame": name.encode(), b"buckeye.schema": b"1"}
-        assert pa.RecordBatchReader.from_stream(frame).read_all().schema.equals(frame.schema)
-    with pytest.raises(UsageError, match="tokens has no column tokn, but step"):
-        run.tokens.select("tokn")
+        return set(re.findall(r"^\| `(\w+)` \| .+ \| ", section, re.MULTILINE))
+
+    columns = {name for _, name, *_ in run.query("PRAGMA table_info(rollouts)")}
+    assert documented("rollouts") == columns - {"path", "at", "bytes", "echoes"}
+    assert documented("tokens") == set(run.trained(1).token_columns())
 
 
 def everything(run):
-    return {name: getattr(run, name).table().num_rows for name in COLUMNS}
+    """The number of rollouts, of groups, and of samples that were trained on."""
+    ((rollouts, groups),) = run.query(
+        "SELECT count(*), count(DISTINCT printf('%s %d %s %d %s', split, step, env, grp, dropped)) "
+        "FROM rollouts"
+    )
+    kept = [run.trained(step) for step in run.kept_steps]
+    samples = sum(len(step.batch.samples) for step in kept if step is not None)
+    return {"rollouts": rollouts, "groups": groups, "samples": samples}
 
 
 def test_a_file_that_changes_is_read_again_and_figures_of_old_texts_stay(made):

@@ -1,4 +1,4 @@
-"""`rl list`, `status`, `logs`, `events`, `stop`, `resume` and `fork` on real runs."""
+"""`rl list`, `status`, `logs`, `stop`, `resume` and `fork` on real runs."""
 
 import json
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_a_run_is_seen_and_stopped(runner, start, ask):
     last = listed["step"]
     assert (listed["name"], listed["state"], listed["checkpoint_step"]) == ("letters", "stopped", last)
 
-    events = [json.loads(line) for line in ask("events", out, "--json").splitlines()]
+    events = [json.loads(line) for line in ask("logs", out, "--events", "--json").splitlines()]
     kinds = [event["event"] for event in events]
     assert kinds[0] == "start"
     assert kinds[-1] == "stop"
@@ -99,7 +99,7 @@ def test_a_fork_learns_what_the_resumed_run_learns(runner, start, ask):
     assert [resumed[step]["loss"] for step in twig] == [twig[step]["loss"] for step in twig]
     status = json.loads(ask("status", "letters", "--json"))
     assert (status["state"], status["attempt"], status["step"]) == ("finished", 2, last + 2)
-    events = [json.loads(line) for line in ask("events", "letters", "--json").splitlines()]
+    events = [json.loads(line) for line in ask("logs", "letters", "--events", "--json").splitlines()]
     assert [e["event"] for e in events if e["attempt"] == 2][-1] == "finish"
     assert [e["step"] for e in events if e["event"] == "checkpoint"] == [last, last + 2]
 

@@ -71,7 +71,7 @@ USES = {
     "rl rollouts RUN --export inspect --out logs": "inspect",
     "rl status RUN": None,
     "rl logs RUN": None,
-    "rl events RUN": None,
+    "rl logs RUN --events": None,
     "rl stop RUN": None,
     "rl scale RUN --inference 2": None,
     "rl attach RUN": None,

@@ -96,7 +96,7 @@ def test_what_the_pages_say_installs_what_trains(clean, page, start, place):
 
 
 @pytest.mark.parametrize(
-    "extra", ["", "[mcp]", "[hub]", "[remote]", "[wandb,zstd,docs]", "[mcp,adapters,audit,machines]"]
+    "extra", ["", "[mcp]", "[hub]", "[remote]", "[wandb,zstd]", "[mcp,adapters,audit,machines]"]
 )
 def test_an_extra_from_an_index(clean, index, extra):
     clean.run(f"pip install --quiet --extra-index-url {index} '{DISTRIBUTION}{extra}'")

@@ -28,7 +28,7 @@ def test_an_honest_environment_ends_with_0_and_plain_text():
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["check", "result"]
     assert any(line.startswith("probes ") and " pass " in line for line in lines)
-    assert lines[-1].startswith("toy: 0 errors, 0 warnings, 0 notes, 12 passed, in ")
+    assert lines[-1].startswith("toy: 0 errors, 0 warnings, 0 notes, 12 passed, 0 not run, in ")
     assert "\x1b" not in done.stdout
 
 
@@ -93,7 +93,6 @@ def test_what_the_budget_is_too_short_for_is_said():
         ([TOY, "--arg", "variant"], "write NAME=VALUE"),
         ([TOY, "--args", "[1]"], "--args is a JSON object"),
         ([TOY, "--args", "{"], "--args is not JSON"),
-        ([TOY, "--model", "nowhere/model", "--sample", "5"], "nowhere/model"),
     ],
 )
 def test_wrong_usage_ends_with_2(words, message, monkeypatch):

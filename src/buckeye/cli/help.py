@@ -46,7 +46,6 @@ GROUPS = {
             "new": "a new environment that works, to change",
             "check": "what can be gamed in it, and what leaks",
             "play": "play a task yourself, or watch chance or a model",
-            "report": "what training changed, task by task",
         },
         "As an image": {
             "build": "build, start once, write buckeye.lock.yaml",

@@ -14,6 +14,7 @@ REMOVED_COMMANDS = {
     "rl bundle": "buckeye rl replay RUN --step N",
     "rl export-rollouts": "buckeye rl rollouts RUN --export jsonl",
     "rl curve": "buckeye ui RUN",
+    "rl events": "buckeye rl logs RUN --events",
     "rl watch": "buckeye rl status RUN --watch",
     "env report": "buckeye rl report RUN",
 }

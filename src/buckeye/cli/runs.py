@@ -115,10 +115,19 @@ def logs(
         int, typer.Option("--lines", "-n", min=0, help="How many of the last; 0 for all.")
     ] = 200,
     attempt: Annotated[int | None, typer.Option(help="Those of an earlier start of the run.")] = None,
+    events: Annotated[
+        bool,
+        typer.Option("--events", help="Events instead: starts, restarts, checkpoints, weights, the end."),
+    ] = False,
     as_json: _Json = False,
 ) -> None:
-    """What the processes of a run print, in the order of time."""
+    """Show what the processes of a run print, in the order of time; or its events."""
     directory = find_run(run)
+    if events:
+        if follow or process is not None:
+            raise UsageError("--events shows what happened to the run; leave --follow and --process out")
+        _print_events(directory, attempt=attempt, as_json=as_json)
+        return
     if follow and attempt is not None:
         raise UsageError("--follow shows the newest attempt; leave --attempt out")
     try:
@@ -130,13 +139,6 @@ def logs(
             time.sleep(_FOLLOW_SECONDS)
     except KeyboardInterrupt:
         return
-
-
-@runs_app.command()
-def events(run: _Run = None, as_json: _Json = False) -> None:
-    """What happened to a run: starts, restarts, checkpoints, weights, its end."""
-    for event in read_events(find_run(run)):
-        typer.echo(json.dumps(event) if as_json else event_line(event))
 
 
 @runs_app.command()
@@ -269,6 +271,12 @@ def fork(
         return
     typer.echo(f"{made} ({record.run_id}) goes on from step {record.start_step} with:")
     typer.echo(f"  buckeye rl resume {shlex.quote(str(made))}")
+
+
+def _print_events(directory: Path, *, attempt: int | None, as_json: bool) -> None:
+    for event in read_events(directory):
+        if attempt in (None, event["attempt"]):
+            typer.echo(json.dumps(event) if as_json else event_line(event))
 
 
 def _print_lines(lines: Sequence[LogLine], *, last: int, as_json: bool) -> None:

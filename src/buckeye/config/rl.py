@@ -17,7 +17,6 @@ from buckeye.config.shared import (
     BaseConfig,
     CheckpointConfig,
     LogConfig,
-    TrackedConfig,
     WandbConfig,
     conflict,
 )
@@ -126,7 +125,7 @@ class RunWeightBroadcastConfig(BaseConfig):
     """The way of the weights."""
 
 
-class RLConfig(TrackedConfig):
+class RLConfig(BaseConfig):
     """Trains a policy by reinforcement learning: trainer, orchestrator and inference together.
 
     What the processes share is set once, here or for any of them.

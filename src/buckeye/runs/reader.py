@@ -6,7 +6,7 @@ It may go on, be finished, have crashed, or be a copy. What is not asked for is 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +20,6 @@ from buckeye.errors import TransportError
 from buckeye.monitor.metrics import Step, read_run
 from buckeye.monitor.rollouts import PlayedRollout
 from buckeye.run_files.known_runs import find_run
-from buckeye.run_files.record import read_events
-from buckeye.runs.frames import Frame, frame, index_frame
 from buckeye.runs.index import open_index
 
 if TYPE_CHECKING:
@@ -41,42 +39,11 @@ def open_run(run: str | Path) -> Run:
 
 @dataclass(frozen=True)
 class Run:
-    """What is in a run's directory. The frames (`metrics`, `events`, `groups`, `rollouts`, `samples`,
-    `tokens`) are Arrow data that is read when it is asked for; docs/reading-runs.md has their columns.
-    `unreadable` fills, as that goes on, with what is damaged and was left out."""
+    """What is in a run's directory; docs/reading-runs.md says how to read it. `unreadable` fills with what is
+    damaged and was left out."""
 
     path: Path
     unreadable: list[str] = field(default_factory=list)
-
-    @property
-    def metrics(self) -> Frame:
-        """A row for each number that a process recorded of a step, as far as it counts."""
-        return frame("metrics", self._metric_rows)
-
-    @property
-    def events(self) -> Frame:
-        """A row for each event."""
-        return frame("events", self._event_rows)
-
-    @property
-    def groups(self) -> Frame:
-        """A row for each group of rollouts of one task, those of evaluations and dropped ones too."""
-        return index_frame("groups", lambda: self.index)
-
-    @property
-    def rollouts(self) -> Frame:
-        """A row for each rollout, without its texts: see `text_of`."""
-        return index_frame("rollouts", lambda: self.index)
-
-    @property
-    def samples(self) -> Frame:
-        """A row for each training sample of the batches that were kept."""
-        return frame("samples", lambda steps: (step.sample_columns() for step in self._kept(steps)))
-
-    @property
-    def tokens(self) -> Frame:
-        """A row for each token of those samples."""
-        return frame("tokens", lambda steps: (step.token_columns() for step in self._kept(steps)))
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -140,39 +107,11 @@ class Run:
             self._leave_out(f"{path}: {error}")
             return None
 
-    def _kept(self, steps: range | None) -> Iterator[TrainedStep]:
-        for number in self.kept_steps:
-            if (steps is None or number in steps) and (found := self.trained(number)) is not None:
-                yield found
-
-    def _metric_rows(self, steps: range | None) -> Iterator[Mapping[str, Any]]:
-        for step in self.steps:
-            if steps is not None and step.number not in steps:
-                continue
-            for process, record in step.records.items():
-                head = (step.number, process, record.get("attempt", 1), record.get("time"))
-                names = [name for name, value in record.items() if _is_number(name, value)]
-                yield {
-                    **{name: [value] * len(names) for name, value in zip(_HEAD, head, strict=True)},
-                    "name": names,
-                    "value": [float(record[name]) for name in names],
-                }
-
-    def _event_rows(self, _: range | None) -> Iterator[Mapping[str, Any]]:
-        for event in read_events(self.path):
-            details = {name: value for name, value in event.items() if name not in _EVENT}
-            yield {
-                **{name: [event.get(name)] for name in _EVENT},
-                "details": [msgspec.json.encode(details).decode()],
-            }
-
     def _leave_out(self, what: str) -> None:
         if what not in self.unreadable:
             self.unreadable.append(what)
 
 
-_HEAD = ("step", "process", "attempt", "time")
-_EVENT = ("time", "attempt", "event")
 _SEGMENTS = (
     "SELECT grp, number, segments, truncated FROM rollouts WHERE split = 'train' AND step = ? "
     "AND dropped IS NULL AND retried = 0 AND reward IS NOT NULL ORDER BY path, at"
@@ -181,7 +120,3 @@ _PLACE = (
     "SELECT path, at, bytes FROM rollouts WHERE split = 'train' AND step = ? AND grp = ? AND number = ? "
     "AND retried = 0"
 )
-
-
-def _is_number(name: str, value: Any) -> bool:
-    return name not in _HEAD and isinstance(value, int | float) and not isinstance(value, bool)

@@ -63,7 +63,8 @@ class TrainedStep:
         return np.where(mask, turns, -1).astype(np.int32)
 
     def token_columns(self) -> Mapping[str, Any]:
-        """The columns of the frame `tokens`."""
+        """Return a column for each figure of the tokens of all samples. A column with nulls is a pair: the
+        values, and a bool array that is True where there is none."""
         mask, computed = self.column("loss_mask"), ~np.isnan(self.logprobs)
         return {
             "step": np.full(len(mask), self.batch.step, np.int32),
@@ -77,29 +78,6 @@ class TrainedStep:
             "advantage": (self.column("advantages"), ~mask),
             "version": (self.column("versions"), ~mask),
             "turn": self.turns(),
-        }
-
-    def sample_columns(self) -> Mapping[str, Any]:
-        """The columns of the frame `samples`."""
-        samples, count = self.batch.samples, len(self.batch.samples)
-        computed = np.add.reduceat(~np.isnan(self.logprobs), self.starts[:-1]) if count else np.empty(0)
-        origins: Sequence[tuple[int | None, ...]] = self.origins or [(None,) * 4] * count
-        trained = [sample.loss_mask for sample in samples]
-        return {
-            "step": [self.batch.step] * count,
-            "sample": list(range(count)),
-            **{
-                name: [origin[at] for origin in origins]
-                for at, name in enumerate(("group", "number", "segment", "truncated"))
-            },
-            "tokens": [len(sample.token_ids) for sample in samples],
-            "sampled_tokens": [int(mask.sum()) for mask in trained],
-            "trained_tokens": computed.tolist(),
-            "advantage": [
-                float(sample.advantages[mask].mean()) if mask.any() else None
-                for sample, mask in zip(samples, trained, strict=True)
-            ],
-            "temperature": [sample.temperature for sample in samples],
         }
 
 

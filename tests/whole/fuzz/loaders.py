@@ -1099,7 +1099,9 @@ LOADERS: dict[str, Loader] = {
     "status.json, rl status": _of_run("status.json", "json", _command("rl", "status", "run")),
     "metrics.jsonl, rl status": _of_run("metrics.jsonl", "lines", _command("rl", "status", "run", "--json")),
     "run.json, rl status": _of_run("run.json", "json", _command("rl", "status", "run")),
-    "events.jsonl, rl events": _of_run("events.jsonl", "lines", _command("rl", "events", "run")),
+    "events.jsonl, rl logs --events": _of_run(
+        "events.jsonl", "lines", _command("rl", "logs", "run", "--events")
+    ),
     "run.log, rl logs": _of_run("logs/run.log", "text", _command("rl", "logs", "run")),
     "evals JSON": _of_run("evals/step_2/words.json", "json", _evaluations),
     "evals JSONL": _of_run("evals/step_2/words.jsonl", "lines", _evaluations),

@@ -28,8 +28,6 @@ _STAYS = (
         "logs",
         "rollouts",
         "skipped",
-        "tensorboard",
-        "trackio",
         "wandb",
         "weights",
     ),

@@ -66,7 +66,10 @@ def _failed(facts: Facts) -> Finding | None:
         "The run has ended with an error",
         cause[:500],
         "mend that, and go on with `buckeye rl resume`",
-        evidence=[("what it printed last", facts.command("logs")), ("its events", facts.command("events"))],
+        evidence=[
+            ("what it printed last", facts.command("logs")),
+            ("its events", facts.command("logs", "--events")),
+        ],
         confidence="sure",
     )
 

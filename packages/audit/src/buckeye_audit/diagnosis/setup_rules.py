@@ -82,7 +82,7 @@ def optimizer_state_lost(facts: Facts) -> Finding | None:
             "large at first",
             "resume from a checkpoint with its optimizer's state, and see what loads it",
             evidence=[
-                ("where the run was resumed", facts.command("events")),
+                ("where the run was resumed", facts.command("logs", "--events")),
                 ("gradient and reward around that step", facts.metrics("grad_norm", "reward/mean")),
             ],
             confidence="sure",

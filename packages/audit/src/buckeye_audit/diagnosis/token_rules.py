@@ -191,7 +191,7 @@ def weights_do_not_arrive(facts: Facts) -> Finding | None:
             "stale_weights",
             "The weights that are trained moved, and the sampler's log-probs of the same tokens did not",
             "new weights do not reach the engines, which go on with old ones",
-            "see `rl events` for the updates of weights, and what /update_weights of the engine does",
+            "see `rl logs --events` for the updates of weights, and what /update_weights of the engine does",
             evidence=[*evidence, ("versions as the engines tell them", facts.metrics("policy_version"))],
             confidence="sure",
             **figures,
@@ -249,7 +249,7 @@ def mismatch_grows(facts: Facts) -> Finding | None:
         f"Sampler and trainer agreed on the first weights ({rms(first):.2g} nats) and do not later "
         f"({rms(later):.2g})",
         "the engines do not have the weights that are trained",
-        "see `rl events` for the updates of weights; restart the engines",
+        "see `rl logs --events` for the updates of weights; restart the engines",
         evidence=[("mismatch by step", facts.metrics("mismatch_kl_fresh"))],
         difference=rms(later),
     )

@@ -12,9 +12,12 @@ import msgspec
 from buckeye.monitor.redact import redacted
 from buckeye.monitor.rollouts import PlayedRollout
 from buckeye.runs import Run
-from buckeye.runs.frames import COLUMNS
 
-_ROW = tuple(COLUMNS["rollouts"])
+_ROW = (
+    *("split", "step", "group", "env", "task", "dropped", "number", "reward", "shaped_reward", "advantage"),
+    *("components", "stop_reason", "error", "truncated", "cut", "retried", "seconds", "sampling_seconds"),
+    *("turns", "segments", "completion_tokens", "oldest_version", "prompt", "text"),
+)
 _QUERY = (
     f"SELECT path, at, bytes, {', '.join('grp' if name == 'group' else name for name in _ROW)} "  # noqa: S608  our own names
     "FROM rollouts WHERE ? IS NULL OR step = ? ORDER BY split DESC, step, env, grp, number, at"
@@ -24,7 +27,7 @@ _TRUTHS = ("truncated", "cut", "retried")
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A rollout: `row` has the columns of the frame `rollouts` of `buckeye.runs`, `rollout` its texts."""
+    """A rollout: `row` has its columns of the index of `buckeye.runs`, `rollout` its texts."""
 
     row: dict[str, Any]
     rollout: PlayedRollout

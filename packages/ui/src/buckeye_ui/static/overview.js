@@ -16,12 +16,12 @@ function findingsBlock(run, told) {
 
 // A fact with the place where the page shows it, if there is one, else the command.
 function evidence(run, fact, command) {
-  const step = /--step (\d+)/.exec(command), group = /--group (\d+)/.exec(command), log = / logs /.test(`${command} `), happened = / events /.test(`${command} `), metrics = /^grep -E '"(\(.+\))"' /.exec(command);
+  const step = /--step (\d+)/.exec(command), group = /--group (\d+)/.exec(command), log = / logs /.test(command), happened = / --events/.test(command), metrics = /^grep -E '"(\(.+\))"' /.exec(command);
   let href = null;
   if (/ rollouts /.test(command) && step) href = link(run, "rollouts", { step: step[1], group: group && group[1] });
   else if (log || happened) href = link(run, "logs", { show: happened ? "events" : null });
   else if (metrics) href = link(run, "overview", { find: `${metrics[1]}$` });
-  const place = log ? "its logs" : happened ? "its events" : step ? `the rollouts of step ${step[1]}${group ? `, group ${group[1]}` : ""}` : "";
+  const place = happened ? "its events" : log ? "its logs" : step ? `the rollouts of step ${step[1]}${group ? `, group ${group[1]}` : ""}` : "";
   const shown = fact || place;
   return h("div", { className: "evidence" }, href ? h("a", { href }, ...visible(shown)) : fact ? h("span", {}, ...visible(fact)) : null,
     " ", h("code", {}, ...visible(command)), copyButton(command));

@@ -1,0 +1,42 @@
+"""Sample rollouts and distributions of a step, as Weights & Biases shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from buckeye.config.shared import WandbExtrasConfig
+from buckeye.monitor.rollouts import read_rollouts
+
+_SAMPLES = 8
+_MOST_CHARACTERS = 4000
+_COLUMNS = ("env", "task_id", "reward", "stop_reason", "error", "completion_tokens")
+
+
+def sample_values(run: Path, step: int, extras: WandbExtrasConfig) -> dict[str, Any]:
+    """A table of the first rollouts that a step trained on, and histograms of reward and length; empty if
+    there are none."""
+    import wandb
+
+    played = [rollout for rollout in read_rollouts(run, step)[0] if rollout.dropped is None]
+    if not played:
+        return {}
+    values: dict[str, Any] = {}
+    if extras.samples:
+        rows = [[*(getattr(r, column) for column in _COLUMNS), _text(r.text)] for r in played[:_SAMPLES]]
+        values["samples"] = wandb.Table(columns=[*_COLUMNS, "text"], data=rows)
+    if extras.distributions:
+        rewards = [r.reward for r in played if r.reward is not None]
+        lengths = [r.completion_tokens for r in played]
+        if rewards:
+            values["distributions/reward"] = wandb.Histogram(rewards)
+        values["distributions/completion_tokens"] = wandb.Histogram(lengths)
+    return values
+
+
+def _text(segments: Sequence[str]) -> str:
+    """All segments, cut where it is too long to be shown."""
+    text = "\n\n".join(segments)
+    cut = len(text) - _MOST_CHARACTERS
+    return f"{text[:_MOST_CHARACTERS]} ... ({cut} more characters)" if cut > 0 else text
