@@ -18,10 +18,10 @@ import wandb
 from buckeye.base.distribution import install_command
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
-from buckeye.config.shared import LogConfig, WandbConfig
+from buckeye.config.shared import LogConfig, TensorboardConfig, TrackioConfig, WandbConfig
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.monitor.tracker import WandbTracker, check_tracker, numbers_of, tracked
+from buckeye.monitor.tracker import Tracker, check_trackers, numbers_of, tracked
 from tests.monitor.wandb_file import config as logged_config
 from tests.monitor.wandb_file import history
 
@@ -58,7 +58,7 @@ def test_one_run_with_the_numbers_of_all_processes_and_no_secret(tmp_path, monke
     )
     metrics = MetricsLog(tmp_path / "metrics.jsonl")
     for attempt in range(2):  # the second one goes on where the first has ended
-        with tracked(config.wandb, output_dir=tmp_path, run_id="abc", config=config):
+        with tracked([config.wandb], output_dir=tmp_path, run_id="abc", config=config):
             for step in range(2 * attempt, 2 * attempt + 2):
                 _write_rollouts(tmp_path / "rollouts", step)
                 metrics.write("orchestrator", step, {"reward/mean": step / 4})
@@ -94,10 +94,10 @@ def test_what_a_killed_launcher_may_have_lost_is_sent_again(tmp_path):
     code = f"""
 import os, time
 from pathlib import Path
-from buckeye.config.shared import WandbConfig
+from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
 from buckeye.monitor.tracker import tracked
 settings, out = WandbConfig(offline=True), Path({str(tmp_path)!r})
-with tracked(settings, output_dir=out, run_id="abc", config=settings):
+with tracked([settings], output_dir=out, run_id="abc", config=settings):
     while not list(out.glob("wandb/offline-run-*/run-abc.wandb")):
         time.sleep(0.05)
     time.sleep(1.5)
@@ -107,7 +107,7 @@ with tracked(settings, output_dir=out, run_id="abc", config=settings):
     env = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}  # not ours
     assert subprocess.run([sys.executable, "-c", code], check=False, env=env).returncode == 9
     settings = WandbConfig(offline=True)
-    with tracked(settings, output_dir=tmp_path, run_id="abc", config=settings):
+    with tracked([settings], output_dir=tmp_path, run_id="abc", config=settings):
         pass
     newest = max(tmp_path.glob("wandb/offline-run-*/run-abc.wandb"))
     assert list(history(newest)) == [{"step": 0, "trainer/loss": 1.0}]
@@ -131,7 +131,7 @@ def test_without_the_server_the_numbers_are_on_the_disk(tmp_path, monkeypatch, w
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     MetricsLog(tmp_path / "metrics.jsonl").write("trainer", 0, {"loss": 1.0})
     settings = WandbConfig()
-    with tracked(settings, output_dir=tmp_path, run_id="abc", config=settings):
+    with tracked([settings], output_dir=tmp_path, run_id="abc", config=settings):
         pass
     assert "Weights & Biases cannot be used: CommError: no such project" in warnings.text
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-abc.wandb")
@@ -144,93 +144,97 @@ def test_what_wandb_cannot_do_is_a_warning(tmp_path, monkeypatch, warnings):
 
     monkeypatch.setattr(wandb, "init", refuse)
     settings = WandbConfig(offline=True)
-    with tracked(settings, output_dir=tmp_path, run_id="abc", config=settings):
+    with tracked([settings], output_dir=tmp_path, run_id="abc", config=settings):
         pass
     assert "CommError: no space left. The run goes on without" in warnings.text
 
 
 def test_a_run_that_could_not_be_logged_is_refused_before_it_starts(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="no key for Weights & Biases"):
-        check_tracker(WandbConfig())
-    check_tracker(None)
-    check_tracker(WandbConfig(offline=True))
+        check_trackers([WandbConfig()])
+    check_trackers([])
+    check_trackers([WandbConfig(offline=True)])
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password key\n")
     (tmp_path / "netrc").chmod(0o600)
-    check_tracker(WandbConfig())
+    check_trackers([WandbConfig()])
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
     with pytest.raises(UsageError, match="no key"):
-        check_tracker(WandbConfig())
+        check_trackers([WandbConfig()])
     monkeypatch.setenv("WANDB_API_KEY", "x")
-    check_tracker(WandbConfig())
+    check_trackers([WandbConfig()])
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=re.escape(install_command("wandb"))):
-        check_tracker(WandbConfig(offline=True))
+        check_trackers([WandbConfig(offline=True)])
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    check_tracker(WandbConfig())
-
-
-OFFLINE = WandbConfig(offline=True)
-
-
-def replaced_tracker(monkeypatch, tracker):
-    monkeypatch.setattr("buckeye.monitor.tracker.WandbTracker", tracker)
+    check_trackers([WandbConfig()])
 
 
 def test_what_a_tracker_does_not_take_is_told_once_counted_and_sent_again(tmp_path, monkeypatch, warnings):
     taken = []
 
-    class Fickle(WandbTracker):
+    class Fickle(Tracker):
+        title, folder = "Fickle", "trackio"
         broken = True
-
-        def begin(self):
-            (self.output_dir / "wandb").mkdir(exist_ok=True)
 
         def log(self, step):
             if self.broken and step.number != 1:
                 raise OSError(f"no room for {step.number}\nand more")
             taken.append((step.number, numbers_of(step)))
 
-        def finish(self, *, failed):
-            assert not failed
-
-    replaced_tracker(monkeypatch, Fickle)
+    monkeypatch.setattr("buckeye.monitor.tracker.tracker_of", lambda _: Fickle)
+    monkeypatch.setattr("buckeye.monitor.tracker.need", lambda *_: None)
     metrics = MetricsLog(tmp_path / "metrics.jsonl")
     for step in range(4):
         metrics.write("sft", step, {"loss": step / 2})
     for broken in (True, False):
         Fickle.broken = broken
-        with tracked(OFFLINE, output_dir=tmp_path, run_id="abc", config=OFFLINE):
+        with tracked([TrackioConfig()], output_dir=tmp_path, run_id="abc", config=TrackioConfig()):
             pass
     assert warnings.text.count("does not take") == 1
-    assert "Weights & Biases does not take step 0: OSError: no room for 0\n" in warnings.text
-    assert f"Weights & Biases lacks 3 steps, which are in {tmp_path}/metrics.jsonl" in warnings.text
+    assert "Fickle does not take step 0: OSError: no room for 0\n" in warnings.text
+    assert f"Fickle lacks 3 steps, which are in {tmp_path}/metrics.jsonl" in warnings.text
     assert taken == [(1, {"sft/loss": 0.5}), *((n, {"sft/loss": n / 2}) for n in range(4))]
 
 
-def test_tracker_that_fails_leaves_the_error_of_the_run(tmp_path, monkeypatch, warnings):
-    class Bad(WandbTracker):
+def test_one_tracker_that_fails_leaves_the_others(tmp_path, monkeypatch, warnings):
+    taken = []
+
+    class Good(Tracker):
+        title, folder = "Good", "tensorboard"
+
+        def log(self, step):
+            taken.append(step.number)
+
+    class Bad(Tracker):
+        title, folder = "Bad", "trackio"
+
         def begin(self):
             raise ValueError("no such place")
 
-    replaced_tracker(monkeypatch, Bad)
+    found = {TensorboardConfig: Good, TrackioConfig: Bad}
+    monkeypatch.setattr("buckeye.monitor.tracker.tracker_of", lambda one: found[type(one)])
     MetricsLog(tmp_path / "metrics.jsonl").write("sft", 0, {"loss": 1.0})
-    with pytest.raises(KeyError), tracked(OFFLINE, output_dir=tmp_path, run_id="a", config=OFFLINE):
+    settings = [TrackioConfig(), TensorboardConfig()]
+    with pytest.raises(KeyError), tracked(settings, output_dir=tmp_path, run_id="a", config=settings[0]):
         raise KeyError("the run's own")
-    assert "Weights & Biases: ValueError: no such place. The run goes on without" in warnings.text
+    assert taken == [0]
+    assert "Bad: ValueError: no such place. The run goes on without" in warnings.text
 
 
-class _Stuck(WandbTracker):
+class _Stuck(Tracker):
+    title, folder = "Stuck", "stuck"
     go_on = threading.Event()
 
     def begin(self):
         self.go_on.wait()
-        raise OSError("too late")
 
 
 def test_what_a_tracker_that_hangs_has_not_taken_is_named(tmp_path, monkeypatch, warnings):
-    replaced_tracker(monkeypatch, _Stuck)
+    monkeypatch.setattr("buckeye.monitor.tracker.tracker_of", lambda one: _Stuck)
     monkeypatch.setattr("buckeye.monitor.tracker._FINISH_SECONDS", 0.1)
-    with tracked(OFFLINE, output_dir=tmp_path, run_id="a", config=LogConfig()):
+    with tracked([TrackioConfig()], output_dir=tmp_path, run_id="a", config=LogConfig()):
         pass
     _Stuck.go_on.set()
-    assert f"has not taken everything within 0 s. The rest: wandb sync {tmp_path / 'wandb'}" in warnings.text
+    assert (
+        f"Stuck has not taken everything within 0 s. The rest: {tmp_path / 'metrics.jsonl'}" in warnings.text
+    )

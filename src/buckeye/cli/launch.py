@@ -245,12 +245,12 @@ def _sft(argv: list[str]) -> int:
     from buckeye.base.storage import write_file
     from buckeye.config.load import to_json
     from buckeye.launch.resume import without_flags
-    from buckeye.monitor.tracker import check_tracker, tracked
+    from buckeye.monitor.tracker import check_trackers, tracked
     from buckeye.run_files.directory import claimed
     from buckeye.trainer.sft import run_sft
 
-    tracker = config.wandb if first else None
-    check_tracker(tracker)
+    trackers = config.trackers(config.wandb) if first else []
+    check_trackers(trackers)
     again = without_flags(argv, ("--ckpt.resume-step",))
     command = shlex.join(["sft", *again, "--ckpt.resume-step", "-1"])
     output_dir = config.output_dir
@@ -258,7 +258,7 @@ def _sft(argv: list[str]) -> int:
         if first:
             local = Path(given.model.name).exists()  # else it is a name on the hub, which others know too
             write_file(output_dir / "configs" / "sft.json", to_json(config if local else given), mode=0o600)
-        with tracked(tracker, output_dir=output_dir, run_id=run_identity().run_id, config=config):
+        with tracked(trackers, output_dir=output_dir, run_id=run_identity().run_id, config=config):
             with uploads_of(output_dir, config.ckpt if first else None) as uploads:
                 done = run_sft(config)
             if not done and first:

@@ -17,7 +17,7 @@ from buckeye.config.help import (
 )
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import dotted
-from buckeye.config.shared import BaseConfig
+from buckeye.config.shared import BaseConfig, TrackedConfig
 from buckeye.config.structure import Shape, fields_of
 
 _ALL = "--help-all"
@@ -154,7 +154,7 @@ def _show_section(model: type[BaseConfig], prog: str, name: str) -> None:
 
 def _where_the_rest_is(model: type[BaseConfig], prog: str) -> str:
     found = dict.fromkeys(dotted(one.path[:1]) for one in sections_of(model, prog) if one.path)
-    names = ", ".join(found)
+    names = ", ".join(sorted(found, key=TrackedConfig.model_fields.__contains__))  # inherited, so the first
     count = len(set(flag_names(model)))
     return (
         f"{prog} {_ALL}: all {count} settings. {prog} --help SECTION: {names}. "

@@ -17,6 +17,7 @@ from buckeye.config.shared import (
     BaseConfig,
     CheckpointConfig,
     LogConfig,
+    TrackedConfig,
     WandbConfig,
     conflict,
 )
@@ -125,7 +126,7 @@ class RunWeightBroadcastConfig(BaseConfig):
     """The way of the weights."""
 
 
-class RLConfig(BaseConfig):
+class RLConfig(TrackedConfig):
     """Trains a policy by reinforcement learning: trainer, orchestrator and inference together.
 
     What the processes share is set once, here or for any of them.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import PositiveInt
 
-from buckeye.config.shared import BaseConfig, LogConfig, WandbConfig
+from buckeye.config.shared import BaseConfig, LogConfig, TrackedConfig, WandbConfig
 from buckeye.config.trainer import (
     AdamWConfig,
     ConstantSchedulerConfig,
@@ -30,7 +30,7 @@ class ChatDataConfig(BaseConfig):
     """Seed of the order."""
 
 
-class SFTConfig(BaseConfig):
+class SFTConfig(TrackedConfig):
     """Fine-tunes a model on conversations."""
 
     data: ChatDataConfig

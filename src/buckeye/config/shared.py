@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -126,6 +127,37 @@ class WandbConfig(BaseConfig):
     """The run's id; None is an id of the output directory, so that a resumed run continues."""
     log_extras: WandbExtrasConfig | None = WandbExtrasConfig()
     """What is logged besides numbers; None for numbers only."""
+
+
+class TrackioConfig(BaseConfig):
+    """Where a run is logged in Trackio. All processes are one run there."""
+
+    project: str = "buckeye"
+    """The project."""
+    name: str | None = None
+    """The run's name; None is that of the output directory."""
+    space: str | None = None
+    """A Space of the Hugging Face hub as ORG/NAME, made private if it is new; None is this machine."""
+
+
+class TensorboardConfig(BaseConfig):
+    """Where a run is logged for TensorBoard."""
+
+    log_dir: Path | None = None
+    """The directory; None is `tensorboard/` of the output directory."""
+
+
+class TrackedConfig(BaseConfig):
+    """What a run is logged to besides Weights & Biases."""
+
+    trackio: TrackioConfig | None = None
+    """Log the run to Trackio."""
+    tensorboard: TensorboardConfig | None = None
+    """Log the run for TensorBoard."""
+
+    def trackers(self, wandb: WandbConfig | None) -> list[WandbConfig | TrackioConfig | TensorboardConfig]:
+        """All that it is logged to."""
+        return [one for one in (wandb, self.trackio, self.tensorboard) if one is not None]
 
 
 class CheckpointConfig(BaseConfig):

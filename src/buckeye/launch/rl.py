@@ -36,7 +36,7 @@ from buckeye.monitor.log import run_log, setup_logging
 from buckeye.monitor.metrics import Step, read_run
 from buckeye.monitor.rollouts import read_rollouts, rollout_steps, whole_rollout
 from buckeye.monitor.signals import training_level
-from buckeye.monitor.tracker import check_tracker, tracked
+from buckeye.monitor.tracker import check_trackers, tracked
 from buckeye.run_files.directory import (
     REMOTE_FILE,
     Stopping,
@@ -74,7 +74,7 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     Raises UsageError before anything was started, RunError if a process failed.
     """
     output_dir = config.output_dir
-    check_tracker(config.trainer.wandb)
+    check_trackers(config.trackers(config.trainer.wandb))
     if config.strict:
         ask(_NOTHING_LEARNT, "--strict")
     with locked(output_dir), held_ports() as ports:
@@ -145,7 +145,8 @@ def _run_planned(
     uploads = uploads_of(output_dir, config.trainer.ckpt)  # has the keys, which nothing that is started gets
     forbid_looking()
     forget_other_keys(config)
-    with tracked(config.trainer.wandb, output_dir=output_dir, run_id=identity.run_id, config=config):
+    trackers = config.trackers(config.trainer.wandb)
+    with tracked(trackers, output_dir=output_dir, run_id=identity.run_id, config=config):
         return _run_recorded(launch, plan, command, ports, hosts.env, before, uploads)
 
 

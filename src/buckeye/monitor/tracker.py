@@ -1,7 +1,8 @@
-"""Weights & Biases: one run there for all processes of a run here.
+"""Weights & Biases, Trackio and TensorBoard: one run there for all processes of a run here.
 
-A thread of the launcher follows `metrics.jsonl` and sends every step when all of it is known. No process of
-the run waits for it or fails with it, and a process that is started again continues to be logged.
+For each of them a thread of the launcher follows `metrics.jsonl` and sends every step when all of it is
+known. No process of the run knows of it, so none waits for it or fails with it, and a process that is started
+again goes on being logged.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ import logging
 import netrc
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from buckeye.base.distribution import need
+from buckeye.base.distribution import ask, need
 from buckeye.base.keys import key
 from buckeye.base.storage import read_json, write_file
-from buckeye.config.shared import BaseConfig, WandbConfig
+from buckeye.config.shared import (
+    BaseConfig,
+    TensorboardConfig,
+    TrackioConfig,
+    WandbConfig,
+)
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics, Step
 from buckeye.monitor.redact import redacted
@@ -30,7 +36,13 @@ from buckeye.monitor.wandb_samples import sample_values
 log = logging.getLogger(__name__)
 
 
-_TITLE, _FOLDER = "Weights & Biases", "wandb"
+# What the numbers are sent to.
+
+TRACKER_FOLDERS = ("wandb", "trackio", "tensorboard")
+"""What they write in a run directory."""
+
+Settings = WandbConfig | TrackioConfig | TensorboardConfig
+
 _POSITION = "position.json"
 _POLL_SECONDS = 1.0
 _INIT_SECONDS = 30.0
@@ -38,52 +50,86 @@ _UPLOAD_SECONDS = 60.0
 _FINISH_SECONDS = 90.0
 
 
-def check_tracker(settings: WandbConfig | None) -> None:
-    """Raise UsageError if a run with these settings could not be logged: the library is not installed, or
+def check_trackers(settings: Iterable[Settings]) -> None:
+    """Raise UsageError if a run with these settings could not be logged: a library is not installed, or
     there is no key for the server."""
-    if settings is None or _mode(settings) == "disabled":
-        return
-    need("wandb", f"Logging to {_TITLE}")
-    if _mode(settings) == "online" and not _has_key():
-        raise UsageError(
-            "wandb: no key for Weights & Biases. Type `buckeye auth set WANDB_API_KEY`, or add "
-            "--wandb.offline"
-        )
+    for one in _wanted(settings):
+        kind = tracker_of(one)
+        need(kind.folder, f"Logging to {kind.title}")
+        if isinstance(one, WandbConfig) and _mode(one) == "online" and not _has_key():
+            raise UsageError(
+                "wandb: no key for Weights & Biases. Type `buckeye auth set WANDB_API_KEY`, or add "
+                "--wandb.offline"
+            )
 
 
 @contextmanager
 def tracked(
-    settings: WandbConfig | None, *, output_dir: Path, run_id: str, config: BaseConfig
+    settings: Iterable[Settings], *, output_dir: Path, run_id: str, config: BaseConfig
 ) -> Iterator[None]:
     """Send what the run writes to `metrics.jsonl` during the block, where `settings` ask for it.
 
-    What the tracker cannot take is a warning and never an error: all numbers are in `metrics.jsonl`.
+    What a tracker cannot take is a warning and never an error: all numbers are in `metrics.jsonl`.
     """
-    if settings is None or _mode(settings) == "disabled":
-        yield
-        return
     described = redacted(config.model_dump(mode="json"))
-    follower = _Follower(WandbTracker(settings, output_dir.absolute(), settings.id or run_id, described))
+    followers = [
+        _Follower(tracker_of(one)(one, output_dir.absolute(), getattr(one, "id", None) or run_id, described))
+        for one in _wanted(settings)
+    ]
     failed = True
     try:
         yield
         failed = False
     finally:
-        follower.end(failed=failed)
-        follower.wait(_FINISH_SECONDS)
+        for follower in followers:
+            follower.end(failed=failed)
+        deadline = time.monotonic() + _FINISH_SECONDS  # of all of them
+        for follower in followers:
+            follower.wait(deadline)
+
+
+def _wanted(settings: Iterable[Settings]) -> list[Settings]:
+    return [one for one in settings if not isinstance(one, WandbConfig) or _mode(one) != "disabled"]
+
+
+@dataclass
+class Tracker:
+    """What numbers are sent to, as the run `run_id` there. `begin`, `log` and `finish` may raise anything;
+    `folder` is that in the run directory, and the name of the module and of the extra."""
+
+    settings: Any
+    output_dir: Path
+    run_id: str
+    config: Any
+    title: ClassVar[str]
+    folder: ClassVar[str]
+
+    def begin(self) -> None:
+        """Open what is logged to."""
+
+    def log(self, step: Step) -> None:
+        """Send what is known of a step."""
+
+    def finish(self, *, failed: bool) -> None:
+        """Send the rest; the run is over."""
+
+    @property
+    def rest(self) -> str:
+        """Where what was not sent is, or how to send it."""
+        return str(self.output_dir / "metrics.jsonl")
 
 
 class _Follower:
     """The thread of a tracker, and how far it is."""
 
-    def __init__(self, tracker: WandbTracker) -> None:
+    def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
-        self._position = tracker.output_dir / _FOLDER / _POSITION
+        self._position = tracker.output_dir / tracker.folder / _POSITION
         self._metrics = tracker.output_dir / "metrics.jsonl"
         self._ended = threading.Event()
         self._failed = False
         self._lost = 0
-        self._thread = threading.Thread(target=self._run, name=_FOLDER, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=tracker.folder, daemon=True)
         self._thread.start()
 
     def end(self, *, failed: bool) -> None:
@@ -91,14 +137,14 @@ class _Follower:
         self._failed = failed
         self._ended.set()
 
-    def wait(self, seconds: float) -> None:
-        """Wait at most so long until all is sent; what is on the disk can be sent later."""
-        self._thread.join(seconds)
+    def wait(self, deadline: float) -> None:
+        """Until all is sent. Gives up at the deadline; what is on the disk can be sent later."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             log.warning(
                 "%s has not taken everything within %.0f s. The rest: %s",
-                _TITLE,
-                seconds,
+                self._tracker.title,
+                _FINISH_SECONDS,
                 self._tracker.rest,
             )
 
@@ -106,7 +152,7 @@ class _Follower:
         try:
             self._follow()
         except Exception as error:  # whatever the library raises: the run is worth more than its picture
-            why = f"{_TITLE}: {_reason(error)}"
+            why = f"{self._tracker.title}: {_reason(error)}"
             log.warning("%s. The run goes on without; all numbers are in %s", why, self._metrics)
 
     def _follow(self) -> None:
@@ -124,7 +170,7 @@ class _Follower:
             self._ended.wait(_POLL_SECONDS)
         self._tracker.finish(failed=self._failed)
         if self._lost:
-            log.warning("%s lacks %d steps, which are in %s", _TITLE, self._lost, self._metrics)
+            log.warning("%s lacks %d steps, which are in %s", self._tracker.title, self._lost, self._metrics)
             return
         # not before: what the library was given it may hold in memory, and lose with the process
         write_file(self._position, json.dumps({"id": self._tracker.run_id, "position": tail.position}))
@@ -136,7 +182,7 @@ class _Follower:
         except Exception as error:
             self._lost += 1
             if self._lost == 1:
-                log.warning("%s does not take step %d: %s", _TITLE, step.number, _reason(error))
+                log.warning("%s does not take step %d: %s", self._tracker.title, step.number, _reason(error))
 
     def _sent_before(self) -> int:
         """Where the last attempt that ended in good order had come to. What a killed one has sent is sent
@@ -158,20 +204,15 @@ def numbers_of(step: Step) -> dict[str, Any]:
     }
 
 
-@dataclass
-class WandbTracker:
-    """The run `run_id` on the server, or on the disk if that is wanted or the server is out of reach. Every
-    method may raise anything."""
+class _Wandb(Tracker):
+    """On the server, or on the disk if that is wanted or the server is out of reach."""
 
-    settings: WandbConfig
-    output_dir: Path
-    run_id: str
-    config: Any
+    title, folder = "Weights & Biases", "wandb"
 
     def begin(self) -> None:
         import wandb
 
-        (self.output_dir / _FOLDER).mkdir(parents=True, exist_ok=True)
+        (self.output_dir / self.folder).mkdir(parents=True, exist_ok=True)
         if _mode(self.settings) == "online":
             try:
                 self._run = self._init("online")
@@ -197,7 +238,7 @@ class WandbTracker:
 
     @property
     def rest(self) -> str:
-        return f"wandb sync {self.output_dir / _FOLDER}"
+        return f"wandb sync {self.output_dir / self.folder}"
 
     def _init(self, mode: Literal["online", "offline"]) -> Any:
         import wandb
@@ -226,6 +267,15 @@ class WandbTracker:
         run.define_metric("step")
         run.define_metric("*", step_metric="step")  # an evaluation may come after a later step
         return run
+
+
+def tracker_of(settings: Settings) -> type[Tracker]:
+    """What is meant by some settings. Raises UsageError where its distribution is not installed."""
+    if isinstance(settings, WandbConfig):
+        return _Wandb
+    name = type(settings).__name__.removesuffix("Config")
+    found: type[Tracker] = ask(f"buckeye_audit.trackers:{name}", f"Logging to {name}")
+    return found
 
 
 def _mode(settings: WandbConfig) -> Literal["online", "offline", "disabled"]:

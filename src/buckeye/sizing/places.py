@@ -17,7 +17,7 @@ from buckeye.base.disk import free_bytes, human_bytes, total_bytes
 from buckeye.base.keys import key
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.monitor.tracker import check_tracker
+from buckeye.monitor.tracker import check_trackers
 from buckeye.sizing.check import Check, failed, ok, skipped, warning
 from buckeye.sizing.ports import is_free
 from buckeye.transport.checkpoint import open_store
@@ -165,10 +165,10 @@ def check_clock(output_dir: Path | None) -> Check:
 
 
 def check_keys(config: RLConfig) -> Check:
-    """Check that the tracker of the run has its key."""
+    """Check that the trackers of the run have their keys."""
     settings = config.trainer.wandb
     try:
-        check_tracker(settings)
+        check_trackers(config.trackers(settings))
     except UsageError as error:
         return failed("keys", str(error), "")
     there = ["HF_TOKEN"] if key("HF_TOKEN") else []

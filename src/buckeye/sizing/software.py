@@ -21,6 +21,7 @@ from buckeye.inference.vllm.interpreter import (
     find_vllm,
     require_vllm,
 )
+from buckeye.monitor.tracker import tracker_of
 from buckeye.sizing.check import Check, failed, ok, skipped
 
 PYTHON, VLLM = "Python", "vLLM"
@@ -33,7 +34,7 @@ def extras_of(config: RLConfig | None) -> list[str]:
     if config is not None and config.trainer.optim.type == "adamw8bit":
         extras.append("optim8bit")
     if config is not None:
-        extras += ["wandb"] if config.trainer.wandb is not None else []
+        extras += [tracker_of(one).folder for one in config.trackers(config.trainer.wandb)]
     return extras
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from packages.audit.tests.tuning.here import config_of
 from tests.command import run_here
 
-from buckeye.config.shared import WandbConfig
+from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
 from buckeye.config.trainer import LinearSchedulerConfig
 from buckeye_audit.tuning import forks
 from buckeye_audit.tuning.forks import Fork
@@ -81,11 +81,12 @@ def test_wrong_words(tmp_path, words, told):
 def test_forks_are_logged_nowhere_else(tmp_path, monkeypatch):
     monkeypatch.setattr(forks, "_carry_out", lambda argv, log, seconds: "not today")
     config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3)
-    config = config.model_copy(update={"wandb": WandbConfig()})
+    logged = {"wandb": WandbConfig(), "trackio": TrackioConfig(), "tensorboard": TensorboardConfig()}
+    config = config.model_copy(update=logged)
     fork = forks.train_fork(config, tmp_path / "one", 1e-4, 3, seconds=1.0)
     assert fork.why == "not today"
     made = json.loads((tmp_path / "one.json").read_text())
-    assert made["wandb"] is None
+    assert [made[name] for name in logged] == [None, None, None]
     assert made["trainer"]["optim"]["lr"] == 1e-4
 
 

@@ -28,6 +28,8 @@ _STAYS = (
         "logs",
         "rollouts",
         "skipped",
+        "tensorboard",
+        "trackio",
         "wandb",
         "weights",
     ),

@@ -56,8 +56,8 @@ def comes_home(path: str) -> bool:
         return name.endswith(_OF_LOGS)
     if kind in _RECORDS:
         return name.endswith(_OF_RECORDS)
-    if kind == "wandb":
-        return name.endswith(".wandb")
+    if kind in ("wandb", "tensorboard"):
+        return name.endswith(".wandb") or name.startswith("events.out.tfevents.")
     of_model = name.endswith(_OF_MODELS) or name in _WITHOUT_SUFFIX
     return kind in _MODELS and len(parts) > 2 and _STEP.fullmatch(parts[1]) is not None and of_model
 

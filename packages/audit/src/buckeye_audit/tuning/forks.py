@@ -18,6 +18,7 @@ from buckeye.base.process import ChildProcess
 from buckeye.base.storage import remove_directory, step_directories, write_file
 from buckeye.config.load import to_json
 from buckeye.config.rl import RLConfig
+from buckeye.monitor.tracker import TRACKER_FOLDERS
 from buckeye_audit.comparison.curves import points_of
 from buckeye_audit.diagnosis.statistics import is_below
 
@@ -112,7 +113,7 @@ def _settings(config: RLConfig, directory: Path, rate: float, steps: int) -> dic
     """The configuration with all that makes it this fork."""
     made: dict[str, Any] = json.loads(to_json(config))
     for section in (made, made["trainer"], made["orchestrator"], made["inference"] or {}):
-        section |= {"wandb": None} if "wandb" in section else {}
+        section |= {name: None for name in TRACKER_FOLDERS if name in section}
         if isinstance(section.get("ckpt"), dict):
             section["ckpt"] |= {"interval": _NEVER, "store": None, "resume_step": None}
         section |= {"output_dir": str(directory)} if "output_dir" in section else {}

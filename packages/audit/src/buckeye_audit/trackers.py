@@ -1,0 +1,59 @@
+"""Trackio and TensorBoard, which a run is logged to beside Weights & Biases; imported late."""
+
+from __future__ import annotations
+
+import logging
+
+from buckeye.monitor.metrics import Step
+from buckeye.monitor.tracker import Tracker, numbers_of
+
+log = logging.getLogger(__name__)
+
+
+class Trackio(Tracker):
+    """In the database of Trackio, or in a Space of the Hugging Face hub."""
+
+    title, folder = "Trackio", "trackio"
+
+    def begin(self) -> None:
+        import trackio
+
+        self._run = trackio.init(
+            project=self.settings.project,
+            name=self.settings.name or self.output_dir.name,
+            space_id=self.settings.space,
+            private=True,
+            config={"run_id": self.run_id, **self.config},
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, step: Step) -> None:
+        self._run.log(numbers_of(step), step=step.number)
+
+    def finish(self, *, failed: bool) -> None:
+        self._run.finish()
+
+
+class Tensorboard(Tracker):
+    """Files of events in a directory."""
+
+    title, folder = "TensorBoard", "tensorboard"
+
+    def begin(self) -> None:
+        from tensorboard.summary import Writer
+
+        directory = self.settings.log_dir or self.output_dir / self.folder
+        self._writer = Writer(str(directory))
+        log.info("TensorBoard: tensorboard --logdir %s", directory)
+
+    def log(self, step: Step) -> None:
+        for name, value in numbers_of(step).items():
+            if isinstance(value, int | float):
+                self._writer.add_scalar(name, float(value), step.number)
+        self._writer.flush()
+
+    def finish(self, *, failed: bool) -> None:
+        self._writer.close()
