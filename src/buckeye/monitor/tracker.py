@@ -12,6 +12,7 @@ import logging
 import netrc
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

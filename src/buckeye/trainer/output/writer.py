@@ -275,7 +275,8 @@ class Output:
         """Write the optimizer's shards of all ranks, which all call this, to where rank 0 takes them from."""
         assert self._group is not None
         shards = self._staging(captured.progress.step)
-        if self._learner.ranks.first:
+        if self._learner.ranks.first:  # the others write when all have planned
+            shutil.rmtree(shards, ignore_errors=True)
             needed = sum(tensor.nbytes for tensor in captured.optimizer.values())  # of all shards
             wait_for_room(shards, what=f"the optimizer of step {captured.progress.step}", needed=needed)
         save_shards(shards, captured.optimizer, self._group)

@@ -227,7 +227,7 @@ def trainer_state(info: CheckpointInfo) -> Path:
 
 def refuse_old_shards(state: Path) -> None:
     """Raise `CheckpointError` if an earlier version wrote a checkpoint's trainer part as its own shards."""
-    if (state / "shards").is_dir():
+    if state.name == "trainer" and (state / "shards").is_dir():
         raise CheckpointError(
             f"{state.parent} has the sharded format of an earlier version (trainer/shards/), which this "
             "version does not read: shards are now in trainer/optimizer/, and trainer/model/ is a complete "

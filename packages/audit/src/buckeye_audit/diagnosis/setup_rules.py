@@ -10,7 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from buckeye.base.storage import read_json
-from buckeye.transport.checkpoint import list_checkpoints, trainer_state
+from buckeye.transport.checkpoint import list_checkpoints
 from buckeye_audit.diagnosis.facts import Facts
 from buckeye_audit.diagnosis.finding import Finding
 from buckeye_audit.diagnosis.statistics import is_below, mean_interval, rms, share_interval, slope_interval
@@ -61,7 +61,7 @@ def no_assistant_header(facts: Facts) -> Finding | None:
 def optimizer_state_lost(facts: Facts) -> Finding | None:
     """The optimizer has counted fewer steps than the checkpoint that it is in."""
     for info in list_checkpoints(facts.run.path / "checkpoints"):
-        folder = trainer_state(info)
+        folder = info.path / "trainer"
         try:
             done = int(read_json(folder / "progress.json")["step"])
             skipped = int(read_json(folder / "progress.json").get("skipped", 0))
